@@ -80,18 +80,18 @@ def test_the_only_run_below_a_folder_is_meant(folder, tmp_path):
 
 def test_wrong_input_is_two_lines(folder, tmp_path):
     killed_and_resumed(folder)
-    assert refused("report", tmp_path / "none").startswith(f"{tmp_path}/none: there is no such")
     (tmp_path / "file").write_text("")
-    assert "is a file, and no run folder." in refused("report", tmp_path / "file")
     (tmp_path / "empty").mkdir()
-    assert "there is no run here" in refused("report", tmp_path / "empty")
+    for name in ("none", "file", "empty"):
+        told = refused("report", tmp_path / name)
+        assert told.startswith(f"{tmp_path}/{name}: there is no run here")
     assert "cannot be written (No such file" in refused("report", folder, "-o", "no/x.html")
     assert "is no proof" in refused("report", folder, "--proof", tmp_path / "file")
     assert "cannot be read" in refused("report", folder, "--proof", tmp_path / "none")
     killed_and_resumed(tmp_path / "other")
-    told = refused("report", tmp_path)
-    assert f"there are 2 runs in it: {tmp_path}/other, {tmp_path}/run." in told
-    assert f"Name one of them: holdfast report {tmp_path}/other" in told
+    told = holdfast("report", tmp_path).stderr
+    assert "there are 2 runs below. Name one of them." in told
+    assert told.splitlines()[1:] == [f"  {tmp_path}/other", f"  {tmp_path}/run"]
 
 
 def test_a_proof_is_shown_with_its_interruptions(folder, tmp_path):

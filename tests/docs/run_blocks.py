@@ -78,7 +78,7 @@ def _invoke(command: str) -> None:
     """One command of holdfast, in this process: another one would have to import a framework."""
     from click.testing import CliRunner
 
-    from holdfast._tools.cli.commands import cli
+    from holdfast._tools.cli.group import cli
     from tests.docs.pages import words_of
 
     result = CliRunner().invoke(cli, words_of(command)[1:])

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 import holdfast
-from holdfast._tools.cli.commands import cli
+from holdfast._tools.cli.group import cli
 from tests.docs.pages import ROOT, Block, all_blocks, words_of
 
 # What looks, and neither waits for anybody nor changes what is outside of the folder.
@@ -91,7 +91,7 @@ def _parse(arguments: list[str]) -> None:
     """The command exists, and knows every option that it is given."""
     if not arguments or arguments[0].startswith("-") or arguments[0] == "COMMAND":
         return
-    command = cli.commands.get(arguments[0])
+    command = cli.get_command(None, arguments[0])
     assert command is not None, f"holdfast has no command {arguments[0]}"
     rest = arguments[1:]
     if arguments[0] == "submit":  # all that it does not know is for sbatch

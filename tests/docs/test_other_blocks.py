@@ -10,7 +10,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from holdfast._tools.cli.commands import cli
+from holdfast._tools.cli.group import cli
 from tests.docs.pages import ROOT, Block, all_blocks, pages, words_of
 from tests.docs.pages import blocks_of as blocks
 

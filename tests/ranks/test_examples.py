@@ -118,7 +118,7 @@ def check_nothing_left(folder: Path) -> None:
 
 def stored_hash(folder: Path, out: Path) -> str:
     """Of the weights and moments in the newest checkpoint, as examples/fsdp.py makes it."""
-    assert export(folder, ExportRequest(out)).ranks == 4
+    assert export(folder, ExportRequest(out)).chosen.loaded.world == 4
     state = torch.load(out, weights_only=True)
     entries = [state["optimizer"]["state"][n] for n in sorted(state["optimizer"]["state"])]
     tensors = [*state["model"].values(), *(m for each in entries for m in each.values())]

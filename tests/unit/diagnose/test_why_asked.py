@@ -71,8 +71,8 @@ def test_a_script_is_no_log(tmp_path):
 
 def test_a_number_of_a_process_and_of_a_job_is_asked_about(monkeypatch):
     job = Evidence(kind="slurm", job={"state": "FAILED"})
-    monkeypatch.setattr("holdfast._environment.slurm.controller.can_ask", lambda: True)
-    monkeypatch.setattr("holdfast._diagnose.evidence.slurm_job.gather_slurm", lambda what: job)
+    monkeypatch.setattr(why, "can_ask", lambda: True)
+    monkeypatch.setattr(why, "gather_slurm", lambda what: job)
     with pytest.raises(SettingsError, match=r"Say which: holdfast why --pid \d+"):
         why._of_number(str(os.getpid()), False, False)
     assert why._of_number(str(os.getpid()), True, False).is_live

@@ -167,7 +167,7 @@ def test_ls_verify_and_export_see_through_it(linked, folder, tmp_path):
     sizes = [each.size_bytes for each in list_with_reasons(folder).checkpoints]
     assert sizes[0] == sizes[1]
     out = tmp_path / "out.safetensors"
-    assert export(folder, ExportRequest(out)).step == 9
+    assert export(folder, ExportRequest(out)).chosen.step == 9
     data = out.read_bytes()
     assert FROZEN.tobytes() in data
     assert np.full(1001, 9, dtype=np.float64).tobytes() in data

@@ -10,8 +10,7 @@ pytest.importorskip("yaml", reason="pip install 'holdfast[kubernetes]'")
 
 from holdfast._errors import SettingsError
 from holdfast._tools.lint.lint import Surroundings
-from holdfast._tools.lint.pod_text import read_documents
-from holdfast._tools.lint.rules_pod import lint_manifest
+from holdfast._tools.lint.pods import lint_manifest, read_documents
 
 _SHELL = "containers: [{name: t, command: [sh, -c, 'python t.py | tee log']}]"
 

@@ -46,8 +46,7 @@ def _run() -> int:
 
     from holdfast import _text as words
     from holdfast._errors import FolderError, HoldfastError, SettingsError
-    from holdfast._tools.cli.commands import cli
-    from holdfast._tools.cli.group import PipeClosed
+    from holdfast._tools.cli.group import PipeClosed, cli
 
     try:
         result = cli.main(standalone_mode=False, prog_name="holdfast")

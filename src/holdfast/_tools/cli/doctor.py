@@ -6,30 +6,20 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
+from rich.text import Text
 
 from holdfast import _text
 from holdfast._errors import SettingsError
-from holdfast._tools.cli.group import AS_JSON, complete_runs, print_json
+from holdfast._tools.cli.group import AS_JSON, WithCommand, complete_runs, print_json
+from holdfast._tools.cli.show import Screen
+from holdfast._tools.doctor.check import STATES, Check, worst
+from holdfast._tools.doctor.doctor import DoctorRequest, Examination, examine_command
+from holdfast._tools.doctor.run import RunFacts
 
-if TYPE_CHECKING:
-    from holdfast._tools.doctor.check import Check
-    from holdfast._tools.doctor.run import RunFacts
-
-_COMMAND = "holdfast doctor: command"  # the key of the words behind --
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgtp]?)(i?)b?", re.IGNORECASE)
-
-
-class _Doctor(click.Command):
-    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        # click would take the first word behind the dashes for the run folder.
-        at = args.index("--") if "--" in args else len(args)
-        context.meta[_COMMAND] = tuple(args[at + 1 :])
-        context.meta[_COMMAND + " given"] = at < len(args)
-        return super().parse_args(context, args[:at])
 
 
 def _parse_size(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
@@ -48,11 +38,7 @@ def _check_grace(_: click.Context, __: click.Parameter, seconds: float | None) -
     return seconds
 
 
-@click.command(
-    cls=_Doctor,
-    short_help="Check the machine before a long run.",
-    options_metavar="[OPTIONS] [RUN] [-- COMMAND...]",
-)
+@click.command(cls=WithCommand, options_metavar="[OPTIONS] [RUN] [-- COMMAND...]")
 # A string: click would check a path, and a dead file system would block it.
 @click.argument("run", metavar="", required=False, shell_complete=complete_runs)
 @click.option("--quick", is_flag=True, help="Leave out what takes seconds, and COMMAND.")
@@ -103,15 +89,12 @@ def doctor(
       holdfast doctor runs/a --size 4GB -- torchrun --nproc-per-node=4 train.py
       srun holdfast doctor --quick --json runs/a
     """
-    command: tuple[str, ...] = context.meta[_COMMAND]
-    if context.meta[_COMMAND + " given"] and not command:
+    command: tuple[str, ...] = context.obj or ()
+    if context.obj == ():
         raise SettingsError(
             "There is no command after the dashes.\nName the command that trains: "
             "holdfast doctor -- python train.py"
         )
-    from holdfast._tools.doctor.check import worst
-    from holdfast._tools.doctor.doctor import DoctorRequest, Examination, examine_command
-
     folder = Path(run) if run is not None else _here()
     examined = Examination(DoctorRequest(folder, command, quick, size_bytes, grace_seconds))
     checks = examined.run()
@@ -153,28 +136,17 @@ def _counts(checks: list[Check]) -> dict[str, int]:
 
 
 def _show(checks: list[Check], known: RunFacts, size_bytes: int | None) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    from holdfast._tools.cli.show import Screen
-    from holdfast._tools.doctor.check import STATES
-
     screen = Screen()
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(no_wrap=True)
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
+    rows = []
     # The gravest last, next to the prompt.
     for each in sorted(checks, key=lambda check: STATES.index(check.state)):
-        grid.add_row(
-            Text(each.state, style=_STYLES[each.state]),
-            Text(each.name, style="" if each.state == "ok" else "bold"),
-            Text(_text.name(each.found), style="dim" if each.state == "ok" else ""),
-        )
+        name = Text(each.name, style="" if each.state == "ok" else "bold")
+        found = Text(_text.name(each.found), style="dim" if each.state == "ok" else "")
+        rows.append((Text(each.state, style=_STYLES[each.state]), name, found))
         if each.remedy:
             remedy = Text.assemble(("→ ", "bold"), (_text.name(each.remedy), "cyan"))
-            grid.add_row("", "", remedy)
-    screen.table(grid)
+            rows.append((Text(), Text(), remedy))
+    screen.grid(("=", "=", ""), rows)
     counts = _counts(checks)
     warnings = _text.count(counts["warn"], "warning")
     if known.state_bytes is not None and size_bytes is None:

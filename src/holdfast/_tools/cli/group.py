@@ -2,56 +2,79 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
-from click.shell_completion import CompletionItem
+from click.shell_completion import CompletionItem, get_completion_class
 
 import holdfast
 
 FOLDER = click.Path(path_type=Path)
 _COMPLETION_SECONDS = 0.5
-# Every command stands in one group of the help, with the line that shows its use.
-_GROUPS = {
+# The groups of the help; for each command its line there, and an example.
+_HELP: dict[str, dict[str, tuple[str, str]]] = {
     "Look": {
-        "status": "holdfast status runs",
-        "ui": "holdfast ui runs",
-        "report": "holdfast report runs/a",
-        "compare": "holdfast compare runs/a runs/b",
-        "ls": "holdfast ls runs/a",
-        "verify": "holdfast verify runs/a",
-        "why": "holdfast why runs/a",
-        "stacks": "holdfast stacks runs/a",
-        "doctor": "holdfast doctor runs/a -- python train.py",
-        "metrics": "holdfast metrics runs -o holdfast.prom",
+        "status": ("Show how a run does and what of it is safe.", "holdfast status runs"),
+        "ui": ("Open a page over all runs below a folder.", "holdfast ui runs"),
+        "report": ("Write a page of HTML that shows how a run went.", "holdfast report runs/a"),
+        "compare": ("Show runs side by side: settings, results, curves.",
+                    "holdfast compare runs/a runs/b"),
+        "ls": ("List the checkpoints of a run, and why each is kept.", "holdfast ls runs/a"),
+        "verify": ("Check every byte of every checkpoint of a run.", "holdfast verify runs/a"),
+        "why": ("Say why a training ended, hangs or is slow, and how sure that is.",
+                "holdfast why runs/a"),
+        "stacks": ("Show where every rank of a run stands now.", "holdfast stacks runs/a"),
+        "doctor": ("Check the machine before a long run.",
+                   "holdfast doctor runs/a -- python train.py"),
+        "metrics": ("Write the state of runs as metrics, for Prometheus.",
+                    "holdfast metrics runs -o holdfast.prom"),
     },
     "Ask": {
-        "stop": "holdfast stop runs/a --wait",
-        "save": "holdfast save runs/a",
-        "resume": "holdfast resume runs/a --detach",
+        "stop": ("Ask a run to stop; nothing is lost.", "holdfast stop runs/a --wait"),
+        "save": ("Ask a run for a checkpoint now; it goes on training.", "holdfast save runs/a"),
+        "resume": ("Start a run again, the same way as before.", "holdfast resume runs/a --detach"),
     },
     "Use": {
-        "export": "holdfast export runs/a out.safetensors",
-        "adopt": "holdfast adopt runs/a --from ckpts",
-        "mirror": "holdfast mirror runs/a",
-        "clean": "holdfast clean runs",
+        "export": ("Write a checkpoint for other programs, in their formats.",
+                   "holdfast export runs/a out.safetensors"),
+        "adopt": ("Start a run from checkpoints that other libraries wrote.",
+                  "holdfast adopt runs/a --from ckpts"),
+        "mirror": ("See what the mirror of a run holds; copy to it, or fetch from it.",
+                   "holdfast mirror runs/a"),
+        "clean": ("Show what dead runs have left behind; --yes removes it.",
+                  "holdfast clean runs"),
     },
     "Cluster": {
-        "plan": "holdfast plan --state-size 20GB --gpus 64",
-        "submit": "holdfast submit --time=8:00:00 -- python train.py",
-        "run": "srun holdfast run -- python train.py",
-        "lint": "holdfast lint job.sbatch",
+        "plan": ("Find the best checkpoint interval, and what to expect of it.",
+                 "holdfast plan --state-size 20GB --gpus 64"),
+        "submit": ("Submit a training to SLURM so that it cannot be lost.",
+                   "holdfast submit --time=8:00:00 -- python train.py"),
+        "run": ("Supervise a command: restart it, say why it died.",
+                "srun holdfast run -- python train.py"),
+        "lint": ("Find what in an sbatch script or a pod loses the job.",
+                 "holdfast lint job.sbatch"),
     },
     "Try": {
-        "demo": "holdfast demo",
-        "prove": "holdfast prove -- python train.py",
-        "completion": 'eval "$(holdfast completion bash)"',
+        "demo": ("See a training die and come back, to the same bits.", "holdfast demo"),
+        "prove": ("Show that your script can be interrupted anywhere.",
+                  "holdfast prove -- python train.py"),
+        "completion": ("Print the script for completion with the Tab key.",
+                       'eval "$(holdfast completion bash)"'),
     },
+}  # fmt: skip
+_LINES = {name: line for group in _HELP.values() for name, (line, _) in group.items()}
+# The modules with several commands; any other command has a module of its name.
+_MODULES = {
+    **dict.fromkeys(("ls", "verify"), "checkpoints"),
+    **dict.fromkeys(("stop", "save", "resume", "run"), "control"),
+    **dict.fromkeys(("report", "compare", "metrics", "ui"), "pages"),
+    **dict.fromkeys(("export", "adopt", "mirror", "clean"), "using"),
+    "completion": "group",
 }
 
 
@@ -60,6 +83,8 @@ class PipeClosed(Exception):
 
 
 class _Group(click.Group):
+    """Imports the module of a command only for that command: `--help` and Tab need none."""
+
     def invoke(self, context: click.Context) -> Any:
         try:
             return super().invoke(context)
@@ -67,21 +92,29 @@ class _Group(click.Group):
             # click would exit with status 1, which for `verify` means damage.
             raise PipeClosed from error
 
-    def list_commands(self, context: click.Context) -> list[str]:
-        known = [name for names in _GROUPS.values() for name in names]
-        return known + [name for name in super().list_commands(context) if name not in known]
+    def list_commands(self, _: click.Context | None) -> list[str]:
+        return list(_LINES)
 
-    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        for title, examples in _GROUPS.items():
+    def get_command(self, _: click.Context | None, name: str) -> click.Command | None:
+        if name not in _LINES:
+            return None
+        module = importlib.import_module(f"holdfast._tools.cli.{_MODULES.get(name, name)}")
+        command: click.Command = getattr(module, name)
+        return command
+
+    def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, commands in _HELP.items():
             with formatter.section(title):
                 rows = []
-                for name, example in examples.items():
-                    command = self.get_command(context, name)
-                    assert command is not None
+                for name, (line, example) in commands.items():
                     # Of one width, so that all groups have the same columns.
-                    name = f"{name:<10}"
-                    rows += [(name, command.get_short_help_str(100)), ("", f"$ {example}")]
+                    rows += [(f"{name:<10}", line), ("", f"$ {example}")]
                 formatter.write_dl(rows, col_spacing=2)
+
+    def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
+        names = [name for name in _LINES if name.startswith(incomplete)]
+        found = [CompletionItem(name, help=_LINES[name]) for name in names]
+        return found + super(click.Group, self).shell_complete(context, incomplete)
 
 
 @click.group(
@@ -105,25 +138,21 @@ def print_json(value: Any) -> None:
 
 def complete_runs(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """The run folders that a half-typed word may mean; without one, any folder."""
+    from holdfast._report.status.gather import runs_below
+
     # The typed part stays as it is: `./runs/` must not become `runs/`.
     typed = incomplete[: incomplete.rfind("/") + 1]
-    found = []
-    for path in _runs_below(Path(typed or os.curdir)):
-        word = typed + path
-        if word.startswith(incomplete):
-            found.append(CompletionItem(word))
+    base = Path(typed or os.curdir)
+    # A person waits for it, and the folder may be a whole home.
+    deadline = time.monotonic() + _COMPLETION_SECONDS
+    words = (
+        f"{typed}{path.relative_to(base)}" for path in runs_below(base, deadline_seconds=deadline)
+    )
+    found = [CompletionItem(word) for word in words if word.startswith(incomplete)]
     return found or [CompletionItem(incomplete, type="dir")]
 
 
-def _runs_below(base: Path) -> Iterator[str]:
-    from holdfast._report.status.gather import runs_below
-
-    # A person waits for it, and the folder may be a whole home.
-    deadline = time.monotonic() + _COMPLETION_SECONDS
-    for path in runs_below(base, deadline_seconds=deadline):
-        yield str(path.relative_to(base))
-
-
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 RUN = click.argument("run", metavar="RUN", type=FOLDER, shell_complete=complete_runs)
 RUNS_PATH = click.argument(
     "path", metavar="[PATH]", type=FOLDER, default=".", shell_complete=complete_runs
@@ -133,4 +162,33 @@ COMMAND = click.argument(
     "command", metavar="-- COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED
 )
 COMMAND_SETTINGS = {"allow_interspersed_args": False}
-AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+
+
+class WithCommand(click.Command):
+    """Keeps the words after `--` in `context.obj`: click would mix them with those before."""
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        at = args.index("--") if "--" in args else len(args)
+        context.obj = tuple(args[at + 1 :]) if at < len(args) else None
+        # `submit` has no option -h: click would find it in -Jhello.
+        return super().parse_args(context, ["--help" if w == "-h" else w for w in args[:at]])
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the script with which the Tab key completes commands, options and run folders.
+
+    \b
+    To have it in every shell from now on, put one line into its start-up file:
+      ~/.bashrc                     eval "$(holdfast completion bash)"
+      ~/.zshrc (after compinit)     eval "$(holdfast completion zsh)"
+      ~/.config/fish/config.fish    holdfast completion fish | source
+
+    \b
+    Example:
+      holdfast completion bash
+    """
+    made = get_completion_class(shell)
+    assert made is not None
+    click.echo(made(cli, {}, "holdfast", "_HOLDFAST_COMPLETE").source())

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from rich.text import Text
 
 from holdfast import _text
 from holdfast._errors import SettingsError
+from holdfast._store.folder.atomic import write_atomic
+from holdfast._store.folder.attempts import find_run
 from holdfast._tools.cli.group import AS_JSON, FOLDER, complete_runs, print_json
+from holdfast._tools.cli.show import Screen
 from holdfast._tools.lint.finding import ERROR, HINT, NOT_UNDERSTOOD, WARNING, LintFinding
-
-if TYPE_CHECKING:
-    from holdfast._tools.lint.lint import Surroundings
+from holdfast._tools.lint.lint import Surroundings, fix, missing_folders
+from holdfast._tools.lint.lint import lint as lint_script
+from holdfast._tools.lint.pods import is_manifest, lint_manifest
 
 _STDIN = "-"
 _FAILED, _NOT_UNDERSTOOD = 2, 3
@@ -37,6 +42,10 @@ class _Checked:
     problems: list[str] = field(default_factory=list)  # errors of reading and writing
 
     @property
+    def shown(self) -> str:
+        return "stdin" if self.name == _STDIN else _text.name(self.name)
+
+    @property
     def is_understood(self) -> bool:
         return all(each.rule != NOT_UNDERSTOOD for each in self.left)
 
@@ -45,7 +54,7 @@ class _Checked:
         return all(each.severity == HINT for each in self.left)
 
 
-@click.command(short_help="Find what in an sbatch script or a pod loses the job.")
+@click.command()
 @click.argument("scripts", metavar="SCRIPT...", nargs=-1, required=True)
 @click.option("--fix", "wants_fix", is_flag=True, help="Write the corrected script.")
 @click.option(
@@ -86,8 +95,6 @@ def lint(
       holdfast lint pod.yaml --run runs/a
     """
     if run is not None:
-        from holdfast._store.folder.attempts import find_run
-
         run = find_run(run)[0].folder
     checked = [_check(name, run, ignore) for name in scripts]
     problems = [line for each in checked for line in each.problems]
@@ -98,8 +105,10 @@ def lint(
             problems += each.problems
     for line in problems:
         click.echo(line, err=True)
-    if checked:
-        _print(checked, scripts, wants_fix, as_json)
+    if checked and as_json:
+        print_json([tree for each in checked for tree in _trees(each, wants_fix)])
+    elif checked:
+        _print(checked, wants_fix, is_filter=wants_fix and _STDIN in scripts)
     if problems:
         return _FAILED
     if not all(each.is_good for each in checked):
@@ -107,29 +116,19 @@ def lint(
     return 0 if all(each.is_understood for each in checked) else _NOT_UNDERSTOOD
 
 
-def _print(
-    checked: list[_Checked], scripts: tuple[str, ...], wants_fix: bool, as_json: bool
-) -> None:
-    if as_json:
-        print_json([tree for each in checked for tree in _trees(each, wants_fix)])
-    else:
-        from holdfast._tools.cli.show import Screen
-
-        # Standard output has only the corrected script of standard input.
-        is_filter = wants_fix and _STDIN in scripts
-        if is_filter:
-            for each in checked:
-                if each.name == _STDIN:
-                    click.echo(_encode(_corrected(each)), nl=False)
-        screen = Screen(sys.stderr if is_filter else None)
-        for each in checked:
-            _show(screen, each, wants_fix)
-        _show_summary(screen, checked, wants_fix)
+def _print(checked: list[_Checked], wants_fix: bool, *, is_filter: bool) -> None:
+    """As a filter, standard output has only the corrected script of standard input."""
+    for each in checked:
+        if is_filter and each.name == _STDIN:
+            corrected = each.text if each.fixed is None else each.fixed
+            click.echo(_encode(corrected), nl=False)
+    screen = Screen(sys.stderr if is_filter else None)
+    for each in checked:
+        _show(screen, each, wants_fix)
+    _show_summary(screen, checked, wants_fix)
 
 
 def _check(name: str, run: Path | None, ignore: tuple[str, ...]) -> _Checked:
-    from holdfast._tools.lint.lint import Surroundings
-
     folder = Path.cwd() if name == _STDIN else Path(name).absolute().parent
     checked = _Checked(name, "", Surroundings(folder, Path.cwd(), run, ignore))
     try:
@@ -152,29 +151,16 @@ def _check(name: str, run: Path | None, ignore: tuple[str, ...]) -> _Checked:
 
 
 def _find(name: str, text: str, around: Surroundings) -> list[LintFinding]:
-    from holdfast._tools.lint.pod_text import is_manifest
-
     if is_manifest(name, text):
-        from holdfast._tools.lint.rules_pod import lint_manifest
-
         return lint_manifest("stdin" if name == _STDIN else name, text, around)
-    from holdfast._tools.lint.lint import lint as find
-
-    return find(text, around)
+    return lint_script(text, around)
 
 
 def _encode(text: str) -> bytes:
     return text.encode("utf-8", errors="surrogateescape")
 
 
-def _corrected(checked: _Checked) -> str:
-    return checked.text if checked.fixed is None else checked.fixed
-
-
 def _fix(checked: _Checked) -> None:
-    from holdfast._tools.lint.lint import fix, missing_folders
-    from holdfast._tools.lint.pod_text import is_manifest
-
     if is_manifest(checked.name, checked.text):
         return  # rewriting it would lose its comments and its order
     corrected = fix(checked.text, checked.around)
@@ -199,8 +185,6 @@ def _fix(checked: _Checked) -> None:
 
 def _write(path: Path, data: bytes) -> str:
     """Write the whole script or nothing, with its permissions; returns the reason of a failure."""
-    from holdfast._store.folder.atomic import write_atomic
-
     path = path.resolve()  # keep a link a link
     try:
         if not os.access(path, os.W_OK):
@@ -241,16 +225,13 @@ def _trees(checked: _Checked, wants_fix: bool) -> list[dict[str, Any]]:
     return trees
 
 
-def _show(screen: Any, checked: _Checked, wants_fix: bool) -> None:
-    from rich.text import Text
-
+def _show(screen: Screen, checked: _Checked, wants_fix: bool) -> None:
     if wants_fix:
         _show_changes(screen, checked)
-    name = "stdin" if checked.name == _STDIN else _text.name(checked.name)
     for each in checked.left:
         screen.write(
             Text.assemble(
-                (f"{name}:{each.line}: ", "bold"),
+                (f"{checked.shown}:{each.line}: ", "bold"),
                 (each.severity, _STYLES[each.severity]),
                 f": {_text.name(each.message)} ",
                 (f"[{each.rule}]", "dim"),
@@ -262,10 +243,8 @@ def _show(screen: Any, checked: _Checked, wants_fix: bool) -> None:
             screen.write(Text.assemble(("  → ", "bold"), (_text.name(line), "green")))
 
 
-def _show_changes(screen: Any, checked: _Checked) -> None:
-    import difflib
-
-    name = "stdin" if checked.name == _STDIN else _text.name(checked.name)
+def _show_changes(screen: Screen, checked: _Checked) -> None:
+    name = checked.shown
     for folder in checked.made:
         screen.write(f"{_text.name(folder)}: made, for the log.")
     if checked.fixed is None:
@@ -284,11 +263,11 @@ def _show_changes(screen: Any, checked: _Checked) -> None:
             screen.write(f"  {line[0]} {_text.name(line[1:])}", style=style)
 
 
-def _show_summary(screen: Any, checked: list[_Checked], wants_fix: bool) -> None:
+def _show_summary(screen: Screen, checked: list[_Checked], wants_fix: bool) -> None:
     left = [finding for each in checked for finding in each.left]
     counts = {kind: sum(each.severity == kind for each in left) for kind in _STYLES}
-    told = [f"{n} {kind}{'s' if n > 1 else ''}" for kind, n in counts.items() if n]
-    files = f"{len(checked)} script{'s' if len(checked) > 1 else ''}"
+    told = [_text.count(n, kind) for kind, n in counts.items() if n]
+    files = _text.count(len(checked), "script")
     if not told:
         screen.write(f"{files}: no problem found.", style="green")
         return

@@ -1,4 +1,4 @@
-"""`holdfast report`, `holdfast metrics` and `holdfast ui`: their options and their output."""
+"""The commands that make pages: `report`, `compare`, `ui`; and `metrics`."""
 
 from __future__ import annotations
 
@@ -7,26 +7,44 @@ import importlib.util
 import json
 import sys
 import threading
+import webbrowser
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from rich.text import Text
 
 from holdfast import _text
 from holdfast._environment import variables
-from holdfast._errors import FolderError, HoldfastError, NotARun, SettingsError, install_command
+from holdfast._errors import HoldfastError, SettingsError, install_command
+from holdfast._report import html, openmetrics
+from holdfast._report.compare import (
+    MOST_RUNS,
+    ComparedRun,
+    Comparison,
+    Result,
+    RunFacts,
+    assemble_comparison,
+    best_run,
+    gather_facts,
+    is_higher_better,
+)
+from holdfast._report.model import RunModel
+from holdfast._report.status.gather import find_runs, only_run, summarize_all
+from holdfast._report.view import View
+from holdfast._store.folder.atomic import write_atomic
 from holdfast._tools.cli.group import AS_JSON, FOLDER, RUN, RUNS_PATH, complete_runs
+from holdfast._tools.cli.show import Screen
+from holdfast._tools.prove.report import read_proofs
 
 if TYPE_CHECKING:
     from holdfast._report.server.serve import Address
-    from holdfast._report.view import View
 
-_HINT = "A run folder is what holdfast.Run was given. To see those below a folder: holdfast status"
 _LONGEST_NAME = 180  # characters, which may be of several bytes each
-_MOST_NAMED = 8
 
 
-@click.command(short_help="Write a page of HTML that shows how a run went.")
+@click.command()
 @RUN
 @click.option("-o", "--output", metavar="FILE", type=FOLDER, help="Where to; - is standard output.")
 @click.option(
@@ -45,7 +63,7 @@ def report(
     """Write one file of HTML that shows how a run went: when it trained, saved, was lost, waited
     and was down; its metrics, step times, memory and checkpoints; and why it died each time.
 
-    The file needs no network and can be sent to anybody. It is called RUN-report.html, in the
+    The file needs no network and can be sent by mail. It is called RUN-report.html, in the
     current folder, unless -o names another. With --json the same is printed for scripts.
 
     \b
@@ -53,30 +71,23 @@ def report(
       holdfast report runs/a
       holdfast report runs/a -o a.html --open
     """
-    folder = _find(run)
-    from holdfast._report import html
-    from holdfast._report.model import RunModel
-    from holdfast._tools.prove.report import read_proofs
-
+    folder = only_run(run)
     model = RunModel(folder, proofs=[proof for path in proofs for proof in read_proofs(path)])
     model.update()
     found = model.view()
-
-    if as_json:
-        text = json.dumps(html.finite(found), indent=1) + "\n"
-    else:
-        text = html.render(found)
+    text = _json(found) if as_json else html.render(found)
     if str(output) == "-" or (as_json and output is None):
         click.echo(text, nl=False)
         return
-    path = _place(output, found["run"]["name"], "json" if as_json else "html")
-    size = write_page(path, text)
+    kind = "json" if as_json else "html"
+    path = _place(output, f"{found['run']['name'][:_LONGEST_NAME]}-report.{kind}")
+    size = _write(path, text)
     _tell(folder, found, path, size)
     if wants_browser:
-        open_page(path)
+        _open(path)
 
 
-@click.command(short_help="Write the state of runs as metrics, for Prometheus.")
+@click.command()
 @RUNS_PATH
 @click.option("-o", "--output", metavar="FILE.prom", type=FOLDER, help="Write it to this file.")
 def metrics(path: Path, output: Path | None) -> None:
@@ -90,9 +101,6 @@ def metrics(path: Path, output: Path | None) -> None:
       holdfast metrics runs
       holdfast metrics runs -o /var/lib/node_exporter/holdfast.prom
     """
-    from holdfast._report import openmetrics
-    from holdfast._report.status.gather import find_runs, summarize_all
-
     runs = summarize_all(find_runs(path))
     text = openmetrics.render(runs)
     if output is None or str(output) == "-":
@@ -102,41 +110,20 @@ def metrics(path: Path, output: Path | None) -> None:
         raise SettingsError(
             f"{output}: is a folder.\nName a file in it: {output / 'holdfast.prom'}"
         )
-    write_page(output, text)
+    _write(output, text)
     click.echo(f"{_text.name(output)}: the state of {_text.count(len(runs), 'run')}.")
 
 
-def _find(path: Path) -> Path:
-    """The run that is meant: the folder itself, or the only one below it."""
-    from holdfast._report.status.gather import find_runs
-
-    if not path.exists():
-        raise FolderError(f"{path}: there is no such folder.\n{_HINT}")
-    if not path.is_dir():
-        raise FolderError(f"{path}: is a file, and no run folder.\n{_HINT}")
-    found = find_runs(path)
-    if len(found) > 1:
-        several = ", ".join(_text.name(run) for run in found[:_MOST_NAMED])
-        more = "" if len(found) <= _MOST_NAMED else ", …"
-        command = _text.command("report", found[0])
-        raise NotARun(
-            f"{path}: there are {len(found)} runs in it: {several}{more}.\n"
-            f"Name one of them: {command}   (or see them all: {_text.command('ui', path)})"
-        )
-    return found[0]
+def _json(found: View | Comparison) -> str:
+    return json.dumps(html.finite(found), indent=1) + "\n"
 
 
-def _place(output: Path | None, name: str, kind: str) -> Path:
-    usual = f"{name[:_LONGEST_NAME]}-report.{kind}"
-    if output is None:
-        return Path(usual)
-    return output / usual if output.is_dir() else output
+def _place(output: Path | None, usual: str) -> Path:
+    path = Path(usual) if output is None else output
+    return path / usual if path.is_dir() else path
 
 
-def write_page(path: Path, text: str) -> int:
-    """Replace a file; returns its size."""
-    from holdfast._store.folder.atomic import write_atomic
-
+def _write(path: Path, text: str) -> int:
     data = text.encode("utf-8", errors="replace")
     try:
         if path.exists() and not path.is_file():
@@ -170,18 +157,164 @@ def _tell(folder: Path, found: View, path: Path, size: int) -> None:
         click.echo(f"{does} To see it live: {_text.command('ui', folder)}")
 
 
-def open_page(path: Path) -> None:
+def _open(path: Path) -> None:
     """In a browser, or a line that there is none."""
-    import webbrowser
-
     if not webbrowser.open(path.absolute().as_uri()):
         click.echo("No browser could be opened here: open that file in one.", err=True)
+
+
+# -- compare ----------------------------------------------------------------------
+
+
+_MOST_METRICS = 8  # in the terminal, without --all
+
+
+@click.command()
+@click.argument(
+    "paths", metavar="RUN…", type=FOLDER, nargs=-1, required=True, shell_complete=complete_runs
+)
+@click.option("--metric", metavar="NAME", help="Sort by this metric, the best run first.")
+@click.option("--highest", is_flag=True, help="The best value is the highest one.")
+@click.option("--lowest", is_flag=True, help="The best value is the lowest one.")
+@click.option("--all", "wants_all", is_flag=True, help="Also settings that are the same in all.")
+@click.option("-o", "--output", metavar="FILE", type=FOLDER, help="Write a page of HTML.")
+@click.option("--open", "wants_browser", is_flag=True, help="Open the page in a browser.")
+@AS_JSON
+def compare(
+    paths: tuple[Path, ...],
+    metric: str | None,
+    highest: bool,
+    lowest: bool,
+    wants_all: bool,
+    output: Path | None,
+    wants_browser: bool,
+    as_json: bool,
+) -> None:
+    """Show runs side by side: the hyperparameters that differ, and what came of them.
+
+    RUN is a run folder, or a folder with runs in it. The best run stands first, by the training
+    loss or by --metric. With -o the same is written as one file of HTML with the curves of all
+    metrics, which needs no network.
+
+    \b
+    Example:
+      holdfast compare runs/a runs/b
+      holdfast compare runs --metric val_loss -o compare.html
+    """
+    if highest and lowest:
+        raise SettingsError("--highest and --lowest: choose one of them.")
+    found = _gather(paths, metric)
+    is_higher = highest
+    if not lowest and not highest and found["metric"] is not None:
+        is_higher = is_higher_better(found["metric"])
+    if as_json:
+        click.echo(_json(found), nl=False)
+        return
+    if output is None and not wants_browser:
+        _show_comparison(found, is_higher, wants_all)
+        return
+    path = _place(output, "compare.html")
+    runs = _text.count(len(found["runs"]), "run")
+    size = _text.size(_write(path, html.render_comparison(found, runs)))
+    written = f"written to {_text.name(path)} ({size})"
+    click.echo(f"{runs} side by side, {written}; the page needs no network.")
+    if wants_browser:
+        _open(path)
+
+
+def _gather(paths: Sequence[Path], metric: str | None) -> Comparison:
+    folders = list(dict.fromkeys(folder for path in paths for folder in find_runs(path)))
+    if len(folders) > MOST_RUNS:
+        raise SettingsError(
+            f"{len(folders)} runs are more than the {MOST_RUNS} that fit side by side.\n"
+            "Name fewer of them. To choose on a page: holdfast ui"
+        )
+    facts: list[RunFacts] = []
+    for folder in folders:
+        model = RunModel(folder)
+        model.update()
+        facts.append(gather_facts(model, str(len(facts)), _text.name(folder)))
+    found = assemble_comparison(facts, metric)
+    if metric is not None and metric not in found["metrics"]:
+        known = ", ".join(map(_text.name, found["metrics"][:20])) or "none at all"
+        raise SettingsError(f"No run has a metric {metric!r}.\nThere are: {known}")
+    return found
+
+
+def _show_comparison(found: Comparison, is_higher: bool, wants_all: bool) -> None:
+    runs, metric, keys = found["runs"], found["metric"], found["differing"]
+    best = None if metric is None else best_run(runs, metric, is_higher=is_higher)
+    ordered = (
+        runs if metric is None else sorted(runs, key=lambda run: _rank(run, metric, is_higher))
+    )
+    metrics = found["metrics"] if wants_all else found["metrics"][:_MOST_METRICS]
+    if wants_all:
+        keys = list(dict.fromkeys(key for run in runs for key in run["config"]))
+    screen = Screen()
+    titles = ["step", *([f"{metric}, best"] if metric else []), *metrics, *keys]
+    rows = []
+    for run in ordered:
+        is_best = best is not None and run is runs[best]
+        name = Text(run["name"], style="bold green" if is_best else "")
+        rows.append([name, run["state"], *_cells(run, metric, is_higher, metrics, keys)])
+    screen.table(["run", "=state", *(f">{_text.name(title)}" for title in titles)], rows)
+    for line in _remarks(found, best, is_higher, wants_all):
+        screen.write(line, style="dim")
+
+
+def _cells(
+    run: ComparedRun, metric: str | None, is_higher: bool, metrics: list[str], keys: list[str]
+) -> Iterator[str]:
+    total = "" if run["total"] is None else f"/{run['total']}"
+    yield "" if run["step"] is None else f"{run['step']}{total}"
+    if metric is not None:
+        yield _figure(_best(run["results"].get(metric), is_higher))
+    for name in metrics:
+        result = run["results"].get(name)
+        yield _figure(None if result is None else result["last"])
+    for key in keys:
+        value = run["config"].get(key, "")
+        yield f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _remarks(
+    found: Comparison, best: int | None, is_higher: bool, wants_all: bool
+) -> Iterator[str]:
+    runs, metric = found["runs"], found["metric"]
+    if best is not None and metric is not None:
+        value = _figure(_best(runs[best]["results"].get(metric), is_higher))
+        side = "highest" if is_higher else "lowest"
+        yield f"Best so far: {runs[best]['name']}, {side} {_text.name(metric)} {value}."
+    same = len({key for run in runs for key in run["config"]}) - len(found["differing"])
+    if not any(run["config"] for run in runs):
+        yield "No hyperparameters were recorded: holdfast.Run(…, config={…}) records them."
+    elif same and not wants_all:
+        yield f"{_text.count(same, 'setting')} the same in all runs; --all shows them too."
+
+
+def _best(result: Result | None, is_higher: bool) -> float | None:
+    if result is None:
+        return None
+    return result["high"] if is_higher else result["low"]
+
+
+def _rank(run: ComparedRun, metric: str, is_higher: bool) -> tuple[bool, float, str]:
+    value = _best(run["results"].get(metric), is_higher)
+    # A run without a value comes last.
+    return value is None, 0.0 if value is None else -value if is_higher else value, run["name"]
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else _text.number(value)
+
+
+# -- ui ---------------------------------------------------------------------------
 
 
 _REDIRECT_SECONDS = 60.0
 
 
-@click.command(short_help="Open a page over all runs below a folder.")
+@click.command()
 @click.argument(
     "folder", metavar="[FOLDER]", type=FOLDER, default=".", shell_complete=complete_runs
 )
@@ -237,8 +370,6 @@ def ui(folder: Path, port: int, host: str, read_only: bool, no_open: bool) -> in
 
 def _open_browser(address: Address, redirects: list[Path]) -> None:
     """In a thread: some browsers return only when they are closed."""
-    import webbrowser
-
     from holdfast._report.server.serve import write_redirect
 
     place = variables.state_folder()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from rich.text import Text
@@ -15,16 +15,13 @@ from holdfast._errors import FolderError, SettingsError
 from holdfast._tools.cli.group import AS_JSON, FOLDER, print_json
 from holdfast._tools.cli.show import Screen
 from holdfast._tools.plan import units
+from holdfast._tools.plan.advice import Plan, make_plan
+from holdfast._tools.plan.model import Inputs
+from holdfast._tools.plan.picture import draw
 from holdfast._tools.plan.units import shown
 
-if TYPE_CHECKING:
-    from holdfast._tools.plan.advice import Plan
-    from holdfast._tools.plan.model import Inputs
 
-_Parse = Callable[..., float]
-
-
-def _said(parse: _Parse, **more: Any) -> Callable[..., float | None]:
+def _reader(parse: Callable[..., float], **more: Any) -> Callable[..., float | None]:
     """A callback for click that raises our errors."""
 
     def read(_: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
@@ -63,11 +60,11 @@ def _number(_: click.Context, parameter: click.Parameter, text: str | None) -> f
     return number
 
 
-_duration = _said(units.parse_duration)
-_duration_or_none = _said(units.parse_duration, may_be_zero=True)
-_share = _said(units.parse_share)
-_size = _said(units.parse_size)
-_speed = _said(units.parse_size, per_second=True)
+_duration = _reader(units.parse_duration)
+_duration_or_none = _reader(units.parse_duration, may_be_zero=True)
+_share = _reader(units.parse_share)
+_size = _reader(units.parse_size)
+_speed = _reader(units.parse_size, per_second=True)
 # Each option that says something about the training: its value, its reader, its help.
 _OPTIONS: tuple[tuple[str, str, Callable[..., Any], str], ...] = (
     ("--state-size", "SIZE", _size, "Of model and optimizer, all ranks together (10GB)."),
@@ -99,7 +96,7 @@ def _add_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@click.command(short_help="Find the best checkpoint interval, and what to expect of it.")
+@click.command()
 @_add_options
 @click.option("--seed", type=int, default=0, help="Of the simulation (0).")
 @click.option("-o", "--output", metavar="FILE.svg", type=FOLDER, help="Draw it, too.")
@@ -121,9 +118,6 @@ def plan(seed: int, output: Path | None, as_json: bool, gpus: int | None, **said
         --notice-share 80% --queue-wait 10min
       holdfast plan --state-size 20GB --gpus 16384 --mtbf-per-gpu 5y -o plan.svg
     """
-    from holdfast._tools.plan.advice import make_plan
-    from holdfast._tools.plan.model import Inputs
-
     if seed < 0:
         raise SettingsError(f"--seed {seed}: this must be 0 or more.\nFor example: --seed 1")
     if output is not None and output.suffix.lower() != ".svg":
@@ -133,25 +127,19 @@ def plan(seed: int, output: Path | None, as_json: bool, gpus: int | None, **said
     given = Inputs(gpus=1 if gpus is None else gpus, **said)
     found = make_plan(given, seed)
     if output is not None:
-        _draw(found, given, output)
+        try:
+            output.write_text(draw(found, given), encoding="utf-8")
+        except OSError as error:
+            raise FolderError(
+                f"{_text.name(output)}: cannot be written ({error.strerror or error}).\n"
+                "Name a file in a folder that is there, and that you may write to."
+            ) from error
     if as_json:
         print_json(found.to_json())
         return
     show_plan(found, given)
     if output is not None:
         click.echo(f"Drawn: {_text.name(output)}")
-
-
-def _draw(found: Plan, given: Inputs, path: Path) -> None:
-    from holdfast._tools.plan.picture import draw
-
-    try:
-        path.write_text(draw(found, given), encoding="utf-8")
-    except OSError as error:
-        raise FolderError(
-            f"{_text.name(path)}: cannot be written ({error.strerror or error}).\n"
-            "Name a file in a folder that is there, and that you may write to."
-        ) from error
 
 
 # -- The output -----------------------------------------------------------------------------------
@@ -170,7 +158,10 @@ def show_plan(plan: Plan, given: Inputs) -> None:
     screen = Screen()
     screen.write(Text(plan.setting, style="bold green"))
     screen.write()
-    screen.write(_headline(plan, given), style="bold")
+    gpus = f"{given.gpus:,} {'GPU' if given.gpus == 1 else 'GPUs'}"
+    hosts = f"{given.hosts:,} {'host' if given.hosts == 1 else 'hosts'}"
+    often = shown(plan.model.mtbf)
+    screen.write(f"{gpus} in {hosts}: an interruption every {often}.", style="bold")
     screen.write(_interruptions(plan))
     screen.write()
     _show_rows(screen, plan)
@@ -196,12 +187,6 @@ def show_plan(plan: Plan, given: Inputs) -> None:
             screen.write(f"  {sentence}", style="dim")
 
 
-def _headline(plan: Plan, given: Inputs) -> str:
-    noun = "GPU" if given.gpus == 1 else "GPUs"
-    hosts = f"{given.hosts:,} {'host' if given.hosts == 1 else 'hosts'}"
-    return f"{given.gpus:,} {noun} in {hosts}: an interruption every {shown(plan.model.mtbf)}."
-
-
 def _interruptions(plan: Plan) -> str:
     model = plan.model
     anyway = f" ({shown(model.snapshot)} of that replaces a snapshot)"
@@ -218,23 +203,17 @@ def _show_rows(screen: Screen, plan: Plan) -> None:
     names = [
         name for name in plan.chosen.parts if any(row.parts[name] >= 5e-5 for row in plan.rows)
     ]
-    table = screen.columns()
-    table.add_column("every", justify="right", no_wrap=True)
-    table.add_column("goodput", justify="right", no_wrap=True)
-    short = {"snapshots": "snapshots", "repeated": "repeated", "queue": "queue"}
-    for name in names:
-        table.add_column(short.get(name, name), justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
+    rows = []
     for row in plan.rows:
         is_best = "best" in row.marks
-        table.add_row(
+        cells = (
             f"{'> ' if is_best else ''}{shown(row.interval)}",
             percent(row.goodput),
             *(percent(row.parts[name]) for name in names),
             ", ".join(row.marks),
-            style="bold" if is_best else None,
         )
-    screen.table(table)
+        rows.append([Text(cell, style="bold" if is_best else "") for cell in cells])
+    screen.table([">=every", ">=goodput", *(f">={name}" for name in names), "="], rows)
 
 
 def _show_intervals(screen: Screen, plan: Plan) -> None:
@@ -290,13 +269,8 @@ def _days(seconds: float) -> str:
 
 
 def _show_ways(screen: Screen, plan: Plan) -> None:
-    table = screen.columns()
-    table.add_column("way of saving", no_wrap=True)
-    table.add_column("best every", justify="right", no_wrap=True)
-    table.add_column("goodput", justify="right", no_wrap=True)
-    for way in plan.ways:
-        table.add_row(way.name, shown(way.best), percent(way.goodput))
-    screen.table(table)
+    rows = [(way.name, shown(way.best), percent(way.goodput)) for way in plan.ways]
+    screen.table(["=way of saving", ">=best every", ">=goodput"], rows)
     shared = (1 - plan.model.notice_share) * (1 - plan.model.host_loss_share)
     if plan.model.has_snapshots and shared > 0:
         screen.write(

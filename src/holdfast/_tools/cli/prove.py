@@ -9,8 +9,8 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -28,7 +28,9 @@ from holdfast._tools.cli.group import (
     print_json,
 )
 from holdfast._tools.cli.show import Screen
+from holdfast._tools.demo.story import ended_by_signals
 from holdfast._tools.prove import report
+from holdfast._tools.prove.options import make_request, parse_ranks
 from holdfast._tools.prove.proof import (
     DIFFERS,
     EQUAL,
@@ -44,10 +46,7 @@ from holdfast._tools.prove.proof import (
 _LEAST_SECONDS = 1.0  # of a budget that is used up: enough to say so
 
 
-@click.command(
-    short_help="Show that your script can be interrupted anywhere.",
-    context_settings=COMMAND_SETTINGS,
-)
+@click.command(context_settings=COMMAND_SETTINGS)
 @COMMAND
 @click.option("--kills", metavar="N", default="20", help="How many interruptions (20).")
 @click.option(
@@ -101,17 +100,24 @@ def prove(command: tuple[str, ...], ranks: str | None, as_json: bool, **options:
       holdfast prove --ranks 1,2,4 -- torchrun --nproc-per-node={ranks} train.py
       holdfast prove --resume-cmd "python train.py --resume" -- python train.py
     """
-    wanted = list_requests(command, ranks, options)
-    from holdfast._tools.demo.story import ended_by_signals
+    wanted = _list_requests(command, ranks, options)
     from holdfast._tools.prove.prove import prove as make_proof
 
     proofs: list[Proof] = []
+    began = time.monotonic()
     try:
         with ended_by_signals():
-            for proof in prove_all(wanted, make_proof, follow):
-                proofs.append(proof)
+            for index, request in enumerate(wanted):
+                if request.budget_seconds is not None:  # shared by all proofs
+                    left = request.budget_seconds - (time.monotonic() - began)
+                    share = max(_LEAST_SECONDS, left / (len(wanted) - index))
+                    request = dataclasses.replace(request, budget_seconds=share)
+                with follow() as watcher:
+                    proofs.append(make_proof(request, watcher))
                 if not as_json:
-                    show_proof(proof, with_ranks=len(wanted) > 1)
+                    show_proof(proofs[-1], with_ranks=len(wanted) > 1)
+                if proofs[-1].verdict != EQUAL:
+                    break
     except KeyboardInterrupt:
         kept = options["keep"]
         rest = "nothing of it is left" if kept is None else f"what there is, is in {kept}"
@@ -123,12 +129,10 @@ def prove(command: tuple[str, ...], ranks: str | None, as_json: bool, **options:
     return proofs[-1].exit_status
 
 
-def list_requests(
+def _list_requests(
     command: tuple[str, ...], ranks: str | None, options: dict[str, Any]
 ) -> list[ProofRequest]:
     """One for each number of ranks, all checked before the first is tried."""
-    from holdfast._tools.prove.options import make_request, parse_ranks
-
     if ranks is None:
         return [make_request(command, **options)]
     numbers = parse_ranks(ranks)
@@ -140,25 +144,6 @@ def list_requests(
         dataclasses.replace(request, keep=request.keep and request.keep / f"ranks-{request.ranks}")
         for request in found
     ]
-
-
-def prove_all(
-    wanted: Sequence[ProofRequest],
-    make_proof: Callable[[ProofRequest, Watcher], Proof],
-    follow: Callable[[], AbstractContextManager[Watcher]],
-) -> Iterator[Proof]:
-    """One proof after the other, until one is not equal; they share one budget."""
-    began = time.monotonic()
-    for index, request in enumerate(wanted):
-        if request.budget_seconds is not None:
-            left = request.budget_seconds - (time.monotonic() - began)
-            share = max(_LEAST_SECONDS, left / (len(wanted) - index))
-            request = dataclasses.replace(request, budget_seconds=share)
-        with follow() as watcher:
-            proof = make_proof(request, watcher)
-        yield proof
-        if proof.verdict != EQUAL:
-            return
 
 
 # -- output -----------------------------------------------------------------------
@@ -189,19 +174,15 @@ def show_proof(proof: Proof, *, with_ranks: bool = False) -> None:
 
 
 def _show_interruptions(screen: Screen, proof: Proof) -> None:
-    table = screen.columns()
-    for heading in report.headings(proof):
-        right = heading in ("no.", "at step")
-        table.add_column(heading, justify="right" if right else "left", overflow="fold")
-    broken = None if proof.difference is None else proof.difference.after
-    for row in report.interruption_rows(proof):
-        table.add_row(*map(Text, row), style="bold red" if row[0] == str(broken) else "")
-    screen.table(table)
+    titles = [f">{name}" if name in ("no.", "at step") else name for name in report.headings(proof)]
+    broken = None if proof.difference is None else str(proof.difference.after)
+    rows = report.interruption_rows(proof)
+    styled = ([Text(cell, "bold red" if row[0] == broken else "") for cell in row] for row in rows)
+    screen.table(titles, styled)
 
 
 @contextmanager
 def follow() -> Iterator[Watcher]:
-    """Shows the progress of a proof, as fits standard error."""
     console = Console(file=sys.stderr, markup=False, highlight=False, emoji=False)
     if not console.is_terminal or console.is_dumb_terminal:
         yield PlainWatcher()
@@ -239,11 +220,11 @@ class LiveWatcher(Watcher):
         self._stage = "starting"
         self._count = ""
         self._step = ""
-        self._done = self._total = 0
+        self._total = 0
         self._drawn = 0.0
 
     def stage(self, text: str, done: int, total: int) -> None:
-        self._stage, self._done, self._total = text, done, total
+        self._stage, self._total = text, total
         self._count = f"{done} of {total} interruptions" if done else ""
         self._step = ""
         self._draw()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -20,24 +20,12 @@ from holdfast._report.status.hangs import describe_disturbed, describe_paused, d
 from holdfast._report.status.job import describe_job, describe_mirror
 from holdfast._report.status.progress import bar, main_metric, share_done
 from holdfast._report.status.ranks import describe_death, describe_ranks, describe_straggler
-from holdfast._tools.cli.checkpoints import CheckpointList, CheckpointSummary, Verified
-
-if TYPE_CHECKING:
-    from holdfast._tools.clean import Litter, LitterFound
-    from holdfast._tools.mirror import MirrorList
 
 _STYLES = {
-    "training": "green",
-    "starting": "green",
+    **dict.fromkeys(("training", "starting"), "green"),
+    **dict.fromkeys(("paused", "stopping", "stopped"), "yellow"),
+    **dict.fromkeys(("stuck", "died", "failed", "could not start", "unreadable"), "bold red"),
     "finished": "bold green",
-    "stuck": "bold red",
-    "paused": "yellow",
-    "stopping": "yellow",
-    "stopped": "yellow",
-    "died": "bold red",
-    "failed": "bold red",
-    "could not start": "bold red",
-    "unreadable": "bold red",
 }
 _SLOTS = {1: "one slot", 2: "two slots", 3: "three slots"}
 _LONG_STEP_SECONDS = 30.0
@@ -46,6 +34,9 @@ _MOST_METRICS = 6
 _SHORT_BAR = 10  # cells, in a table
 _WIDE_COLUMNS = 110
 _NO_WIDTH = 1000  # of a pipe: a line is never broken
+
+
+Rows = Iterable[Iterable[object]]
 
 
 class Screen(Console):
@@ -67,22 +58,18 @@ class Screen(Console):
         # rich would exit with status 1, which for `verify` means damage.
         raise BrokenPipeError
 
-    def columns(self) -> Table:
-        """An empty table; only a terminal gets a rule below the names of the columns."""
+    def table(self, titles: Sequence[str], rows: Rows) -> None:
+        """Print a table; only a terminal gets a rule below the titles."""
         box = SIMPLE_HEAD if self.is_terminal else None
-        return Table(box=box, show_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+        table = Table(box=box, show_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+        self._fill(table, titles, rows)
 
-    def table(self, table: Table) -> None:
-        self._put(table)
+    def grid(self, kinds: Sequence[str], rows: Rows, gap: int = 2) -> None:
+        self._fill(Table.grid(padding=(0, gap)), kinds, rows)
 
     def labelled(self, rows: Iterable[tuple[str, str]]) -> None:
         """Rows of a dim label and a text."""
-        grid = Table.grid(padding=(0, 2))
-        grid.add_column(style="dim", no_wrap=True)
-        grid.add_column(overflow="fold")
-        for label, text in rows:
-            grid.add_row(f"  {label}", Text(text))
-        self.table(grid)
+        self.grid("= ", ((Text(f"  {label}", "dim"), text) for label, text in rows))
 
     def write(self, text: str | Text = "", style: str = "") -> None:
         """A line, broken between words where the terminal ends."""
@@ -90,6 +77,18 @@ class Screen(Console):
             self._put(Text(text, style=style) if isinstance(text, str) else text)
         else:
             self.out("")
+
+    def _fill(self, table: Table, titles: Sequence[str], rows: Rows) -> None:
+        """Print the rows; a title may begin with > (aligned to the right) and = (never broken)."""
+        for title in titles:
+            name = title.lstrip("=>").strip()
+            justify: JustifyMethod = "right" if title.startswith(">") else "left"
+            table.add_column(
+                name, justify=justify, no_wrap=title[:2].endswith("="), overflow="fold"
+            )
+        for row in rows:
+            table.add_row(*(each if isinstance(each, Text) else Text(str(each)) for each in row))
+        self._put(table)
 
     def _put(self, what: Table | Text) -> None:
         with self.capture() as captured:
@@ -99,6 +98,12 @@ class Screen(Console):
                 self.out(line.rstrip(), highlight=False)  # rich fills up lines with blanks
 
 
+def some(words: Sequence[str], most: int = 8, between: str = ", ") -> str:
+    """The first of these, and how many more there are."""
+    more = [f"and {len(words) - most} more"] if len(words) > most else []
+    return between.join([*words[:most], *more])
+
+
 def show_run(screen: Screen, run: RunSummary) -> None:
     folder = Path(run.folder)
     headline = Text.assemble(
@@ -106,6 +111,10 @@ def show_run(screen: Screen, run: RunSummary) -> None:
     )
     headline.append(_progress(run))
     screen.write(headline)
+    checkpoint = ""
+    if run.disk_age_seconds is not None and run.disk_size_bytes is not None:
+        age, size = _text.duration(run.disk_age_seconds), _text.size(run.disk_size_bytes)
+        checkpoint = f"{age} old, {size}"
     rows = [
         ("progress", _outlook(run)),
         ("newest", _newest(run)),
@@ -113,7 +122,7 @@ def show_run(screen: Screen, run: RunSummary) -> None:
         ("paused", describe_paused(run.paused, has_ranks=bool(run.ranks))),
         ("slowed", describe_disturbed(run.disturbed)),
         ("safe", _safe(run)),
-        ("checkpoint", _checkpoint(run)),
+        ("checkpoint", checkpoint),
         ("mirror", describe_mirror(run.mirror)),
         ("snapshots", _snapshots(run)),
         ("memory", describe_waiting(run.waiting)),
@@ -150,26 +159,22 @@ def _outlook(run: RunSummary) -> str:
     parts = [f"{bar(share)} {int(100 * share)}%"]
     if run.eta_seconds is not None and share < 1:
         parts.append(f"about {_text.duration(run.eta_seconds)} left")
-    if run.rate_per_second is not None:
-        parts.append(_rate(run.rate_per_second))
+    if (rate := run.rate_per_second) is not None:
+        per_second = f"{_text.number(float(f'{rate:.3g}'))} steps/s"
+        parts.append(per_second if rate >= 1 else f"{_text.duration(1 / rate)} per step")
     return ", ".join(parts)
-
-
-def _rate(per_second: float) -> str:
-    if per_second >= 1:
-        return f"{_text.number(float(f'{per_second:.3g}'))} steps/s"
-    return f"{_text.duration(1 / per_second)} per step"
 
 
 def _newest(run: RunSummary) -> str:
     """The newest values of a live run, the loss first."""
+    shown = _newest_values(run) if run.is_live else []
+    return some(shown, _MOST_METRICS)
+
+
+def _newest_values(run: RunSummary) -> list[str]:
     first = main_metric(run.metrics)
-    if not run.is_live or first is None:
-        return ""
-    names = [first, *(name for name in run.metrics if name != first)]
-    shown = [f"{_text.name(name)} {_text.number(run.metrics[name])}" for name in names]
-    more = f", and {len(shown) - _MOST_METRICS} more" if len(shown) > _MOST_METRICS else ""
-    return ", ".join(shown[:_MOST_METRICS]) + more
+    names = sorted(run.metrics, key=lambda name: name != first)
+    return [f"{_text.name(name)} {_text.number(run.metrics[name])}" for name in names]
 
 
 def _safe(run: RunSummary) -> str:
@@ -180,12 +185,6 @@ def _safe(run: RunSummary) -> str:
     if memory is None or (disk is not None and memory <= disk and not run.is_live):
         return on_disk
     return f"step {memory} in memory, {on_disk}"
-
-
-def _checkpoint(run: RunSummary) -> str:
-    if run.disk_age_seconds is None or run.disk_size_bytes is None:
-        return ""
-    return f"{_text.duration(run.disk_age_seconds)} old, {_text.size(run.disk_size_bytes)}"
 
 
 def _snapshots(run: RunSummary) -> str:
@@ -202,10 +201,8 @@ def _snapshots(run: RunSummary) -> str:
         text += "; if there is no memory for a third one while a checkpoint is being written, "
         text += "no newer snapshot is taken"
     if run.in_shm is False:
-        text += (
-            "; /dev/shm is too small, so they are lost if trainer and keeper are both killed, "
-            "and the last checkpoint is left"
-        )
+        text += "; /dev/shm is too small, so they are lost if trainer and keeper are both killed, "
+        text += "and the last checkpoint is left"
     return text
 
 
@@ -214,11 +211,8 @@ def _process(run: RunSummary) -> str:
         return ""
     where = f"pid {run.pid} on {_text.name(run.host or '')}"
     where = f"rank 0 is {where}" if run.ranks else where
-    if run.is_live:
-        return where
-    if run.keeper_pid is not None:
-        return f"{where}, gone; its keeper (pid {run.keeper_pid}) still writes"
-    return f"{where}, gone"
+    keeper = f"; its keeper (pid {run.keeper_pid}) still writes" if run.keeper_pid else ""
+    return where if run.is_live else f"{where}, gone{keeper}"
 
 
 def _last_exit(run: RunSummary) -> str:
@@ -284,44 +278,28 @@ def _next(run: RunSummary, folder: Path) -> str:
 
 
 def show_runs(screen: Screen, runs: Sequence[RunSummary]) -> None:
+    outlooks: dict[str, Callable[[RunSummary], str]] = {}
+    if any(run.is_live for run in runs):
+        # In a narrow terminal fewer columns, or names would be broken.
+        is_wide = screen.width >= _WIDE_COLUMNS
+        outlooks = {"progress": _short_bar} if is_wide else {"done": _percent}
+        outlooks |= {"left": _left, "newest": _newest_value} if is_wide else {"left": _left}
+    labels = ("step", *outlooks, "memory", "disk", "age")
+    rows = [_row(run, list(outlooks.values())) for run in runs]
     if len(runs) > _MOST_ROWS:
-        _show_very_many(screen, runs)
+        _show_plainly(screen, [("run", "state", *labels), *rows])
         return
-    table = screen.columns()
-    outlooks = _outlook_columns(screen, runs)
-    table.add_column("run", overflow="fold")
-    table.add_column("state", no_wrap=True)
-    for label in _labels(outlooks):
-        table.add_column(label, justify="right", no_wrap=True)
-    for run in runs:
-        name, state, *rest = _row(run, outlooks)
-        table.add_row(Text(name), Text(state, style=_STYLES.get(state, "")), *rest)
-    screen.table(table)
+    styled = ([name, Text(state, _STYLES.get(state, "")), *rest] for name, state, *rest in rows)
+    screen.table(["run", "=state", *(f">={label}" for label in labels)], styled)
 
 
-_Outlooks = Mapping[str, Callable[[RunSummary], str]]
-
-
-def _outlook_columns(screen: Screen, runs: Sequence[RunSummary]) -> _Outlooks:
-    """The columns of live runs; in a narrow terminal fewer, or names would be broken."""
-    if not any(run.is_live for run in runs):
-        return {}
-    if screen.width < _WIDE_COLUMNS:
-        return {"done": _percent, "left": _left}
-    return {"progress": _short_bar, "left": _left, "newest": _newest_value}
-
-
-def _labels(outlooks: _Outlooks) -> tuple[str, ...]:
-    return ("step", *outlooks, "memory", "disk", "age")
-
-
-def _row(run: RunSummary, outlooks: _Outlooks) -> tuple[str, ...]:
+def _row(run: RunSummary, outlooks: Sequence[Callable[[RunSummary], str]]) -> tuple[str, ...]:
     total = f"/{run.total}" if run.total is not None else ""
     return (
         _text.name(run.folder),
         run.state,
         "" if run.step is None else f"{run.step}{total}",
-        *(cell(run) if run.is_live else "" for cell in outlooks.values()),
+        *(cell(run) if run.is_live else "" for cell in outlooks),
         "" if run.memory_step is None else str(run.memory_step),
         "" if run.disk_step is None else str(run.disk_step),
         "" if run.disk_age_seconds is None else _text.duration(run.disk_age_seconds),
@@ -330,12 +308,12 @@ def _row(run: RunSummary, outlooks: _Outlooks) -> tuple[str, ...]:
 
 def _percent(run: RunSummary) -> str:
     share = share_done(run.step, run.total)
-    return "" if share is None else f"{int(100 * share)}%"
+    return "" if share is None else f"{int(100 * share):3}%"
 
 
 def _short_bar(run: RunSummary) -> str:
     share = share_done(run.step, run.total)
-    return "" if share is None else f"{bar(share, _SHORT_BAR)} {int(100 * share):3}%"
+    return "" if share is None else f"{bar(share, _SHORT_BAR)} {_percent(run)}"
 
 
 def _left(run: RunSummary) -> str:
@@ -343,14 +321,11 @@ def _left(run: RunSummary) -> str:
 
 
 def _newest_value(run: RunSummary) -> str:
-    metric = main_metric(run.metrics)
-    return "" if metric is None else f"{_text.name(metric)} {_text.number(run.metrics[metric])}"
+    return ", ".join(_newest_values(run)[:1])
 
 
-def _show_very_many(screen: Screen, runs: Sequence[RunSummary]) -> None:
+def _show_plainly(screen: Screen, rows: Sequence[tuple[str, ...]]) -> None:
     """The same table without rich, which takes a millisecond for each row."""
-    outlooks = _outlook_columns(screen, runs)
-    rows = [("run", "state", *_labels(outlooks)), *(_row(run, outlooks) for run in runs)]
     widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
@@ -359,127 +334,3 @@ def _show_very_many(screen: Screen, runs: Sequence[RunSummary]) -> None:
         cells += [gap + text for text, gap in zip(row[2:], gaps[2:], strict=True)]
         lines.append(" ".join(cells).rstrip())
     screen.out("\n".join(lines), highlight=False)
-
-
-def show_checkpoints(screen: Screen, folder: Path, found: CheckpointList) -> None:
-    if not found.checkpoints:
-        screen.write(f"{_text.name(folder)}: no checkpoints yet.")
-    else:
-        table = screen.columns()
-        for label in ("step", "age", "size"):
-            table.add_column(label, justify="right", no_wrap=True)
-        table.add_column("metrics", overflow="fold")
-        table.add_column("kept because", overflow="fold")
-        table.add_column("attempt", justify="right")
-        if any((each.ranks or 1) > 1 for each in found.checkpoints):
-            table.add_column("ranks", justify="right")
-        for each in found.checkpoints:
-            row = _checkpoint_row(each, found.watched)
-            table.add_row(*row[: len(table.columns)])
-        screen.table(table)
-        total = sum(each.size_bytes or 0 for each in found.checkpoints)
-        count = _text.count(len(found.checkpoints), "checkpoint")
-        screen.write(f"{count}, {_text.size(total)}", style="dim")
-    if found.set_aside:
-        screen.write(
-            f"{len(found.set_aside)} damaged or unfinished, never loaded: "
-            f"{_text.name(folder)}/set-aside",
-            style="yellow",
-        )
-
-
-def _checkpoint_row(each: CheckpointSummary, watched: str | None) -> list[str | Text]:
-    # The metric of keep_best comes first.
-    names = sorted(each.metrics, key=lambda name: (name != watched, name))
-    metrics = ", ".join(f"{name} {_text.number(each.metrics[name])}" for name in names)
-    return [
-        f"{each.step} (end of epoch)" if each.at_turn else str(each.step),
-        "" if each.age_seconds is None else _text.duration(each.age_seconds),
-        "" if each.size_bytes is None else _text.size(each.size_bytes),
-        Text("damaged manifest", style="bold red") if each.is_damaged else Text(metrics),
-        Text(each.kept_because or "unknown"),
-        str(each.attempt),
-        "" if each.ranks is None else str(each.ranks),
-    ]
-
-
-def show_verdict(screen: Screen, verdict: Verified) -> None:
-    label = f"step {verdict.step} (attempt {verdict.attempt}): "
-    if verdict.is_gone:
-        screen.write(Text(f"{label}removed by the run meanwhile", style="dim"))
-    elif verdict.damage:
-        shown = "; ".join(_text.name(line) for line in verdict.damage[:8])
-        more = f"; and {len(verdict.damage) - 8} more" if len(verdict.damage) > 8 else ""
-        screen.write(Text.assemble(label, ("DAMAGED", "bold red"), f": {shown}{more}"))
-    else:
-        size = "" if verdict.size_bytes is None else f", {_text.size(verdict.size_bytes)}"
-        screen.write(Text.assemble(label, ("whole", "green"), size))
-
-
-def show_mirror(screen: Screen, held: MirrorList) -> None:
-    """The checkpoints of a mirror, newest last."""
-    if not held.checkpoints:
-        screen.write(f"{_text.name(held.address)}: no checkpoints yet.")
-    else:
-        table = screen.columns()
-        for label in ("step", "age", "size", "attempt"):
-            table.add_column(label, justify="right", no_wrap=True)
-        table.add_column("here too")
-        for each in held.checkpoints:
-            size = "damaged index" if each.size_bytes is None else _text.size(each.size_bytes)
-            table.add_row(
-                f"{each.step} (end of epoch)" if each.name.endswith("-turn") else str(each.step),
-                _text.duration(each.age_seconds),
-                size,
-                str(each.attempt),
-                "yes" if each.is_here else "no",
-            )
-        screen.table(table)
-        count = _text.count(len(held.checkpoints), "checkpoint")
-        screen.write(f"{count} in {_text.name(held.address)}", style="dim")
-    if held.damaged:
-        screen.write(f"{len(held.damaged)} with a damaged manifest, never fetched", style="yellow")
-
-
-def show_litter(screen: Screen, found: LitterFound, yes: bool, command: str) -> None:
-    """What goes, what stays and why, and the totals."""
-    going = [item for item in found.items if item.goes]
-    staying = [item for item in found.items if not item.goes]
-    if going:
-        screen.write("Removed:" if yes else "Could go:", style="bold")
-        _list(screen, going, yes)
-    if staying:
-        screen.write("Left alone:", style="bold")
-        _list(screen, staying, yes)
-    if found.busy:
-        many = len(found.busy) > 1
-        what = f"{len(found.busy)} of them are" if many else f"{_text.name(found.busy[0])} is"
-        screen.write(f"{found.runs} {'runs' if found.runs > 1 else 'run'}; {what} live: untouched.")
-    if yes and going:
-        gone = [item for item in going if item.is_removed]
-        screen.write(f"{_total(gone)} removed.")
-        if len(gone) < len(going):
-            kept = [item for item in going if not item.is_removed]
-            screen.write(f"{_total(kept)} could not be removed: see above.", style="bold red")
-    elif going:
-        screen.write(f"{_total(going)}. Nothing was removed yet. To do it: {command} --yes")
-    else:
-        screen.write("There is nothing else to clean." if staying else "There is nothing to clean.")
-
-
-def _list(screen: Screen, items: Sequence[Litter], yes: bool) -> None:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(justify="right", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for item in items:
-        name = Text(_text.name(item.path))
-        if yes and item.goes and not item.is_removed:
-            name.append(" COULD NOT BE REMOVED", style="bold red")
-        grid.add_row(f"  {_text.size(item.size_bytes)}", name)
-        grid.add_row("", Text(item.why, style="dim"))
-    screen.table(grid)
-
-
-def _total(items: Sequence[Litter]) -> str:
-    size_bytes = sum(item.size_bytes for item in items)
-    return f"{_text.count(len(items), 'thing')}, {_text.size(size_bytes)}"

@@ -4,33 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from holdfast import _text
+from holdfast._diagnose.hangs.stacks import main_thread, merge_looks, read_thread
+from holdfast._environment.processes.identity import host_name, of_process
 from holdfast._errors import FolderError, HoldfastError, SettingsError
+from holdfast._report.status.ask import LOOK_SECONDS, ask_look, look_at_process
+from holdfast._report.status.gather import only_run
+from holdfast._store.folder.attempts import is_live, read_json
+from holdfast._store.folder.layout import RunLayout
 from holdfast._tools.cli.group import AS_JSON, complete_runs, print_json
-
-if TYPE_CHECKING:
-    from holdfast._tools.cli.show import Screen
+from holdfast._tools.cli.show import Screen
 
 _KINDS = "Name a run folder or the number of a process: holdfast stacks --help"
-_STATES = {
-    "R": "runs",
-    "S": "sleeps",
-    "D": "waits in the kernel",
-    "T": "stopped",
-    "t": "held by a tracer",
-    "Z": "ended",
-    "I": "idle",
-}
+_STATES = {"R": "runs", "S": "sleeps", "D": "waits in the kernel", "T": "stopped"}
+_STATES |= {"t": "held by a tracer", "Z": "ended", "I": "idle"}
 _MOST_PIDS = 6
 _BUSY_CORES = 0.05
 Record = dict[str, Any]
 
 
-@click.command(short_help="Show where every rank of a run stands now.")
+@click.command()
 @click.argument("what", metavar="RUN|PID", shell_complete=complete_runs)
 @click.option("--all", "wants_all", is_flag=True, help="Every process and thread, with its stack.")
 @AS_JSON
@@ -51,21 +48,18 @@ def stacks(what: str, wants_all: bool, as_json: bool) -> None:
       holdfast stacks 4711
     """
     found = _of_run(Path(what)) if Path(what).exists() else _of_number(what)
-    from holdfast._diagnose.hangs.stacks import merge_looks
-
     looks = found["looks"]
     lines = [*merge_looks(looks, found["missing"]), *_children(looks)]
     if as_json:
         print_json({**found, "lines": lines})
         return
-    from holdfast._tools.cli.show import Screen
-
     screen = Screen()
     screen.write(_headline(found), style="bold")
     for line in lines:
         screen.write(_text.name(line))
-    for line in _troubles(looks):
-        screen.write(_text.name(line), style="yellow")
+    unread = (str(look["stacks_error"]).rstrip(".") for look in looks if look.get("stacks_error"))
+    for reason in dict.fromkeys(unread):
+        screen.write(_text.name(f"Not all stacks could be read: {reason}."), style="yellow")
     if wants_all:
         _show_all(screen, looks)
     else:
@@ -77,49 +71,26 @@ def stacks(what: str, wants_all: bool, as_json: bool) -> None:
 
 
 def _of_run(path: Path) -> Record:
-    from holdfast._report.status.ask import LOOK_SECONDS, ask_look
-    from holdfast._report.status.gather import find_runs
-    from holdfast._store.folder.attempts import is_live
-    from holdfast._store.folder.layout import RunLayout
-
-    runs = find_runs(path)
-    if len(runs) > 1:
-        several = ", ".join(_text.name(run) for run in runs[:8])
-        raise SettingsError(f"{path}: there are {len(runs)} runs in it: {several}.\nName one.")
-    folder = runs[0]
+    folder = only_run(path)
     layout = RunLayout(folder)
     attempt = max(layout.attempt_numbers(), default=0)
     if not attempt or not is_live(layout, attempt):
-        raise FolderError(_ended(folder, layout, attempt))
+        text = f"{folder}: no process trains here now, so there are no stacks to see.\n"
+        if attempt and layout.hang_text(attempt).exists():
+            text += f"Those of its last hang: {layout.hang_text(attempt)}\n"
+        raise FolderError(f"{text}How it ended: {_text.command('why', folder)}")
     found = ask_look(folder)
     if found is None:
-        holder = layout.lease(attempt)
-        raise HoldfastError(_silent(folder, holder, LOOK_SECONDS))
+        process = read_json(layout.lease(attempt)).get("process") or {}
+        host, pid = process.get("host") or "its machine", process.get("pid") or "PID"
+        raise HoldfastError(
+            f"{folder}: its keeper on {host} did not answer within {LOOK_SECONDS:.0f} s.\n"
+            f"On {host} itself: holdfast stacks {pid}"
+        )
     return {"subject": str(folder), **found}
 
 
-def _ended(folder: Path, layout: Any, attempt: int) -> str:
-    text = f"{folder}: no process trains here now, so there are no stacks to see.\n"
-    if attempt and layout.hang_text(attempt).exists():
-        text += f"Those of its last hang: {layout.hang_text(attempt)}\n"
-    return text + f"How it ended: {_text.command('why', folder)}"
-
-
-def _silent(folder: Path, lease: Path, seconds: float) -> str:
-    from holdfast._store.folder.attempts import read_json
-
-    process = read_json(lease).get("process") or {}
-    host, pid = process.get("host") or "its machine", process.get("pid")
-    return (
-        f"{folder}: its keeper on {host} did not answer within {seconds:.0f} s.\n"
-        f"On {host} itself: holdfast stacks {pid or 'PID'}"
-    )
-
-
 def _of_number(what: str) -> Record:
-    from holdfast._environment.processes.identity import host_name, of_process
-    from holdfast._report.status.ask import look_at_process
-
     if not (what.isascii() and what.isdigit() and len(what) < 10):
         raise SettingsError(f"{what}: there is no such folder, nor is it a number.\n{_KINDS}")
     pid = int(what)
@@ -163,8 +134,6 @@ def _count(look: Record) -> str:
 
 def _children(looks: Sequence[Record]) -> Iterator[str]:
     """The Python children of the ranks, those with the same stack in one line."""
-    from holdfast._diagnose.hangs.stacks import main_thread, read_thread
-
     groups: dict[str, list[str]] = {}
     for look in looks:
         for process in (look.get("processes") or [])[1:]:
@@ -172,7 +141,7 @@ def _children(looks: Sequence[Record]) -> Iterator[str]:
             if not thread.get("frames"):
                 continue
             standing = read_thread(thread)
-            line = f"{standing.where()}" + ("" if standing.call else f" ({standing.words})")
+            line = standing.where() + ("" if standing.call else f" ({standing.words})")
             rank = look.get("rank")
             of = f" of rank {rank}" if isinstance(rank, int) and len(looks) > 1 else ""
             groups.setdefault(line, []).append(f"{process.get('pid')}{of}")
@@ -180,12 +149,6 @@ def _children(looks: Sequence[Record]) -> Iterator[str]:
         shown = ", ".join(pids[:_MOST_PIDS]) + (", …" if len(pids) > _MOST_PIDS else "")
         who = "1 child" if len(pids) == 1 else f"{len(pids)} children"
         yield f"{who} (pid {shown}) {line}"
-
-
-def _troubles(looks: Sequence[Record]) -> list[str]:
-    reasons = (look.get("stacks_error") for look in looks)
-    said = dict.fromkeys(str(reason).rstrip(".") for reason in reasons if reason)
-    return [f"Not all stacks could be read: {reason}." for reason in said]
 
 
 # -- all of it -------------------------------------------------------------------------

@@ -14,25 +14,12 @@ import click
 from holdfast import _text
 from holdfast._environment import variables
 from holdfast._errors import FolderError, SettingsError
-from holdfast._tools.cli.group import FOLDER
+from holdfast._tools.cli.group import FOLDER, WithCommand
 from holdfast._tools.submit.script import LEAD_SECONDS, MARK, Script, write_script
-
-_COMMAND = "holdfast submit: command"  # the key of the words behind --
-
-
-class _Submit(click.Command):
-    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        # click would mix the words before and behind the dashes.
-        at = args.index("--") if "--" in args else len(args)
-        context.meta[_COMMAND] = tuple(args[at + 1 :])
-        # -h is no option of this command: click would find it in -Jhello.
-        ours = ["--help" if word == "-h" else word for word in args[:at]]
-        return super().parse_args(context, ours)
 
 
 @click.command(
-    cls=_Submit,
-    short_help="Submit a training to SLURM so that it cannot be lost.",
+    cls=WithCommand,
     context_settings={"ignore_unknown_options": True, "help_option_names": ["--help"]},
     options_metavar="[OPTIONS] [SBATCH OPTIONS] -- COMMAND...",
 )
@@ -70,25 +57,22 @@ def submit(
       holdfast submit -N 2 -c 16 -- torchrun --nproc-per-node=4 train.py
       holdfast submit --print --array=0-9 -- python train.py
     """
-    script = write_script(options, context.meta[_COMMAND], python=sys.executable, lead_seconds=lead)
+    command = context.obj or ()
+    script = write_script(options, command, python=sys.executable, lead_seconds=lead)
     for note in script.notes:
         click.echo(f"Note: {_text.name(note)}", err=True)
     if to is not None:
-        _keep(to, script.text)
+        if to.exists() and (not to.is_file() or MARK not in to.read_text(errors="replace")):
+            raise FolderError(
+                f"{to}: is there already, and holdfast has not written it.\nChoose another name."
+            )
+        to.write_text(script.text)
+    if to is not None or not only_print:
         _make_folders(script.options)
     if only_print:
         click.echo(script.text, nl=False)
         return 0
-    _make_folders(script.options)
     return _submit_script(script)
-
-
-def _keep(path: Path, text: str) -> None:
-    if path.exists() and (not path.is_file() or MARK not in path.read_text(errors="replace")):
-        raise FolderError(
-            f"{path}: is there already, and holdfast has not written it.\nChoose another name."
-        )
-    path.write_text(text)
 
 
 def _make_folders(options: Mapping[str, str]) -> None:

@@ -1,23 +1,29 @@
-"""The commands that use or remove the checkpoints of a run, and the one that sets up the shell."""
+"""The commands that use the checkpoints of a run: `export`, `clean`, `adopt`, `mirror`."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
+from rich.text import Text
 
 from holdfast import _text
+from holdfast._tools import mirror as by_hand
+from holdfast._tools.clean import Litter, LitterFound, find_litter, remove
 from holdfast._tools.cli.group import AS_JSON, FOLDER, RUN, complete_runs, print_json
+from holdfast._tools.cli.show import Screen, some
+from holdfast._tools.convert.export.export import export as write_export
+from holdfast._tools.convert.export.stored_tree import ExportRequest
+from holdfast._tools.convert.export.writers import WRITERS
 
-_NAMED = 8
-# As in `_tools/convert/export/writers.py`, which only this command imports.
-_FORMATS = ("safetensors", "torch", "dcp", "huggingface", "tensorflow")
-_SHELLS = {"bash": "~/.bashrc", "zsh": "~/.zshrc", "fish": "~/.config/fish/config.fish"}
+_COUNT = click.IntRange(0, 2**53)  # the most that the records can hold
 
 
-@click.command(short_help="Write a checkpoint for other programs, in their formats.")
+@click.command()
 @RUN
 @click.argument("out", metavar="OUT", type=FOLDER)
 @click.option("--step", type=int, metavar="N", help="That of step N, not the newest.")
@@ -25,7 +31,7 @@ _SHELLS = {"bash": "~/.bashrc", "zsh": "~/.zshrc", "fish": "~/.config/fish/confi
 @click.option("--strip", is_flag=True, help="With one --only: 0.weight, and not model.0.weight.")
 @click.option("--force", is_flag=True, help="Replace OUT if there is one.")
 @click.option(
-    "--to", type=click.Choice(_FORMATS), help="The format; else the ending of OUT says it."
+    "--to", type=click.Choice(list(WRITERS)), help="The format; else the ending of OUT says it."
 )
 @click.option(
     "--config",
@@ -33,16 +39,7 @@ _SHELLS = {"bash": "~/.bashrc", "zsh": "~/.zshrc", "fish": "~/.config/fish/confi
     type=FOLDER,
     help="With --to huggingface: config.json, or a folder that has it.",
 )
-def export(
-    run: Path,
-    out: Path,
-    step: int | None,
-    only: tuple[str, ...],
-    strip: bool,
-    force: bool,
-    to: str | None,
-    config: Path | None,
-) -> None:
+def export(run: Path, out: Path, only: tuple[str, ...], to: str | None, **options: Any) -> None:
     """Write a checkpoint for other programs, as a file or a folder.
 
     Takes the newest whole checkpoint, as the run itself would when started again, and checks every
@@ -56,7 +53,7 @@ def export(
     \b
     With --to OUT is a folder:
       tensorflow   for tf.train.Checkpoint, by tf.train.latest_checkpoint(OUT)
-      huggingface  for from_pretrained; beside it what the Trainer needs
+      huggingface  for from_pretrained, and the files that the Trainer needs
       dcp          for torch.distributed.checkpoint, on any number of ranks
     and with --to safetensors or --to torch a file of that kind.
 
@@ -71,23 +68,21 @@ def export(
       holdfast export runs/b ckpts --to tensorflow
       holdfast export runs/a out --to huggingface --config gpt2/config.json
     """
-    from holdfast._tools.convert.export.export import export as write_export
-    from holdfast._tools.convert.export.stored_tree import ExportRequest
-
-    request = ExportRequest(out, step, tuple(dict.fromkeys(only)), strip, force, to, config)
+    request = ExportRequest(out, only=tuple(dict.fromkeys(only)), to=to, **options)
     done = write_export(run, request)
-    for line in done.passed_over:
+    chosen = done.chosen
+    for line in chosen.passed_over:
         click.echo(f"{_text.name(line)} The one before it is taken.", err=True)
     click.echo(
-        f"{_text.name(out)}: step {done.step} (attempt {done.attempt}) of {_text.name(run)}, "
+        f"{_text.name(out)}: step {chosen.step} (attempt {chosen.attempt}) of {_text.name(run)}, "
         f"{_text.count(done.tensors, 'tensor')}, {_text.size(done.size_bytes)}; every checksum was "
         "verified."
     )
     if done.left_out:
         whose = "tf.train.Checkpoint" if to == "tensorflow" else "such a folder"
-        click.echo(f"Left out, for {whose} has no place for it: {_some(done.left_out)}.")
-    if done.ranks > 1:
-        click.echo(f"Put together from {done.ranks} ranks; what each has of its own is rank 0's.")
+        click.echo(f"Left out, for {whose} has no place for it: {some(done.left_out)}.")
+    if (ranks := chosen.loaded.world) > 1:
+        click.echo(f"Put together from {ranks} ranks; what each has of its own is rank 0's.")
     if done.newer_in_memory is not None:
         click.echo(
             f"Step {done.newer_in_memory} is newer, and only in memory so far. If the run trains: "
@@ -95,7 +90,7 @@ def export(
         )
 
 
-@click.command(short_help="Show what dead runs have left behind; --yes removes it.")
+@click.command()
 @click.argument(
     "folders", metavar="[FOLDER]...", nargs=-1, type=FOLDER, shell_complete=complete_runs
 )
@@ -124,9 +119,6 @@ def clean(
       holdfast clean runs
       holdfast clean runs --yes
     """
-    from holdfast._tools.clean import find_litter, remove
-    from holdfast._tools.cli.show import Screen, show_litter
-
     found = find_litter(folders, all_memory=all_memory, drop_memory=drop_memory)
     if yes:
         found.items = remove(found.items)
@@ -136,35 +128,46 @@ def clean(
     else:
         again = " ".join(["clean", *(["--all-memory"] if all_memory else [])])
         again += " --drop-memory" if drop_memory else ""
-        show_litter(Screen(), found, yes, _text.command(again, *folders))
+        _show_litter(Screen(), found, yes, _text.command(again, *folders))
     return int(yes and any(item.goes and not item.is_removed for item in found.items))
 
 
-@click.command(short_help="Print the script for completion with the Tab key.")
-@click.argument("shell", type=click.Choice(list(_SHELLS)))
-@click.pass_context
-def completion(context: click.Context, shell: str) -> None:
-    """Print the script with which the Tab key completes commands, options and run folders.
+def _show_litter(screen: Screen, found: LitterFound, yes: bool, command: str) -> None:
+    going = [item for item in found.items if item.goes]
+    staying = [item for item in found.items if not item.goes]
+    if going:
+        screen.write("Removed:" if yes else "Could go:", style="bold")
+        _list(screen, going, yes)
+    if staying:
+        screen.write("Left alone:", style="bold")
+        _list(screen, staying, yes)
+    if found.busy:
+        many = len(found.busy) > 1
+        what = f"{len(found.busy)} of them are" if many else f"{_text.name(found.busy[0])} is"
+        screen.write(f"{_text.count(found.runs, 'run')}; {what} live: untouched.")
+    if yes and going:
+        screen.write(f"{_total([item for item in going if item.is_removed])} removed.")
+        if kept := [item for item in going if not item.is_removed]:
+            screen.write(f"{_total(kept)} could not be removed: see above.", style="bold red")
+    elif going:
+        screen.write(f"{_total(going)}. Nothing was removed yet. To do it: {command} --yes")
+    else:
+        screen.write("There is nothing else to clean." if staying else "There is nothing to clean.")
 
-    \b
-    To have it in every shell from now on, put one line into its start-up file:
-      ~/.bashrc                     eval "$(holdfast completion bash)"
-      ~/.zshrc (after compinit)     eval "$(holdfast completion zsh)"
-      ~/.config/fish/config.fish    holdfast completion fish | source
 
-    \b
-    Example:
-      holdfast completion bash
-    """
-    from click.shell_completion import get_completion_class
-
-    made = get_completion_class(shell)
-    assert made is not None
-    root = context.find_root()
-    click.echo(made(root.command, {}, "holdfast", "_HOLDFAST_COMPLETE").source())
+def _list(screen: Screen, items: Sequence[Litter], yes: bool) -> None:
+    rows: list[tuple[str, Text]] = []
+    for item in items:
+        name = Text(_text.name(item.path))
+        if yes and item.goes and not item.is_removed:
+            name.append(" COULD NOT BE REMOVED", style="bold red")
+        rows += [(f"  {_text.size(item.size_bytes)}", name), ("", Text(item.why, style="dim"))]
+    screen.grid((">=", ""), rows)
 
 
-_COUNT = click.IntRange(0, 2**53)  # the most that the records can hold
+def _total(items: Sequence[Litter]) -> str:
+    size_bytes = sum(item.size_bytes for item in items)
+    return f"{_text.count(len(items), 'thing')}, {_text.size(size_bytes)}"
 
 
 def _read_names(
@@ -179,7 +182,7 @@ def _read_names(
     return tuple(pairs)
 
 
-@click.command(short_help="Start a run from checkpoints that other libraries wrote.")
+@click.command()
 @click.argument("folder", metavar="FOLDER", type=FOLDER)
 @click.option(
     "--from",
@@ -202,14 +205,7 @@ def _read_names(
 @click.option(
     "--fresh", multiple=True, metavar="NAME", help="This state begins as the script makes it."
 )
-def adopt(
-    folder: Path,
-    source: Path,
-    step: int | None,
-    epoch: int | None,
-    names: tuple[tuple[str, str], ...],
-    fresh: tuple[str, ...],
-) -> None:
+def adopt(folder: Path, source: Path, **options: Any) -> None:
     """Start a run from a checkpoint that another library wrote.
 
     That is: a file of torch.save or safetensors, a .ckpt of Lightning, a folder of Hugging Face, of
@@ -235,13 +231,12 @@ def adopt(
         from holdfast._store.memory.backing import is_arena
 
         if is_arena(source):
-            is_plain = not names and not fresh and step is None and epoch is None
-            _adopt_memory(folder, source, is_plain=is_plain)
+            _adopt_memory(folder, source, options)
             return
     from holdfast._tools.convert.adopt.adoption import adopt_files
     from holdfast._tools.convert.adopt.foreign import Adoption
 
-    found = adopt_files(folder, Adoption(source, step, epoch, names, fresh))
+    found = adopt_files(folder, Adoption(source, **options))
     click.echo(
         f"{_text.name(folder)}: step {found.step} (by {found.step_from}), adopted from "
         f"{_text.name(found.source)}{f' ({found.kind})' if found.kind else ''}; "
@@ -252,34 +247,29 @@ def adopt(
     click.echo(f"{what} of {states}. Give Run the objects under these names.")
     values = [name for name, count in found.states.items() if not count]
     if values:
-        click.echo(f"Values without tensors: {_some(values)}.")
+        click.echo(f"Values without tensors: {some(values)}.")
     for note in found.notes:
         click.echo(note)
     if found.left_out and found.kind:
-        click.echo(f"Left out: {_some(found.left_out)}.")
+        click.echo(f"Left out: {some(found.left_out)}.")
     elif found.left_out:
         click.echo(
-            f"Left out, for it is no variable with numbers: {_some(found.left_out)}. "
+            f"Left out, for it is no variable with numbers: {some(found.left_out)}. "
             "An iterator of tf.data starts over, at the top of an epoch."
         )
 
 
-def _adopt_memory(folder: Path, source: Path, *, is_plain: bool) -> None:
-    from holdfast._tools.convert.adopt.from_memory import adopt_memory
+def _adopt_memory(folder: Path, source: Path, options: dict[str, Any]) -> None:
+    from holdfast._tools.convert.adopt.adoption import adopt_memory
 
-    if not is_plain:
+    if any(value not in (None, ()) for value in options.values()):
         raise click.UsageError("A state in memory is taken as it is, without further options.")
     step = adopt_memory(folder, source)
     click.echo(f"{_text.name(folder)}: step {step}, in the memory of this machine.")
     click.echo("Start the training with this folder: it goes on there and makes it durable.")
 
 
-def _some(names: list[str]) -> str:
-    more = f", and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
-
-
-@click.command(short_help="See what the mirror of a run holds; copy to it, or fetch from it.")
+@click.command()
 @RUN
 @click.option("--push", is_flag=True, help="Copy the newest checkpoint there now.")
 @click.option("--fetch", is_flag=True, help="Have the newest whole one in RUN, which may be new.")
@@ -301,8 +291,6 @@ def mirror(
       holdfast mirror runs/a --push --at s3://bucket/a
       holdfast mirror runs/new --fetch --at s3://bucket/a
     """
-    from holdfast._tools import mirror as by_hand
-
     if push and fetch:
         raise click.UsageError("--push and --fetch are two things: give one of them.")
     if step is not None and not fetch:
@@ -340,6 +328,25 @@ def mirror(
         if as_json:
             print_json(asdict(held))
             return
-        from holdfast._tools.cli.show import Screen, show_mirror
+        _show_mirror(Screen(), held)
 
-        show_mirror(Screen(), held)
+
+def _show_mirror(screen: Screen, held: by_hand.MirrorList) -> None:
+    rows = [
+        (
+            f"{each.step} (end of epoch)" if each.name.endswith("-turn") else str(each.step),
+            _text.duration(each.age_seconds),
+            "damaged index" if each.size_bytes is None else _text.size(each.size_bytes),
+            str(each.attempt),
+            "yes" if each.is_here else "no",
+        )
+        for each in held.checkpoints
+    ]
+    if not rows:
+        screen.write(f"{_text.name(held.address)}: no checkpoints yet.")
+    else:
+        screen.table([">=step", ">=age", ">=size", ">=attempt", "here too"], rows)
+        count = _text.count(len(rows), "checkpoint")
+        screen.write(f"{count} in {_text.name(held.address)}", style="dim")
+    if held.damaged:
+        screen.write(f"{len(held.damaged)} with a damaged manifest, never fetched", style="yellow")

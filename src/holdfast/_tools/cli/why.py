@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from rich.text import Text
 
 from holdfast import _text
-from holdfast._errors import NotARun, SettingsError
+from holdfast._diagnose.deaths.judge import judge
+from holdfast._diagnose.evidence.evidence import Evidence
+from holdfast._diagnose.evidence.gather import gather_led, gather_lives, gather_run
+from holdfast._diagnose.evidence.processes import gather_pid
+from holdfast._diagnose.evidence.slurm_job import JOB, gather_slurm
+from holdfast._diagnose.texts.log_file import gather_log
+from holdfast._diagnose.verdict import Verdict
+from holdfast._environment.processes.activity import Activity, activity_of
+from holdfast._environment.slurm.controller import can_ask
+from holdfast._errors import HoldfastError, NotARun, SettingsError
+from holdfast._report.status.ask import ask_look, look_at_process
+from holdfast._report.status.gather import only_run, runs_below
+from holdfast._store.folder.attempts import read_json
+from holdfast._store.folder.layout import RunLayout
+from holdfast._store.folder.supervised import led_record, lives, supervisions
 from holdfast._tools.cli.group import AS_JSON, print_json
+from holdfast._tools.cli.show import Screen
 
-if TYPE_CHECKING:
-    from holdfast._diagnose.evidence.evidence import Evidence
-    from holdfast._diagnose.verdict import Verdict
-
-_SURE = {
-    "certain": "certain",
-    "likely": "likely, not certain",
-    "by-exclusion": "by exclusion: nothing else is left",
-    "unknown": "not known",
-}
+_SURE = {"likely": "likely, not certain", "by-exclusion": "by exclusion: nothing else is left"}
+_SURE |= {"certain": "certain", "unknown": "not known"}
 _LIVE = ("debugger", "stopped", "frozen", "slow", "running")
 _STYLES = {
     **dict.fromkeys(_LIVE, "yellow"),
@@ -34,7 +43,7 @@ _MOST_CHARACTERS = 100
 _STILL_SECONDS = 3.0  # in which a process that works does something
 
 
-@click.command(short_help="Say why a training ended, hangs or is slow, and how sure that is.")
+@click.command()
 @click.argument("what", metavar="[WHAT]", required=False)
 @click.option("--attempt", metavar="N", type=click.IntRange(min=1), help="Of a run: its attempt N.")
 @click.option("--all", "wants_all", is_flag=True, help="Of a run or a command: all attempts.")
@@ -72,8 +81,6 @@ def why(
     except OSError as error:
         said = error.strerror or error
         raise SettingsError(f"{what}: cannot be read ({said}).\n{_KINDS}") from error
-    from holdfast._diagnose.deaths.judge import judge
-
     for evidence in found:
         if evidence.is_live:
             _look_at(evidence)
@@ -82,8 +89,6 @@ def why(
         trees = [_tree(*each) for each in verdicts]
         print_json(trees if wants_all else trees[0])
         return
-    from holdfast._tools.cli.show import Screen
-
     screen = Screen()
     for number, (evidence, verdict) in enumerate(verdicts):
         if number:
@@ -93,29 +98,19 @@ def why(
 
 def _look_at(evidence: Evidence) -> None:
     """See what its processes do just now, where that can be had in a moment."""
-    from holdfast._errors import HoldfastError
-    from holdfast._report.status.ask import ask_look
-
+    # The process that was named, or a command that `holdfast run` leads.
+    pid = (evidence.process or {}).get("pid") or (evidence.led or {}).get("child_pid")
     try:
         if evidence.kind == "run":
             evidence.look = ask_look(Path(evidence.subject), _LOOK_SECONDS) or {}
-        elif pid := _pid_of(evidence):
+        elif isinstance(pid, int):
             evidence.look = _look_at_pid(pid)
     except (HoldfastError, OSError):
         return  # it has ended meanwhile, or its folder does not answer: the records tell the rest
 
 
-def _pid_of(evidence: Evidence) -> int | None:
-    """The process to look at: one that was named, or a command that `holdfast run` leads."""
-    found = (evidence.process or {}).get("pid") or (evidence.led or {}).get("child_pid")
-    return found if isinstance(found, int) else None
-
-
 def _look_at_pid(pid: int) -> dict[str, Any]:
     """One look; if nothing happened, a second look later: there is no step counter."""
-    from holdfast._environment.processes.activity import Activity, activity_of
-    from holdfast._report.status.ask import look_at_process
-
     first = look_at_process(pid)
     if first is None:
         return {}
@@ -152,10 +147,6 @@ _KINDS = "Name a run folder, a log file, a process or a job: holdfast why --help
 
 def _of_newest(attempt: int | None, wants_all: bool) -> list[Evidence]:
     """What ended last: of the runs here, and of all that `holdfast run` has led."""
-    from holdfast._report.status.gather import runs_below
-    from holdfast._store.folder.layout import RunLayout
-    from holdfast._store.folder.supervised import led_record, lives, supervisions
-
     here = Path()
     runs = [here] if _is_run(here) else list(runs_below(here))
     places: list[tuple[float, Path]] = []
@@ -182,9 +173,6 @@ def _written(path: Path) -> float:
 
 
 def _is_run(path: Path) -> bool:
-    from holdfast._store.folder.attempts import read_json
-    from holdfast._store.folder.layout import RunLayout
-
     return bool(read_json(RunLayout(path).identity).get("run_id"))
 
 
@@ -197,9 +185,8 @@ def _of_path(path: Path, attempt: int | None, wants_all: bool) -> list[Evidence]
     if attempt is not None:
         raise NotARun(f"{path}: there is no run here.\n--attempt is for run folders. {_KINDS}")
     if not path.is_dir():
-        from holdfast._diagnose.texts.log_file import gather_log
-
-        _check_readable(path)
+        if not path.is_fifo():  # opening it would tell its writer that there is no reader
+            path.open("rb").close()
         if path.suffix in _SCRIPTS:
             raise SettingsError(
                 f"{path} is a script: what it does wrong is not in it.\n"
@@ -212,27 +199,14 @@ def _of_path(path: Path, attempt: int | None, wants_all: bool) -> list[Evidence]
 
 def _of_folder(path: Path, wants_all: bool) -> list[Evidence]:
     """A folder that is no run: records of `holdfast run`, or one with a run in it."""
-    from holdfast._diagnose.evidence.gather import gather_led
-    from holdfast._report.status.gather import runs_below
-    from holdfast._store.folder.supervised import led_record, lives
-
     if led_record(path).exists():
         return [gather_led(path)]
     if found := lives(path):
         return [gather_led(life) for life in (found if wants_all else found[-1:])]
-    runs = sorted(runs_below(path))
-    if len(runs) == 1:
-        return _of_run(runs[0], None, wants_all)
-    if runs:
-        several = ", ".join(_text.name(run) for run in runs[:8])
-        raise NotARun(f"{path}: there are {len(runs)} runs in it: {several}.\nName one of them.")
-    raise NotARun(f"{path}: there is no run here, nor in the folders below.\n{_KINDS}")
+    return _of_run(only_run(path), None, wants_all)
 
 
 def _of_run(path: Path, attempt: int | None, wants_all: bool) -> list[Evidence]:
-    from holdfast._diagnose.evidence.gather import gather_lives, gather_run
-    from holdfast._store.folder.layout import RunLayout
-
     numbers = RunLayout(path).attempt_numbers()
     if attempt is not None and attempt not in numbers:
         there = f"It has {numbers[0]} to {numbers[-1]}." if numbers else "It has none yet."
@@ -242,21 +216,7 @@ def _of_run(path: Path, attempt: int | None, wants_all: bool) -> list[Evidence]:
     return [gather_run(path, attempt)]
 
 
-def _check_readable(path: Path) -> None:
-    if path.is_fifo():
-        return  # whoever writes to it would be told that nobody reads
-    try:
-        with path.open("rb"):
-            pass
-    except OSError as error:
-        raise SettingsError(f"{path}: {error.strerror or error}.\n{_KINDS}") from error
-
-
 def _of_number(what: str, is_pid: bool, is_job: bool) -> Evidence:
-    from holdfast._diagnose.evidence.processes import gather_pid
-    from holdfast._diagnose.evidence.slurm_job import JOB, gather_slurm
-    from holdfast._environment.slurm.controller import can_ask
-
     is_number = what.isascii() and what.isdigit() and len(what) < 10
     if is_pid and not is_number:
         raise SettingsError(
@@ -289,9 +249,7 @@ def _tree(evidence: Evidence, verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _show(screen: Any, evidence: Evidence, verdict: Verdict) -> None:
-    from rich.text import Text
-
+def _show(screen: Screen, evidence: Evidence, verdict: Verdict) -> None:
     subject = _text.name(evidence.subject)
     if evidence.kind == "led":
         subject = _command(evidence) or subject
@@ -304,12 +262,12 @@ def _show(screen: Any, evidence: Evidence, verdict: Verdict) -> None:
     _section(screen, "Evidence", verdict.evidence, numbered=True)
     is_death = not cause.startswith("hang-") and cause not in _LIVE
     others = "What the others then saw" if is_death else "Where the others stand"
-    _section(screen, others, verdict.others, numbered=False)
-    _section(screen, "What to do", verdict.advice, numbered=False)
+    _section(screen, others, verdict.others)
+    _section(screen, "What to do", verdict.advice)
     files = [_text.name(path) for path in evidence.files]
     if len(files) > _MOST_FILES:
         files = [*files[:_MOST_FILES], f"and {len(files) - _MOST_FILES} more"]
-    _section(screen, "Records", files, numbered=False)
+    _section(screen, "Records", files)
 
 
 def _command(evidence: Evidence) -> str:
@@ -323,15 +281,10 @@ def _command(evidence: Evidence) -> str:
     return f"{shown} (attempt {life})" if isinstance(life, int) and life > 1 else shown
 
 
-def _section(screen: Any, title: str, lines: Any, *, numbered: bool) -> None:
-    from rich.table import Table
-
+def _section(screen: Screen, title: str, lines: Sequence[str], *, numbered: bool = False) -> None:
     if not lines:
         return
     screen.write(f"{title}:", style="bold")
-    grid = Table.grid(padding=(0, 1))
-    grid.add_column(no_wrap=True, justify="right", style="dim")
-    grid.add_column(overflow="fold")
-    for number, line in enumerate(lines, start=1):
-        grid.add_row(f"  {number}." if numbered else "  -", _text.name(line))
-    screen.table(grid)
+    signs = [f"  {number}." if numbered else "  -" for number in range(1, len(lines) + 1)]
+    rows = zip((Text(sign, style="dim") for sign in signs), map(_text.name, lines), strict=True)
+    screen.grid((">=", ""), rows, gap=1)

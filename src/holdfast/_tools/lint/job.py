@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +14,14 @@ from holdfast._environment.slurm.options import (
     parse_signal,
     parse_time_limit,
     read_options,
+)
+from holdfast._tools.lint.finding import (
+    HINT,
+    NOT_UNDERSTOOD,
+    Edit,
+    LintFinding,
+    changed_lines,
+    whole_lines,
 )
 from holdfast._tools.lint.launch import LAUNCHERS, OTHER, PYTHON, TORCHRUN, Launch, find_launch
 from holdfast._tools.lint.shell import Command, NotUnderstood, parse_commands
@@ -48,6 +57,8 @@ _GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket")
 _FRAMEWORKS = re.compile(r"^\s*(?:import|from)\s+(torch|jax|tensorflow|lightning|flax|keras)", re.M)
 _HANDLES = re.compile(r"\bholdfast\b|SIGUSR[12]|signal\.signal")
 _MOST_BYTES = 1_000_000
+_LEAD_SECONDS = 120
+_LEAST_LEAD_SECONDS = 15
 
 
 @dataclass(frozen=True)
@@ -128,17 +139,61 @@ class BatchScript:
 
     @property
     def is_python(self) -> bool:
-        """Whether the batch script is a Python script."""
         return _PYTHONS.match(self.text) is not None
 
-    # -- places -------------------------------------------------------------------
+    def needed_seconds(self) -> float | None:
+        """The time of a save from its request on, as the run has measured it."""
+        return None if self.save_seconds is None else self.save_seconds + (self.step_seconds or 0.0)
+
+    def good_lead(self) -> int | None:
+        """Seconds of warning that are enough, and fit into the limit; None if no number does."""
+        needed = self.needed_seconds()
+        lead = _LEAD_SECONDS if needed is None else max(60, -(-int(1.5 * needed + 30) // 30) * 30)
+        if self.limit_seconds is not None and lead > self.limit_seconds / 3:
+            lead = int(self.limit_seconds / 3)
+            if lead < _LEAST_LEAD_SECONDS or (needed is not None and lead < needed):
+                return None
+        return lead
+
+    # -- findings and edits -------------------------------------------------------
+
+    def report(
+        self,
+        rule: str,
+        severity: str,
+        at: int,
+        message: str,
+        *,
+        edits: Iterable[Edit] = (),
+        corrected: Iterable[str] = (),
+        folder: str | None = None,
+    ) -> LintFinding:
+        """A finding at an offset of the script."""
+        line, changes = self.line_of(at), tuple(edits)
+        lines = tuple(corrected) or changed_lines(self.text, changes)
+        fixable = bool(changes) or folder is not None
+        source = self.text.split("\n")[line - 1]
+        return LintFinding(rule, severity, line, message, source, lines, changes, folder, fixable)
+
+    def not_understood(self, at: int, fact: str) -> LintFinding:
+        text = f"{fact} Whether the warning reaches the training is not known."
+        right = ["holdfast doctor -- bash SCRIPT   (in an allocation: it sends the signals)"]
+        return self.report(NOT_UNDERSTOOD, HINT, at, text, corrected=right)
 
     def line_of(self, offset: int) -> int:
         return self.text.count("\n", 0, offset) + 1
 
-    def source(self, line: int) -> str:
-        lines = self.text.split("\n")
-        return lines[line - 1] if 0 < line <= len(lines) else ""
+    def add_option(self, line: str) -> Edit:
+        at = self.options_at
+        before = "" if at == 0 or self.text[at - 1] == "\n" else "\n"
+        return Edit(at, at, f"{before}#SBATCH {line}\n")
+
+    def remove(self, start: int, end: int, *, around: str, instead: str = "") -> Edit:
+        """Without this part; without its line if that has nothing else than `around`."""
+        first, last = whole_lines(self.text, start, end)
+        if (self.text[first:start] + self.text[end:last]).strip() == around:
+            return Edit(first, last, "")
+        return Edit(start, end, instead)
 
     @property
     def options_at(self) -> int:
@@ -241,7 +296,6 @@ class BatchScript:
         )
 
     def program_text(self, launch: Launch) -> str:
-        """The Python file that a launch names, if it can be read."""
         return (self.read(launch.script) or "") if launch.script else ""
 
     def uses_holdfast(self, launch: Launch) -> bool:

@@ -24,11 +24,7 @@ PYTHON = "python"
 TORCHRUN = "torchrun"
 LAUNCHERS = frozenset(["accelerate", "deepspeed"])
 OTHER = "other"
-_TORCHRUN_MODULES = (
-    "torch.distributed.run",
-    "torch.distributed.launch",
-    "torch.distributed.elastic",
-)
+_TORCHRUN_MODULES = tuple(f"torch.distributed.{name}" for name in ("run", "launch", "elastic"))
 # All other options of torchrun have a value, in the same word or in the next one.
 _TORCHRUN_FLAGS = frozenset([
     "--standalone", "--no-python", "--run-path", "--use-env", "--virtual-local-rank",
@@ -66,7 +62,6 @@ class Launch:
 
     @property
     def script(self) -> str | None:
-        """The Python file or module that it names."""
         if self.kind == OTHER:
             return None
         words = [each.text.strip("\"'") for each in self.program]
@@ -99,7 +94,6 @@ class Launch:
 
     @property
     def name(self) -> str:
-        """In a sentence."""
         return {PYTHON: "python", OTHER: "the program"}.get(self.kind, self.kind)
 
 
@@ -158,11 +152,7 @@ def _wrap(launch: Launch, name: str) -> Launch:
 def _kind(words: Sequence[Argument]) -> str:
     name = words[0].program
     second = words[1].text if len(words) > 1 else ""
-    if name == TORCHRUN:
-        return TORCHRUN
-    if name == "accelerate" and second == "launch":
-        return name
-    if name == "deepspeed":
+    if name in (TORCHRUN, "deepspeed") or (name == "accelerate" and second == "launch"):
         return name
     if name.endswith(".py"):
         return PYTHON
@@ -188,10 +178,9 @@ def _read_shell(launch: Launch, words: tuple[Argument, ...], read: Reader) -> La
         if option.startswith("-o") or option == "+o":
             at += 1
         elif not option.startswith("--") and option.endswith("c"):
-            inner = words[at] if at < len(words) else None
-            return launch if inner is None else _read_text(
-                launch, shell, inner, words[at + 2 :], read
-            )  # fmt: skip
+            if at >= len(words):
+                return launch
+            return _read_text(launch, shell, words[at], words[at + 2 :], read)
     if at < len(words):
         return _read_file(launch, f"{shell} {words[at].text}", words[at].text, read)
     return launch
@@ -211,11 +200,7 @@ def _inner_text(argument: Argument) -> tuple[str, int | None] | None:
 
 
 def _read_text(
-    launch: Launch,
-    shell: str,
-    argument: Argument,
-    rest: tuple[Argument, ...],
-    read: Reader,
+    launch: Launch, shell: str, argument: Argument, rest: tuple[Argument, ...], read: Reader
 ) -> Launch | None:
     found = _inner_text(argument)
     if found is None:
@@ -226,10 +211,9 @@ def _read_text(
         values = find_values(commands)
     except NotUnderstood:
         return launch
-    if any(c.text == "trap" and len(c.words) > 1 and c.words[1].text not in ("''", '""') and
-           c.words[1].text != "-" for c in commands):  # fmt: skip
+    handlers = [c.words[1].text if len(c.words) > 1 else "-" for c in commands if c.text == "trap"]
+    if set(handlers) - {"''", '""', "-"}:
         return launch  # it may pass the signal on
-    ignores = any(c.text == "trap" for c in commands)  # all others are excluded above
     for index, command in enumerate(commands):
         words = values.arguments(command.words)
         if command.words and command.words[-1].text in ('"$@"', "$@"):
@@ -252,7 +236,7 @@ def _read_text(
             is_enclosed=launch.is_enclosed or inner.is_enclosed,
             is_inside=inner.is_inside or not is_given,
             is_editable=inner.is_editable and (is_given or offset is not None),
-            is_guarded=launch.is_guarded or inner.is_guarded or ignores,
+            is_guarded=launch.is_guarded or inner.is_guarded or bool(handlers),
             is_led=launch.is_led or inner.is_led,
             is_step=launch.is_step or inner.is_step,
             swallow=launch.swallow or swallow,
@@ -263,12 +247,11 @@ def _read_text(
 def _judge_shell(
     shell: str, inner: Launch, commands: int, is_last: bool, offset: int | None
 ) -> Swallow | None:
-    if is_last and commands == 1 and not inner.command.is_timed:
+    becomes = is_last and not inner.command.is_timed
+    if becomes and commands == 1:
         return None  # every shell becomes its only command
-    exec_at = None
-    if offset is not None and is_last and not inner.command.is_timed:
-        exec_at = inner.command.words[0].start
-    if is_last and shell == "bash" and not inner.command.is_timed:
+    exec_at = inner.command.words[0].start if offset is not None and becomes else None
+    if becomes and shell == "bash":
         return Swallow("bash -c", is_certain=False, how="may wait", exec_at=exec_at)
     return Swallow(f"{shell} -c", is_certain=not is_last, exec_at=exec_at)
 

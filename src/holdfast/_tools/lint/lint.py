@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,34 +10,18 @@ from pathlib import Path
 from holdfast._tools.doctor.run import save_seconds, step_seconds
 from holdfast._tools.lint.finding import ERROR, HINT, WARNING, LintFinding, apply_edits
 from holdfast._tools.lint.job import BatchScript
-from holdfast._tools.lint.rules_batch import check_batch
+from holdfast._tools.lint.rules_batch import check_batch, check_understood
 from holdfast._tools.lint.rules_launch import check_launches
 from holdfast._tools.lint.rules_options import check_options
-from holdfast._tools.lint.rules_places import check_places
-from holdfast._tools.lint.rules_requeue import (
-    check_requeueing,
-    check_template,
-    check_traps,
-    check_understood,
-    is_template,
-)
 
-_RULES = (
-    check_options,
-    check_launches,
-    check_batch,
-    check_traps,
-    check_requeueing,
-    check_places,
-    check_understood,
-)
+_TEMPLATE = re.compile(r"^[ \t]*(?:\{%.*|\{\{.*\}\}[ \t]*)$", re.MULTILINE)  # whole lines
 _ORDER = {ERROR: 0, WARNING: 1, HINT: 2}
 _ROUNDS = 10  # an edit may uncover the next finding
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a script is judged by, besides its own text."""
+    """The surroundings by which a script is judged."""
 
     folder: Path  # of the script
     cwd: Path  # where it is submitted from
@@ -45,14 +30,17 @@ class Surroundings:
 
 
 def lint(text: str, around: Surroundings) -> list[LintFinding]:
-    """The findings in a script, in the order of its lines."""
     found = _find_line_ends(text)
     plain = text.replace("\r\n", "\n")
     job = BatchScript(plain, around.folder, around.cwd)
     if around.run is not None:
         job.save_seconds, job.step_seconds = save_seconds(around.run), step_seconds(around.run)
         job.run_name = around.run.name
-    for rule in (check_template,) if is_template(plain) else _RULES:
+    if template := _TEMPLATE.search(plain):
+        # Its final text is not known.
+        found.append(job.not_understood(template.start(), "this is a template, not yet a script."))
+        return in_order(found, around)
+    for rule in (check_options, check_launches, check_batch, check_understood):
         found += rule(job)
     return in_order(found, around)
 

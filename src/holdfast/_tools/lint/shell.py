@@ -15,10 +15,9 @@ from itertools import pairwise
 # -- Words and operators ---------------------------------------------------------------------------
 
 
-_OPERATORS = ("&&", "||", ";;&", ";;", ";&", "|&", "&>>", "&>", "<<<", "<<-", "<<", ">>", ">&")
-_MORE_OPERATORS = ("<&", "<>", ">|", ";", "&", "|", "(", ")", "<", ">")
-_OPERATOR = re.compile("|".join(re.escape(each) for each in (*_OPERATORS, *_MORE_OPERATORS)))
-REDIRECTIONS = frozenset(["&>>", "&>", "<<<", "<<-", "<<", ">>", ">&", "<&", "<>", ">|", "<", ">"])
+REDIRECTIONS = ("&>>", "&>", "<<<", "<<-", "<<", ">>", ">&", "<&", "<>", ">|", "<", ">")
+_OPERATORS = ("&&", "||", ";;&", ";;", ";&", "|&", *REDIRECTIONS, ";", "&", "|", "(", ")")
+_OPERATOR = re.compile("|".join(map(re.escape, _OPERATORS)))
 _BREAKS = " \t\n;&|()<>"
 
 
@@ -48,14 +47,15 @@ def find_comments(text: str) -> list[int]:
     return reader.comments
 
 
+@dataclass
 class _Reader:
-    def __init__(self, text: str, offset: int) -> None:
-        self._text = text
-        self._offset = offset
-        self._at = 0
-        self._found: list[Token] = []
-        self.comments: list[int] = []
-        self._documents: list[tuple[str, bool]] = []  # here-documents that begin on the next line
+    _text: str
+    _offset: int
+    _at: int = 0
+    _found: list[Token] = field(default_factory=list)
+    comments: list[int] = field(default_factory=list)
+    # Here-documents that begin on the next line.
+    _documents: list[tuple[str, bool]] = field(default_factory=list)
 
     def read(self) -> list[Token]:
         try:
@@ -78,7 +78,7 @@ class _Reader:
                 self.comments.append(self._at)
                 end = text.find("\n", self._at)
                 self._at = len(text) if end < 0 else end
-            elif text.startswith("((", self._at) and self._is_first():
+            elif text.startswith("((", self._at) and self._begins_a_command():
                 self._add(_skip_arithmetic(text, self._at), is_word=True)
             elif (operator := self._operator()) is not None:
                 self._take_operator(operator)
@@ -105,7 +105,7 @@ class _Reader:
             name = re.sub(r"[\"'\\]", "", self._text[start:end])
             self._documents.append((name, operator == "<<-"))
 
-    def _is_first(self) -> bool:
+    def _begins_a_command(self) -> bool:
         return not self._found or not self._found[-1].is_word or self._found[-1].text in _LEADING
 
     def _add(self, end: int, *, is_word: bool) -> None:
@@ -133,10 +133,10 @@ class _Reader:
         while at < len(text):
             char = text[at]
             if char in "<>" and text.startswith("(", at + 1):
-                at = skip_parentheses(text, at + 1)
+                at = _skip_parentheses(text, at + 1)
             elif char in _BREAKS:
                 if char == "(" and at > self._at and text[at - 1] in "=@?+*!":
-                    at = skip_parentheses(text, at)  # an array, or a pattern
+                    at = _skip_parentheses(text, at)  # an array, or a pattern
                     continue
                 break
             else:
@@ -147,33 +147,24 @@ class _Reader:
 _LEADING = ("for", "if", "then", "elif", "else", "while", "until", "do", "!", "{", "time")
 
 
+# An escape, a quotation without substitutions, or any other character.
+_PIECE = re.compile(r"\\.?|'[^']*'|`(?:\\.|[^`\\])*`?|\$'(?:\\.|[^'\\])*'?|.", re.DOTALL)
+
+
 def skip_piece(text: str, at: int) -> int:
     """Past one character of a word, or past one quotation or substitution."""
-    char = text[at]
-    if char == "\\":
-        return min(at + 2, len(text))
-    if char == "'":
-        return _find(text, "'", at + 1) + 1
-    if char == '"':
+    if text[at] == '"':
         return skip_double_quotes(text, at)
-    if char == "`":
-        at += 1
-        while at < len(text) and text[at] != "`":
-            at += 2 if text[at] == "\\" else 1
-        return at + 1
-    if char == "$":
-        if text.startswith("$((", at):
-            return _skip_arithmetic(text, at + 1)
-        if text.startswith("$(", at):
-            return skip_parentheses(text, at + 1)
-        if text.startswith("${", at):
-            return _skip_nested(text, at + 1, "{}", "a brace that is never closed")
-        if text.startswith("$'", at):
-            at += 2
-            while at < len(text) and text[at] != "'":
-                at += 2 if text[at] == "\\" else 1
-            return at + 1
-    return at + 1
+    if text.startswith("$((", at):
+        return _skip_arithmetic(text, at + 1)
+    if text.startswith("$(", at):
+        return _skip_parentheses(text, at + 1)
+    if text.startswith("${", at):
+        return _skip_nested(text, at + 1, "{}", "a brace that is never closed")
+    match = _PIECE.match(text, at)
+    if match is None or match[0] == "'":
+        raise NotUnderstood("a quote that is never closed")
+    return match.end()
 
 
 def skip_double_quotes(text: str, at: int) -> int:
@@ -186,8 +177,7 @@ def skip_double_quotes(text: str, at: int) -> int:
     return at + 1
 
 
-def skip_parentheses(text: str, at: int) -> int:
-    """Past the matching parenthesis of the one at `at`."""
+def _skip_parentheses(text: str, at: int) -> int:
     return _skip_nested(text, at, "()", "a parenthesis that is never closed", has_comments=True)
 
 
@@ -205,6 +195,7 @@ def _skip_nested(
     has_comments: bool = False,
     is_plain: bool = False,
 ) -> int:
+    """Past the end that belongs to the opening sign at `at`."""
     depth = 0
     while at < len(text):
         char = text[at]
@@ -219,13 +210,6 @@ def _skip_nested(
         else:
             at = at + 1 if is_plain else skip_piece(text, at)
     raise NotUnderstood(problem)
-
-
-def _find(text: str, what: str, at: int) -> int:
-    found = text.find(what, at)
-    if found < 0:
-        raise NotUnderstood("a quote that is never closed")
-    return found
 
 
 # -- Simple commands -------------------------------------------------------------------------------
@@ -255,7 +239,6 @@ class Command:
 
     @property
     def text(self) -> str:
-        """The first word, as written."""
         return self.words[0].text if self.words else ""
 
     @property
@@ -307,16 +290,7 @@ class _Parser:
         if self._pending and self._pending[0].text == "function" and token.text == "{":
             self._names_function = self._pending[-1].text
             self._pending.clear()
-        is_first = not self._pending
-        if is_first and self._in_body(token):
-            return
-        if is_first and token.text in _PASSED:
-            self._list_start = len(self.commands)
-            return
-        if is_first and token.text in _OPENING:
-            self._push(token.text)
-            if token.text in ("for", "select"):
-                self._pending.append(token)  # the rest of the line is a list of words
+        if not self._pending and self._take_keyword(token):
             return
         self._pending.append(token)
         if self._pending[0].text == "case" and token.text == "in" and len(self._pending) == 3:
@@ -324,16 +298,21 @@ class _Parser:
             self._push("case")
             self._in_pattern = True
 
-    def _in_body(self, token: Token) -> bool:
-        """Whether a first word opens or closes something."""
+    def _take_keyword(self, token: Token) -> bool:
+        """Whether a first word was a keyword, and no command."""
         if token.text == "{":
-            self._push("{", self._names_function)
-            self._names_function = None
-            return True
-        if token.text in _CLOSING:
+            self._push("{")
+        elif token.text in _CLOSING:
             self._close(token.text)
-            return True
-        return False
+        elif token.text in _PASSED:
+            self._list_start = len(self.commands)
+        elif token.text in _OPENING:
+            self._push(token.text)
+            if token.text in ("for", "select"):
+                self._pending.append(token)  # the rest of the line is a list of words
+        else:
+            return False
+        return True
 
     def _pass_pattern(self, token: Token) -> None:
         if token.text == "esac":
@@ -348,8 +327,7 @@ class _Parser:
             self._names_function = self._pending[-1].text
             self._pending.clear()
         elif not self._pending:
-            self._push("(", self._names_function)
-            self._names_function = None
+            self._push("(")
         else:
             raise NotUnderstood("a parenthesis amid words")
 
@@ -357,7 +335,10 @@ class _Parser:
         words = [token.text for token in self._pending]
         return bool(words) and words[0] == "[[" and "]]" not in words
 
-    def _push(self, kind: str, function: str | None = None) -> None:
+    def _push(self, kind: str) -> None:
+        function = None
+        if kind in ("{", "("):
+            function, self._names_function = self._names_function, None
         self._open.append(_Open(kind, len(self.commands), function))
         self._before = ""
         self._closed = None
@@ -393,19 +374,29 @@ class _Parser:
 
     def _add(self, pending: list[Token], operator: str) -> None:
         if self._closed is not None:
-            pending = []  # redirections of a compound
+            return  # redirections of a compound
+        is_timed = bool(pending) and pending[0].text == "time"
+        if is_timed:
+            pending = [token for token in pending[1:] if token.text != "-p"]
         if not pending:
             return
+        words, has_document = _without_redirections(pending)
+        assigned = next((n for n, w in enumerate(words) if not is_assignment(w.text)), len(words))
         functions = [each.function for each in self._open if each.function is not None]
-        command = _make_command(pending, self._before, operator)
-        if command is not None:
-            self.commands.append(
-                replace(
-                    command,
-                    function=functions[-1] if functions else None,
-                    within=tuple(e.kind for e in self._open if e.function is None),
-                )
+        self.commands.append(
+            Command(
+                words=tuple(words[assigned:]),
+                assignments=tuple(words[:assigned]),
+                start=pending[0].start,
+                end=pending[-1].end,
+                before=self._before,
+                after=operator,
+                function=functions[-1] if functions else None,
+                within=tuple(each.kind for each in self._open if each.function is None),
+                is_timed=is_timed,
+                has_document=has_document,
             )
+        )
 
     def _mark(self, operator: str) -> None:
         """The operator behind a list or compound applies to all commands in it."""
@@ -419,12 +410,8 @@ class _Parser:
                 self.commands[at] = replace(self.commands[at], is_piped=True)
 
 
-def _make_command(pending: list[Token], before: str, after: str) -> Command | None:
-    is_timed = pending[0].text == "time"
-    if is_timed:
-        pending = [t for t in pending[1:] if t.text != "-p"]
-    if not pending:
-        return None
+def _without_redirections(pending: list[Token]) -> tuple[list[Token], bool]:
+    """The words of a command, and whether it has a here-document."""
     words: list[Token] = []
     target_follows = has_document = False
     for token, following in pairwise([*pending, pending[-1]]):
@@ -437,13 +424,7 @@ def _make_command(pending: list[Token], before: str, after: str) -> Command | No
             token.text.isdecimal() and following.start == token.end and not following.is_word
         ):
             words.append(token)
-    assignments = []
-    while words and is_assignment(words[0].text):
-        assignments.append(words.pop(0))
-    return Command(
-        tuple(words), tuple(assignments), pending[0].start, pending[-1].end, before, after,
-        None, (), is_timed=is_timed, has_document=has_document,
-    )  # fmt: skip
+    return words, has_document
 
 
 def is_assignment(text: str) -> bool:

@@ -1,7 +1,7 @@
 """Whether a Python program certainly handles no signal; it is read, never imported.
 
 Any module may install a handler. So this is certain only if each import is a package known to
-install none, or a file beside the program that is read in the same way.
+install none, or a file in the folder of the program that is read in the same way.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def has_no_handler(name: str, read: Reader) -> bool:
 
 
 def _files_of(modules: Iterable[str], folder: PurePosixPath, read: Reader) -> Iterator[str]:
-    """The files beside the program that these must be, since they are no known packages."""
+    """The files in the folder of the program: all modules that are no known packages."""
     for module in modules:
         parts = module.split(".")
         if parts[0] in _KNOWN or parts[0] in sys.stdlib_module_names:

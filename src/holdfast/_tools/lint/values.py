@@ -120,7 +120,6 @@ class Values:
 
 
 def find_values(commands: Iterable[Command]) -> Values:
-    """The variables and their known values."""
     values = Values()
     seen: dict[str, set[str]] = {}
     for command in commands:

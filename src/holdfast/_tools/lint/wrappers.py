@@ -37,11 +37,11 @@ _RUNNER_VALUES = (
     "--with", "--extra", "--group", "--python", "-p", "--project", "--directory", "-e",
     "--env", "--environment", "--manifest-path", "--env-file", "--package",
 )  # fmt: skip
-_CONTAINER_VALUES = frozenset([
+_CONTAINER_VALUES = (
     "-B", "--bind", "--env", "--env-file", "--pwd", "--cwd", "-H", "--home", "--overlay", "-o",
     "-W", "--workdir", "--mount", "-S", "--scratch", "--security", "--hostname", "--dns",
     "--app", "--network", "--network-args", "--nvccli-path", "--fusemount", "--cpus", "--memory",
-])  # fmt: skip
+)  # fmt: skip
 _SRUN_FLAGS = """
     exact overlap unbuffered label pty no-kill overcommit multi-prog quit-on-interrupt quiet
     verbose disable-status contiguous preserve-env oversubscribe test-only use-min-nodes spread-job
@@ -111,25 +111,15 @@ def after_wrapper(words: Sequence[Argument]) -> tuple[str, int] | None:
         with_value = ("-n", "--name", "-p", "--prefix", "--cwd")
         return "conda run", 1 + after_options(words[1:], with_value)
     if name in CONTAINERS and _second(words) in ("exec", "run"):
-        return name, _after_image(words)
+        return name, 2 + after_options(words[1:], _CONTAINER_VALUES)
     if name == "holdfast" and _second(words) == "run":
         return "holdfast run", 1 + after_options(words[1:], _OF_THE_LEADER)
     if is_python(name):
-        at = after_options(words[: _module_at(words)])
+        module_at = next((at for at, word in enumerate(words) if word.text == "-m"), 0)
+        at = after_options(words[:module_at])
         if [each.text for each in words[at : at + 3]] == ["-m", "holdfast", "run"]:
             return "holdfast run", at + 2 + after_options(words[at + 2 :], _OF_THE_LEADER)
     return None
-
-
-def _module_at(words: Sequence[Argument]) -> int:
-    return next((at for at, word in enumerate(words) if word.text == "-m"), 0)
-
-
-def _after_image(words: Sequence[Argument]) -> int:
-    at = 2
-    while at < len(words) and words[at].text.startswith("-"):
-        at += 2 if words[at].text in _CONTAINER_VALUES else 1
-    return at + 1
 
 
 def _second(words: Sequence[Argument]) -> str:

@@ -1,6 +1,7 @@
 """A checkpoint of another library becomes a run of one attempt, which has ended.
 
-Its files show which library wrote it. No code in it is ever run.
+Its files show which library wrote it. No code in it is ever run. An arena in memory whose run
+folder is gone gets a folder again.
 """
 
 from __future__ import annotations
@@ -8,9 +9,9 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from holdfast._errors import (
@@ -25,7 +26,13 @@ from holdfast._run.saving.direct import write_direct
 from holdfast._store.commit.checkpoint import Policy
 from holdfast._store.folder import journal
 from holdfast._store.folder.atomic import publish_folder, remove_folder, sync_folder
-from holdfast._store.folder.attempts import claim, note_origin, open_folder
+from holdfast._store.folder.attempts import (
+    claim,
+    note_origin,
+    open_folder,
+    read_json,
+    write_json,
+)
 from holdfast._store.folder.layout import RunLayout
 from holdfast._store.format.version import __version__
 from holdfast._text import say
@@ -41,7 +48,6 @@ from holdfast._tools.convert.adopt.foreign import (
 from holdfast._tools.convert.adopt.tensorflow_bundle import prepare_tensorflow
 
 _NAMED = 8
-_OF_KERAS = (".h5", ".keras")
 _WEIGHTS = (
     "model.safetensors",
     "model.safetensors.index.json",
@@ -49,13 +55,9 @@ _WEIGHTS = (
     "pytorch_model.bin.index.json",
 )
 _TRAINER_STATE = "trainer_state.json"
-_BESIDE = {"optimizer": "optimizer.pt", "scheduler": "scheduler.pt", "scaler": "scaler.pt"}
+_OF_TRAINER = {"optimizer": "optimizer.pt", "scheduler": "scheduler.pt", "scaler": "scaler.pt"}
 _RANDOM = "rng_state.pth"
-_DCP_TABLE = ".metadata"
 _ORBAX = ("_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt")
-_ORBAX_DEFAULTS = ("default", "state")
-_LIGHTNING_VERSION = "pytorch-lightning_version"
-_LAST = "last.ckpt"
 _KNOWN = (
     "tf.train.CheckpointManager, torch.save, Lightning, Hugging Face, torch.distributed.checkpoint "
     "or Orbax"
@@ -63,15 +65,14 @@ _KNOWN = (
 
 
 def adopt_files(folder: Path, wanted: Adoption) -> Prepared:
-    """Make a run of a checkpoint that another library wrote."""
-    refuse_a_run(folder)
-    prepared = prepare(wanted)
-    publish_run(folder, lambda unfinished: _make_run(unfinished, prepared, wanted))
+    _refuse_a_run(folder)
+    prepared = _prepare(wanted)
+    _publish_run(folder, lambda unfinished: _make_run(unfinished, prepared, wanted))
     return prepared
 
 
-def publish_run(folder: Path, make: Callable[[Path], None]) -> None:
-    """Have a run folder made beside its place, and then rename it.
+def _publish_run(folder: Path, make: Callable[[Path], None]) -> None:
+    """Make a run folder under another name, and then rename it.
 
     A folder without its checkpoint would be a run that begins from nothing.
     """
@@ -98,24 +99,17 @@ def _make_run(folder: Path, prepared: Prepared, wanted: Adoption) -> None:
     attempt = claim(layout, folder, say)
     note_origin(layout, attempt, None)
     policy = Policy(layout, run_id, attempt, {attempt: None}, 1, None, __version__)
-    adopted = {"from": prepared.source, "fresh": list(wanted.fresh), "kind": prepared.kind}
-    head: dict[str, Any] = {
-        "attempt": attempt,
-        "world": 1,
-        "common": "",
-        "metrics": {},
-        "best": None,
-        "by_hand": False,
-        "adopted": adopted,
-    }
     step, source = prepared.step, prepared.source
+    adopted = {"from": source, "fresh": list(wanted.fresh), "kind": prepared.kind}
+    head: dict[str, Any] = {"attempt": attempt, "world": 1, "common": "", "metrics": {}}
+    head |= {"best": None, "by_hand": False, "adopted": adopted}
     write_direct(policy, prepared.captured, head, step, "adopted")
     journal.append(layout.journal, "adopted", attempt=attempt, step=step, source=source)
     record = {"status": 0, "how": "closed", "reason": "adopted", "step": step}
     ExitRecord(layout, attempt).write(record, asked=False)
 
 
-def refuse_a_run(folder: Path) -> None:
+def _refuse_a_run(folder: Path) -> None:
     layout = RunLayout(folder.absolute())
     if layout.identity.exists() or layout.checkpoints.exists():
         raise FolderError(
@@ -132,10 +126,69 @@ def _is_taken(folder: Path) -> FolderError:
     )
 
 
+# -- an arena in memory ------------------------------------------------------------
+
+
+def adopt_memory(folder: Path, source: Path) -> int:
+    """Make a run folder for the arena in this file; returns the step that is in it.
+
+    The new folder has the id of the run and its last attempt. So the next start finds the arenas
+    as those of the attempt before, checks them, goes on there and makes the state durable.
+    """
+    from holdfast._store.memory.backing import users_of
+
+    _refuse_a_run(folder)
+    if pids := users_of().get(source):
+        raise HoldfastError(
+            f"{source}: a process has it open (pid {', '.join(map(str, sorted(pids)))}): its run "
+            "has not ended.\nStop that first."
+        )
+    run_id, attempt, step = _read_arena(source)
+
+    def make(unfinished: Path) -> None:
+        layout = RunLayout(unfinished)
+        for path in (layout.attempt(attempt), layout.checkpoints, layout.requests):
+            path.mkdir(parents=True)
+        identity = {"run_id": run_id, "created": time.time(), "folder": str(folder.absolute())}
+        write_json(layout.identity, identity)
+        note_origin(layout, attempt, None)
+        journal.append(layout.journal, "adopted", attempt=attempt, step=step, source=str(source))
+        record = {"status": None, "how": "adopted from memory", "step": step}
+        ExitRecord(layout, attempt).write(record, asked=False)
+
+    _publish_run(folder, make)
+    return step
+
+
+def _read_arena(source: Path) -> tuple[str, int, int]:
+    from holdfast._store.memory.arena import Arena, NotAnArena
+    from holdfast._store.memory.backing import open_leftover
+
+    descriptor = open_leftover(source)
+    if descriptor is None:
+        raise HoldfastError(f"{source}: there is no arena of yours here.")
+    try:
+        arena = Arena(descriptor)
+    except (NotAnArena, ValueError, OSError) as error:
+        os.close(descriptor)
+        raise HoldfastError(f"{source}: is no arena ({error}).") from error
+    steps = [record.step for record in arena.whole() if record.is_hashed]
+    found = arena.run_id, arena.attempt, max(steps, default=-1)
+    place = arena.folder
+    arena.close()
+    if not steps:
+        raise HoldfastError(f"{source}: holds no snapshot that a start would use.")
+    if place and read_json(RunLayout(Path(place)).identity).get("run_id") == found[0]:
+        raise HoldfastError(
+            f"{source}: its run is in {place}.\nStart the same command again: it goes on there."
+        )
+    return found
+
+
 # -- reading ----------------------------------------------------------------------
 
 
-def prepare(wanted: Adoption) -> Prepared:
+def _prepare(wanted: Adoption) -> Prepared:
     source = wanted.source
     if _is_of_tensorflow(source):
         return prepare_tensorflow(wanted)
@@ -163,36 +216,30 @@ def prepare(wanted: Adoption) -> Prepared:
 
 def _is_of_tensorflow(source: Path) -> bool:
     if source.is_dir():
-        return (source / "checkpoint").is_file() and not _is_of_orbax(source)
+        return (source / "checkpoint").is_file() and not _has_any(source, _ORBAX)
     near = source.parent.is_dir() and any(source.parent.glob("*.index"))
-    return source.suffix in (*_OF_KERAS, ".index") or (not source.exists() and near)
+    return source.suffix in (".h5", ".keras", ".index") or (not source.exists() and near)
 
 
 def _recognise(source: Path) -> tuple[Callable[[Path], Foreign], Path]:
     if source.is_file():
         return (_read_weights if source.suffix == ".safetensors" else _read_torch), source
-    for is_one, read in _FOLDERS:
-        if is_one(source):
+    for names, _, read in _FOLDERS:
+        if _has_any(source, names):
             return read, source
-    for pattern, is_one, read in (
-        (r"checkpoint-(\d+)", _is_of_hugging_face, _read_hugging_face),
-        (r"(\d+)", _is_of_orbax, _read_orbax),
-        (r"\D*?(\d+)", _is_of_dcp, _read_dcp),
-    ):
-        newest = _newest(source, pattern, is_one)
-        if newest is not None:
-            return read, newest
+    for names, pattern, read in reversed(_FOLDERS):
+        found = {
+            int(match[1]): each
+            for each in source.iterdir()
+            if (match := re.fullmatch(pattern, each.name)) and _has_any(each, names)
+        }
+        if found:
+            return read, found[max(found)]
     return _read_torch, _only_file(source)
 
 
-def _newest(folder: Path, pattern: str, is_one: Callable[[Path], bool]) -> Path | None:
-    """The folder with the highest number in its name."""
-    found = {
-        int(match[1]): each
-        for each in folder.iterdir()
-        if (match := re.fullmatch(pattern, each.name)) and each.is_dir() and is_one(each)
-    }
-    return found[max(found)] if found else None
+def _has_any(folder: Path, names: Iterable[str]) -> bool:
+    return any((folder / name).is_file() for name in names)
 
 
 def _only_file(folder: Path) -> Path:
@@ -201,10 +248,9 @@ def _only_file(folder: Path) -> Path:
         for ending in ("ckpt", "pt", "pth", "safetensors")
         for each in folder.glob(f"*.{ending}")
     )
-    if folder / _LAST in files:
-        return folder / _LAST
-    if len(files) == 1:
-        return files[0]
+    last = folder / "last.ckpt"
+    if last in files or len(files) == 1:
+        return last if last in files else files[0]
     shown = ", ".join(str(each) for each in files[-_NAMED:])
     if files:
         raise FolderError(f"{folder}: there are several checkpoints.\nName one: {shown}.")
@@ -213,33 +259,17 @@ def _only_file(folder: Path) -> Path:
     )
 
 
-def _is_of_hugging_face(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in (*_WEIGHTS, _TRAINER_STATE))
-
-
-def _is_of_dcp(folder: Path) -> bool:
-    return (folder / _DCP_TABLE).is_file()
-
-
-def _is_of_orbax(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in _ORBAX)
-
-
-def _load_torch(path: Path) -> ModuleType:
+def _read(path: Path, reader: str) -> Any:
+    """The result of a reader in `holdfast/torch/checkpoints.py`; its errors in a sentence."""
     try:
-        from holdfast.torch import checkpoints
+        from holdfast.torch import checkpoints as torch
     except ImportError as error:
         raise HoldfastError(
             f"{path}: reading it needs PyTorch, which is not installed here.\n"
             f"Install it: {install_command('torch')}"
         ) from error
-    return checkpoints
-
-
-def _reading(torch: ModuleType, path: Path, read: Callable[[Path], Any]) -> Any:
-    """The result of a reader; its errors in a sentence."""
     try:
-        return read(path)
+        return getattr(torch, reader)(path)
     except torch.Refused as error:
         what = f"a {error.stranger}" if error.stranger else f"more than values: {error}"
         raise HoldfastError(
@@ -263,18 +293,21 @@ def _reason(error: Exception) -> str:
     return text if is_told else f"{type(error).__name__} {text}".rstrip()
 
 
+def _guess(path: Path, kind: str, whole: Any) -> Foreign:
+    from holdfast.torch.checkpoints import is_tensor
+
+    return Foreign(str(path), kind, whole, guess_parts(whole, is_tensor))
+
+
 def _read_torch(path: Path) -> Foreign:
-    torch = _load_torch(path)
-    whole = _reading(torch, path, torch.read_file)
-    if isinstance(whole, dict) and _LIGHTNING_VERSION in whole and "state_dict" in whole:
+    whole = _read(path, "read_file")
+    if isinstance(whole, dict) and {"pytorch-lightning_version", "state_dict"} <= whole.keys():
         return _lightning(path, whole)
-    return Foreign(str(path), "torch.save", whole, guess_parts(whole, torch.is_tensor))
+    return _guess(path, "torch.save", whole)
 
 
 def _read_weights(path: Path) -> Foreign:
-    torch = _load_torch(path)
-    whole = _reading(torch, path, torch.read_safetensors)
-    return Foreign(str(path), "safetensors", whole, {"model": ROOT})
+    return Foreign(str(path), "safetensors", _read(path, "read_safetensors"), {"model": ROOT})
 
 
 def _lightning(path: Path, whole: dict[str, Any]) -> Foreign:
@@ -304,30 +337,33 @@ def _lightning(path: Path, whole: dict[str, Any]) -> Foreign:
 
 
 def _read_hugging_face(folder: Path) -> Foreign:
-    torch = _load_torch(folder)
-    whole: dict[str, Any] = {"model": _shards(torch, folder)}
-    for name, file in _BESIDE.items():
+    whole: dict[str, Any] = {"model": _shards(folder)}
+    for name, file in _OF_TRAINER.items():
         if (folder / file).is_file():
-            whole[name] = _reading(torch, folder / file, torch.read_file)
+            whole[name] = _read(folder / file, "read_file")
     foreign = Foreign(str(folder), "Hugging Face", whole, {name: name for name in whole})
     if (folder / _TRAINER_STATE).is_file():
-        about = _reading(torch, folder / _TRAINER_STATE, _read_json)
+        about = _read_json(folder / _TRAINER_STATE)
         steps = number_of(about.get("global_step"))
         foreign.counted = None if steps is None else (_TRAINER_STATE, steps)
         epochs = about.get("epoch")
         if isinstance(epochs, int | float) and 0 <= epochs < 2**53:  # JSON's NaN and Infinity, too
             foreign.epochs = epochs
     if (folder / _RANDOM).is_file():
-        random = _reading(torch, folder / _RANDOM, torch.read_file)
-        foreign.generators = torch.generators_of(random)
+        from holdfast.torch.checkpoints import generators_of
+
+        foreign.generators = generators_of(_read(folder / _RANDOM, "read_file"))
     return foreign
 
 
 def _read_json(path: Path) -> Any:
-    return json.loads(path.read_text())
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise _damaged(path, error) from error
 
 
-def _shards(torch: ModuleType, folder: Path) -> dict[str, Any]:
+def _shards(folder: Path) -> dict[str, Any]:
     """The weights of a model, perhaps in several files with an index."""
     name = next((name for name in _WEIGHTS if (folder / name).is_file()), None)
     if name is None:
@@ -337,7 +373,7 @@ def _shards(torch: ModuleType, folder: Path) -> dict[str, Any]:
         )
     files = [name]
     if name.endswith(".index.json"):
-        table = _reading(torch, folder / name, _read_json)["weight_map"]
+        table = _read_json(folder / name)["weight_map"]
         files = sorted(set(table.values()))
     weights: dict[str, Any] = {}
     for file in files:
@@ -345,17 +381,16 @@ def _shards(torch: ModuleType, folder: Path) -> dict[str, Any]:
         if path.parent != folder:
             raise FolderError(f"{path}: is named by {name}, and is not in its folder.\nRefused.")
         is_plain = path.suffix == ".safetensors"
-        weights |= _reading(torch, path, torch.read_safetensors if is_plain else torch.read_file)
+        weights |= _read(path, "read_safetensors" if is_plain else "read_file")
     return weights
 
 
 def _read_dcp(folder: Path) -> Foreign:
-    torch = _load_torch(folder)
-    whole = _reading(torch, folder, torch.read_dcp)
-    # Lightning puts the values that are not sharded beside it.
+    whole = _read(folder, "read_dcp")
+    # Lightning puts the values that are not sharded into a file of their own.
     if (folder / "meta.pt").is_file():
-        whole = {**_reading(torch, folder / "meta.pt", torch.read_file), **whole}
-    return Foreign(str(folder), "DCP", whole, guess_parts(whole, torch.is_tensor))
+        whole = {**_read(folder / "meta.pt", "read_file"), **whole}
+    return _guess(folder, "DCP", whole)
 
 
 def _read_orbax(folder: Path) -> Foreign:
@@ -370,7 +405,7 @@ def _read_orbax(folder: Path) -> Foreign:
         whole, left_out = checkpoints.read_orbax(folder)
     except Exception as error:
         raise _damaged(folder, error) from error
-    if isinstance(whole, dict) and len(whole) == 1 and next(iter(whole)) in _ORBAX_DEFAULTS:
+    if isinstance(whole, dict) and len(whole) == 1 and next(iter(whole)) in ("default", "state"):
         inner = next(iter(whole.values()))
         whole = inner if isinstance(inner, dict) else whole
     parts = {key: key for key in whole} if isinstance(whole, dict) else {"params": ROOT}
@@ -381,8 +416,9 @@ def _read_orbax(folder: Path) -> Foreign:
     return foreign
 
 
-_FOLDERS: tuple[tuple[Callable[[Path], bool], Callable[[Path], Foreign]], ...] = (
-    (_is_of_dcp, _read_dcp),
-    (_is_of_orbax, _read_orbax),
-    (_is_of_hugging_face, _read_hugging_face),
+# A folder with one of these files, the pattern of its name among several, and its reader.
+_FOLDERS: tuple[tuple[tuple[str, ...], str, Callable[[Path], Foreign]], ...] = (
+    ((".metadata",), r"\D*?(\d+)", _read_dcp),
+    (_ORBAX, r"(\d+)", _read_orbax),
+    ((*_WEIGHTS, _TRAINER_STATE), r"checkpoint-(\d+)", _read_hugging_face),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -57,7 +58,6 @@ class Prepared:
     captured: Captured
     step: int
     step_from: str  # what said so
-    epoch: int
     states: dict[str, int]  # names, each with its number of tensors
     left_out: list[str]
     notes: list[str] = field(default_factory=list)
@@ -99,9 +99,7 @@ def find(whole: Any, path: str) -> Any:
 
 def guess_parts(whole: Any, is_tensor: Callable[[Any], bool]) -> dict[str, str]:
     """The names of a dict's parts in a run."""
-    if not isinstance(whole, Mapping):
-        return {"model": ROOT}
-    if whole and all(is_tensor(value) for value in whole.values()):
+    if not isinstance(whole, Mapping) or (whole and all(map(is_tensor, whole.values()))):
         return {"model": ROOT}  # the state_dict of one module
     found: dict[str, str] = {}
     for key in whole:
@@ -159,7 +157,6 @@ def prepare_foreign(foreign: Foreign, wanted: Adoption) -> Prepared:
         captured=captured,
         step=step,
         step_from=step_from,
-        epoch=epoch,
         states=counts,
         left_out=left_out,
         notes=notes,
@@ -176,7 +173,8 @@ def _named(foreign: Foreign, wanted: Adoption) -> dict[str, str]:
         refuse_second(new, old, given)
         given[new] = old
         plain = {} if old == ROOT else {n: w for n, w in plain.items() if w != old}
-        if _is_within(old, plain.get(new, "")):
+        above = plain.get(new, "")
+        if above and (above == ROOT or old.startswith(f"{above}.")):
             del plain[new]  # a part of what had the name
     refuse_lost(foreign.source, given, plain)
     return {**plain, **given}
@@ -205,20 +203,13 @@ def _path_of(foreign: Foreign, new: str, old: str) -> str:
     if first in foreign.parts:
         path = foreign.parts[first]
         found = f"{path}{dot}{rest}" if path != ROOT else rest or ROOT
-        try:
+        with contextlib.suppress(KeyError):
             find(foreign.whole, found)
-        except KeyError:
-            pass
-        else:
             return found
     raise SettingsError(
         f"--name {new}={old}: {foreign.source} has no {old}.\n"
         f"It has: {', '.join(dict.fromkeys(foreign.parts.values())) or 'nothing'}."
     )
-
-
-def _is_within(path: str, above: str) -> bool:
-    return bool(above) and (above == ROOT or path.startswith(f"{above}."))
 
 
 def _storable(value: Any, path: str, left_out: list[str]) -> Any:

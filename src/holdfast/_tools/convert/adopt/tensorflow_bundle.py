@@ -43,14 +43,12 @@ def prepare_tensorflow(wanted: Adoption) -> Prepared:
         captured=captured,
         step=step,
         step_from=step_from,
-        epoch=wanted.epoch or 0,
         states=counts,
         left_out=bundle.left_out,
     )
 
 
 def load_tensorflow() -> ModuleType:
-    """The module that reads and writes TensorFlow's files."""
     # Without its messages at the start; nothing is computed here that could differ.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from holdfast import _text
 from holdfast._errors import (
@@ -34,28 +33,22 @@ from holdfast._tools.convert.export.writers import SUFFIXES, WRITERS, is_taken
 _FOLDERS = ("dcp", "huggingface", "tensorflow")
 
 
-@dataclass(frozen=True)
-class Exported:
-    step: int
-    attempt: int
-    tensors: int
-    size_bytes: int
-    passed_over: list[str]
-    newer_in_memory: int | None  # a step that is not on disk yet
-    ranks: int  # that stored it
-    left_out: list[str]  # what the format has no place for
-
-
 def export(folder: Path, request: ExportRequest) -> Exported:
-    """Write one checkpoint of a run."""
     layout, run_id = find_run(folder)
     request = replace(request, to=request.to or SUFFIXES.get(request.out.suffix))
     _check_request(request, layout)
-    if request.step is None:
-        chosen = choose_newest(folder, layout, run_id)
-    else:
-        chosen = choose_step(folder, layout, run_id, request.step)
-    names = _select(folder, chosen.loaded.head["tree"]["state"], request)
+    chosen = (
+        _choose_newest(folder, layout, run_id)
+        if request.step is None
+        else _choose_step(folder, layout, run_id, request.step)
+    )
+    state = chosen.loaded.head["tree"]["state"]
+    if unknown := [name for name in request.only if name not in state]:
+        raise SettingsError(
+            f"{folder}: there is no {unknown[0]} in the state of this run.\n"
+            f"There is: {', '.join(state) or 'nothing'}."
+        )
+    names = list(request.only or state)
     selected = Selected(put_together(chosen.loaded, names), names)
     assert request.to is not None
     try:
@@ -67,16 +60,10 @@ def export(folder: Path, request: ExportRequest) -> Exported:
             f"{request.out}: could not be written ({error.strerror or error}).\n"
             "Nothing was left there. Choose a place that has room and that you may write to."
         ) from error
-    return Exported(
-        step=chosen.step,
-        attempt=chosen.attempt,
-        tensors=done.tensors,
-        size_bytes=done.size_bytes,
-        passed_over=chosen.passed_over,
-        newer_in_memory=newer_in_memory(layout, run_id, chosen) if request.step is None else None,
-        ranks=chosen.loaded.world,
-        left_out=done.left_out,
-    )
+    newer = _newer_in_memory(layout, run_id, chosen) if request.step is None else None
+    out = request.out
+    files = out.iterdir() if out.is_dir() else [out]
+    return Exported(chosen, *done, sum(each.stat().st_size for each in files), newer)
 
 
 def _check_request(request: ExportRequest, layout: RunLayout) -> None:
@@ -106,20 +93,10 @@ def _check_request(request: ExportRequest, layout: RunLayout) -> None:
         )
     if out.resolve().is_relative_to(layout.checkpoints.resolve()):
         raise FolderError(
-            f"{out}: this is inside the run's own checkpoints, which nobody else may change.\n"
+            f"{out}: this is inside the run's own checkpoints, which no other program may change.\n"
             "Choose a place outside of the run."
         )
     WRITERS[request.to][0](request)
-
-
-def _select(folder: Path, state: dict[str, Any], request: ExportRequest) -> list[str]:
-    unknown = [name for name in request.only if name not in state]
-    if unknown:
-        raise SettingsError(
-            f"{folder}: there is no {unknown[0]} in the state of this run.\n"
-            f"There is: {', '.join(state) or 'nothing'}."
-        )
-    return list(request.only or state)
 
 
 _TRIES = 10  # a live run may remove the checkpoint that is being read
@@ -136,17 +113,25 @@ class Chosen:
     passed_over: list[str]  # why each newer one was not taken
 
 
+@dataclass(frozen=True)
+class Exported:
+    chosen: Chosen
+    tensors: int
+    left_out: list[str]  # what the format has no place for
+    size_bytes: int
+    newer_in_memory: int | None  # a step that is not on disk yet
+
+
 class _Removed(Exception):
     """The run has removed the checkpoint while it was read."""
 
 
 def own_lineage(layout: RunLayout, run_id: str) -> dict[int, int | None]:
-    """The run's own lineage of attempts."""
     newest = max(layout.attempt_numbers(), default=0)
     return trace_line(known_origins(layout, attempts_in_memory(run_id)), newest)
 
 
-def choose_newest(folder: Path, layout: RunLayout, run_id: str) -> Chosen:
+def _choose_newest(folder: Path, layout: RunLayout, run_id: str) -> Chosen:
     """The newest whole checkpoint on the run's own lineage, as a resume would choose it.
 
     Nothing is moved: a damaged one stays where it is.
@@ -168,7 +153,7 @@ def choose_newest(folder: Path, layout: RunLayout, run_id: str) -> Chosen:
             continue
         break
     else:
-        raise HoldfastError(_too_fast(folder))
+        raise _too_fast(folder)
     if not folders:
         raise NoGoodCheckpoint(
             f"{folder}: there is no checkpoint yet.\n"
@@ -181,16 +166,18 @@ def choose_newest(folder: Path, layout: RunLayout, run_id: str) -> Chosen:
     )
 
 
-def choose_step(folder: Path, layout: RunLayout, run_id: str, wanted_step: int) -> Chosen:
+def _choose_step(folder: Path, layout: RunLayout, run_id: str, wanted_step: int) -> Chosen:
     """The checkpoint of one step: on the run's own lineage if there is one, else the newest."""
     line = own_lineage(layout, run_id)
     folders = layout.checkpoint_folders()
     matching = [each for each in folders if each[0] == wanted_step]
     if not matching:
+        steps = sorted({step for step, _, _ in folders})
+        shown = ("…, " if len(steps) > _NAMED else "") + ", ".join(map(str, steps[-_NAMED:]))
+        known = f"There are: {shown}." if steps else "There is none yet."
         raise SettingsError(
             f"{folder}: there is no checkpoint of step {wanted_step}.\n"
-            f"{_known_steps(sorted({step for step, _, _ in folders}))} "
-            f"To look: {_text.command('ls', folder)}"
+            f"{known} To look: {_text.command('ls', folder)}"
         )
     on_line = [each for each in matching if is_on_line(line, each[1], each[0])]
     step, attempt, path = (on_line or matching)[-1]
@@ -201,10 +188,10 @@ def choose_step(folder: Path, layout: RunLayout, run_id: str, wanted_step: int) 
             f"{error}\nTo see which are whole: {_text.command('verify', folder)}"
         ) from error
     except _Removed as error:
-        raise HoldfastError(_too_fast(folder)) from error
+        raise _too_fast(folder) from error
 
 
-def newer_in_memory(layout: RunLayout, run_id: str, chosen: Chosen) -> int | None:
+def _newer_in_memory(layout: RunLayout, run_id: str, chosen: Chosen) -> int | None:
     """The newest step in memory, if it came after the chosen one."""
     line = own_lineage(layout, run_id)
     found = states_in_memory(run_id, line, are_checked=False)
@@ -231,15 +218,8 @@ def _read(step: int, attempt: int, path: Path) -> Loaded:
     return loaded
 
 
-def _too_fast(folder: Path) -> str:
-    return (
+def _too_fast(folder: Path) -> HoldfastError:
+    return HoldfastError(
         f"{folder}: the run removed its checkpoints faster than they could be read.\n"
         f"Take another, or stop the run first: {_text.command('ls', folder)}"
     )
-
-
-def _known_steps(steps: list[int]) -> str:
-    if not steps:
-        return "There is none yet."
-    shown = ", ".join(map(str, steps[-_NAMED:]))
-    return f"There are: {'…, ' if len(steps) > _NAMED else ''}{shown}."

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,9 @@ from holdfast._store.format.tree import Pairs, TreeVisitor, tensor_leaves
 from holdfast._store.read.verify import Loaded
 
 _MOST_BITS = 2032  # what torch.load(…, weights_only=True) can read
+_NOT_FOR_TORCH = (
+    ", which torch does not load.\nExport to a .safetensors file, which has it as JSON."
+)
 
 
 @dataclass(frozen=True)
@@ -45,13 +48,6 @@ class Selected:
     def state(self) -> dict[str, Any]:
         found: dict[str, Any] = self.loaded.head["tree"]["state"]
         return {name: found[name] for name in self.names}
-
-
-@dataclass(frozen=True)
-class Written:
-    tensors: int
-    size_bytes: int
-    left_out: list[str] = field(default_factory=list)  # what the format has no place for
 
 
 class NamedTensors(TreeVisitor):
@@ -109,7 +105,11 @@ class _TorchValues(TreeVisitor):
         if tag == "$float":
             return float(inner)
         if tag == "$int":
-            return _whole_number(int(inner, 16))
+            value = int(inner, 16)
+            if value.bit_length() > _MOST_BITS:
+                bits = value.bit_length()
+                raise HoldfastError(f"the state has a number of {bits} bits{_NOT_FOR_TORCH}")
+            return value
         if tag in ("$bytes", "$bytearray"):
             return {"$bytes": bytes, "$bytearray": bytearray}[tag](base64.b64decode(inner))
         if tag == "$complex":
@@ -126,20 +126,9 @@ def _hashable(found: Any) -> Any:
     try:
         hash(found)
     except TypeError as error:
-        raise HoldfastError(
-            "the state has a frozenset as a key or in a set, and torch loads none.\n"
-            "Export to a .safetensors file, which has it as JSON."
-        ) from error
+        what = "the state has a frozenset as a key or in a set"
+        raise HoldfastError(f"{what}{_NOT_FOR_TORCH}") from error
     return found
-
-
-def _whole_number(value: int) -> int:
-    if value.bit_length() > _MOST_BITS:
-        raise HoldfastError(
-            f"the state has a number of {value.bit_length()} bits, and torch loads up to "
-            f"{_MOST_BITS}.\nExport to a .safetensors file, which has it as JSON."
-        )
-    return value
 
 
 # -- sharded tensors --------------------------------------------------------------

@@ -12,19 +12,13 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import IO, Any
 
 from holdfast._adapters.registry import adapter_of
 from holdfast._errors import FolderError, HoldfastError, SettingsError, install_command
 from holdfast._state.tf_object_graph import OBJECTS
 from holdfast._store.commit.fault_points import pass_point
-from holdfast._store.folder.atomic import (
-    publish_folder,
-    remove_folder,
-    sync_folder,
-    writing_whole,
-)
+from holdfast._store.folder.atomic import publish_folder, remove_folder, sync_folder, writing_whole
 from holdfast._store.format.image import TensorSpec
 from holdfast._store.read.verify import Loaded
 from holdfast._tools.convert.adopt.tensorflow_bundle import load_tensorflow
@@ -32,38 +26,27 @@ from holdfast._tools.convert.export.stored_tree import (
     ExportRequest,
     NamedTensors,
     Selected,
-    Written,
     to_plain,
 )
 
+Written = tuple[int, list[str]]  # how many tensors, and what the format has no place for
+
 SUFFIXES = {".safetensors": "safetensors", ".pt": "torch"}
 _CHUNK_BYTES = 16 << 20
-_WITHOUT_TORCH = "export to a .safetensors file, which needs none."
 _TENSORFLOW_FILES = ("checkpoint", "ckpt-1.index", "ckpt-1.data-00000-of-00001")
 _MODEL = "model"
 _WEIGHTS = "model.safetensors"
 _TRAINER_STATE = "trainer_state.json"
 _CONFIG = "config.json"
-_BESIDE = {"optimizer": "optimizer.pt", "scheduler": "scheduler.pt", "scaler": "scaler.pt"}
+_OF_TRAINER = {"optimizer": "optimizer.pt", "scheduler": "scheduler.pt", "scaler": "scaler.pt"}
 # The files of a model or its tokenizer, as in a folder of Hugging Face.
 _OF_A_MODEL = (
-    _CONFIG,
-    "added_tokens.json",
-    "chat_template.jinja",
-    "generation_config.json",
-    "merges.txt",
-    "preprocessor_config.json",
-    "processor_config.json",
-    "sentencepiece.bpe.model",
-    "special_tokens_map.json",
-    "spiece.model",
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "vocab.json",
-    "vocab.txt",
+    *(_CONFIG, "added_tokens.json", "chat_template.jinja", "generation_config.json", "merges.txt"),
+    *("preprocessor_config.json", "processor_config.json", "sentencepiece.bpe.model"),
+    *("special_tokens_map.json", "spiece.model", "tokenizer.json", "tokenizer.model"),
+    *("tokenizer_config.json", "vocab.json", "vocab.txt"),
 )
-_HUGGINGFACE_FILES = (_WEIGHTS, _TRAINER_STATE, *_BESIDE.values(), *_OF_A_MODEL)
+_HUGGINGFACE_FILES = (_WEIGHTS, _TRAINER_STATE, *_OF_TRAINER.values(), *_OF_A_MODEL)
 
 
 # -- files and folders ------------------------------------------------------------
@@ -121,10 +104,6 @@ def _writing_folder(request: ExportRequest) -> Iterator[Path]:
         remove_folder(prepared)
 
 
-def _size_of(folder: Path) -> int:
-    return sum(each.stat().st_size for each in folder.iterdir())
-
-
 # -- safetensors ------------------------------------------------------------------
 
 
@@ -136,11 +115,8 @@ def _write_safetensors(request: ExportRequest, selected: Selected) -> Written:
     named = NamedTensors(loaded.plan.specs, prefix)
     tree = {name: named.visit(encoded, name) for name, encoded in state.items()}
     specs = [(name, loaded.plan.specs[number]) for name, number in named.names.items()]
-    about = {
-        key: loaded.head[key]
-        for key in ("step", "attempt", "at_turn", "metrics")
-        if key in loaded.head
-    }
+    head = loaded.head
+    about = {key: head[key] for key in ("step", "attempt", "at_turn", "metrics") if key in head}
     metadata = {
         # Readers of other projects ask for it.
         "format": "pt" if any(spec.kind == "torch" for _, spec in specs) else "np",
@@ -151,7 +127,7 @@ def _write_safetensors(request: ExportRequest, selected: Selected) -> Written:
     }
     with writing_whole(request.out, replace=request.force) as file:
         _write_tensors(file, loaded, named.names, metadata)
-    return Written(len(named.names), request.out.stat().st_size)
+    return len(named.names), []
 
 
 def _write_tensors(
@@ -159,7 +135,12 @@ def _write_tensors(
 ) -> None:
     specs = loaded.plan.specs
     # Large items first, so that each tensor is aligned although there are no gaps.
-    order = sorted(names, key=lambda name: (-_item_bytes(specs[names[name]]), name))
+
+    def item_bytes(name: str) -> int:
+        spec = specs[names[name]]
+        return 1 if spec.stored_as == "U8" else spec.item_bytes
+
+    order = sorted(names, key=lambda name: (-item_bytes(name), name))
     table: dict[str, Any] = {"__metadata__": metadata}
     total = done = 0
     for name in order:
@@ -188,28 +169,25 @@ def _is_raw(spec: TensorSpec) -> bool:
     return spec.stored_as == "U8" and spec.dtype.removeprefix("scalar ") not in ("uint8", "|u1")
 
 
-def _item_bytes(spec: TensorSpec) -> int:
-    return 1 if spec.stored_as == "U8" else spec.item_bytes
-
-
 # -- torch ------------------------------------------------------------------------
 
 
-def _load_torch(what: str, instead: str) -> ModuleType:
+def _load_torch(
+    what: str, instead: str = "export to a .safetensors file, which needs none."
+) -> None:
     try:
-        from holdfast.torch import checkpoints
+        from holdfast.torch import checkpoints  # noqa: F401  only whether it can be imported
     except ImportError as error:
         reason = error.__cause__ or error  # the adapter has words of its own
         raise HoldfastError(
             f"{what} needs PyTorch, which cannot be imported here ({reason}).\n"
             f"{install_command('torch')}, or {instead}"
         ) from error
-    return checkpoints
 
 
 def _check_pt(request: ExportRequest) -> None:
     _check_file(request)
-    _load_torch("a .pt file", _WITHOUT_TORCH)
+    _load_torch("a .pt file")
 
 
 def _write_pt(request: ExportRequest, selected: Selected) -> Written:
@@ -219,7 +197,7 @@ def _write_pt(request: ExportRequest, selected: Selected) -> Written:
     with writing_whole(request.out, replace=request.force) as file:
         plain = _as_values(selected)
         pt_file.write_pt(file, next(iter(plain.values())) if request.strip else plain)
-    return Written(_count(selected), request.out.stat().st_size)
+    return _count(selected), []
 
 
 def _as_values(selected: Selected) -> dict[str, Any]:
@@ -239,7 +217,7 @@ def _count(selected: Selected) -> int:
 
 
 def _check_dcp(request: ExportRequest) -> None:
-    _load_torch("--to dcp", _WITHOUT_TORCH)
+    _load_torch("--to dcp")
     _check_folder(request, "DCP", lambda name: name == ".metadata" or name.endswith(".distcp"))
 
 
@@ -263,8 +241,7 @@ def _write_dcp(request: ExportRequest, selected: Selected) -> Written:
                 f"{', '.join(selected.names)}: torch.distributed.checkpoint cannot write it "
                 f"({error}).\nExport to a .pt file, or fewer states: --only NAME."
             ) from error
-        size_bytes = _size_of(folder)
-    return Written(_count(selected), size_bytes)
+    return _count(selected), []
 
 
 # -- TensorFlow -------------------------------------------------------------------
@@ -287,7 +264,12 @@ def _write_tensorflow(request: ExportRequest, selected: Selected) -> Written:
             "Export to a .safetensors file, which takes any state."
         )
     graph = checkpoints.Graph.from_bytes(bytes(loaded.data(encoded["$t"])))
-    held = [name for name in names if _holds_tensors(graph, name)]
+
+    def holds_tensors(name: str) -> bool:
+        start = graph.nodes[0].children.get(name)
+        return start is not None and any(graph.nodes[n].tensor for _, n in graph.below(start))
+
+    held = [name for name in names if holds_tensors(name)]
     by_name = {spec.name: number for number, spec in enumerate(loaded.plan.specs)}
 
     def read(name: str) -> Any:
@@ -301,7 +283,6 @@ def _write_tensorflow(request: ExportRequest, selected: Selected) -> Written:
             if not held:
                 instead = "Export to a .safetensors file, which takes any state."
             raise HoldfastError(f"{', '.join(names)}: no variable to be written.\n{instead}")
-        size_bytes = _size_of(folder)
     # Left out: states that are no objects of TensorFlow, and tensors that it does not track.
     left_out = [name for name in names if name not in held]
     for name in held:
@@ -309,12 +290,7 @@ def _write_tensorflow(request: ExportRequest, selected: Selected) -> Written:
         named.visit(loaded.head["tree"]["state"][name], name)
         numbers = dict.fromkeys(named.names.values())
         left_out += [s for n in numbers if (s := loaded.plan.specs[n].name) not in written]
-    return Written(len(written), size_bytes, left_out)
-
-
-def _holds_tensors(graph: Any, name: str) -> bool:
-    start = graph.nodes[0].children.get(name)
-    return start is not None and any(graph.nodes[n].tensor for _, n in graph.below(start))
+    return len(written), left_out
 
 
 # -- Hugging Face -----------------------------------------------------------------
@@ -326,7 +302,7 @@ def _check_huggingface(request: ExportRequest) -> None:
 
 
 def _configs(given: Path | None) -> dict[str, Path]:
-    """The files that go beside the model, by their names there."""
+    """The further files of the model, by their names in the folder."""
     if given is None:
         return {}
     found = {name: given / name for name in _OF_A_MODEL if (given / name).is_file()}
@@ -346,31 +322,33 @@ def _write_huggingface(request: ExportRequest, selected: Selected) -> Written:
     named = NamedTensors(selected.loaded.plan.specs, prefix=f"{name}.")
     named.visit(selected.state[name], name)
     _refuse_unknown(selected, named.names, name)
-    beside = [n for n in selected.names if n in _BESIDE and n != name]
-    if beside:
+    of_trainer = [n for n in selected.names if n in _OF_TRAINER and n != name]
+    if of_trainer:
         instead = f"write the model only: --only {name}."
         _load_torch("an optimizer in a Hugging Face folder", instead)
     with _writing_folder(request) as folder:
         with (folder / _WEIGHTS).open("wb") as file:
             _write_tensors(file, selected.loaded, named.names, {"format": "pt"})
-        if beside:
+        if of_trainer:
             from holdfast.torch import pt_file
 
-            for each, value in _as_values(Selected(selected.loaded, beside)).items():
-                with (folder / _BESIDE[each]).open("wb") as file:
+            for each, value in _as_values(Selected(selected.loaded, of_trainer)).items():
+                with (folder / _OF_TRAINER[each]).open("wb") as file:
                     pt_file.write_pt(file, value)
-        about = {**_former_state(request.config), **_trainer_state(selected.loaded.head)}
+        head = selected.loaded.head
+        position = head["tree"].get("extra", {}).get("position")
+        epoch = position.get("epoch", 0) if isinstance(position, dict) else 0
+        about = _former_state(request.config)
+        about |= {"epoch": float(epoch), "global_step": head["step"]}
         (folder / _TRAINER_STATE).write_text(json.dumps(about, indent=2, sort_keys=True) + "\n")
         for each, source in _configs(request.config).items():
             shutil.copyfile(source, folder / each)
-        size_bytes = _size_of(folder)
-    left_out = [n for n in selected.names if n != name and n not in beside]
-    return Written(len(named.names), size_bytes, left_out)
+    left_out = [n for n in selected.names if n != name and n not in of_trainer]
+    return len(named.names), left_out
 
 
 def _model_of(selected: Selected, request: ExportRequest) -> str:
-    """The state that is the model: the only one asked for, or the one of that name."""
-    candidates = [name for name in selected.names if name not in _BESIDE]
+    candidates = [name for name in selected.names if name not in _OF_TRAINER]
     if request.strip or len(candidates) == 1:
         return candidates[0] if candidates else selected.names[0]
     if _MODEL in candidates:
@@ -408,17 +386,10 @@ def _former_state(given: Path | None) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _trainer_state(head: dict[str, Any]) -> dict[str, Any]:
-    position = head["tree"].get("extra", {}).get("position")
-    epoch = position.get("epoch", 0) if isinstance(position, dict) else 0
-    return {"epoch": float(epoch), "global_step": head["step"]}
-
-
-_Check = Callable[[ExportRequest], None]
-_Write = Callable[[ExportRequest, Selected], Written]
-
 #: By the name of the format: what refuses it before gigabytes are read, and what writes it.
-WRITERS: dict[str, tuple[_Check, _Write]] = {
+WRITERS: dict[
+    str, tuple[Callable[[ExportRequest], None], Callable[[ExportRequest, Selected], Written]]
+] = {
     "safetensors": (_check_file, _write_safetensors),
     "torch": (_check_pt, _write_pt),
     "dcp": (_check_dcp, _write_dcp),

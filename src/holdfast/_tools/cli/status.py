@@ -1,6 +1,6 @@
-"""`holdfast status --watch`: polls the runs until Ctrl-C.
+"""`holdfast status`; with --watch it polls the runs until Ctrl-C.
 
-It may run for days beside a training that needs every core, so it takes at most 2% of one: it
+--watch may run for days while a training needs every core, so it takes at most 2% of one: it
 reads only what has changed, and polls less often if that is still too much, though at least every
 five seconds. It never hides the cursor or switches screens, so that no end of it, not even
 kill -9, leaves a terminal that must be reset.
@@ -13,7 +13,7 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -24,18 +24,85 @@ from rich.text import Text
 from holdfast import _text
 from holdfast._environment.processes.identity import of_process
 from holdfast._errors import HoldfastError, NotARun
-from holdfast._report.status.gather import RunSummary, find_runs, summarize
+from holdfast._report.status.gather import RunSummary, find_runs, summarize, summarize_all
 from holdfast._store.folder.attempts import lease_holder
 from holdfast._store.folder.layout import RunLayout
+from holdfast._tools.cli.group import AS_JSON, RUNS_PATH, print_json
 from holdfast._tools.cli.show import Screen, show_run, show_runs
 
+_WATCH_SECONDS = 1
 _MOST_OF_A_CORE = 0.02
 _LONGEST_SECONDS = 5.0  # between two polls, at any cost
 _SEARCH_SECONDS = 3.0  # between two searches for new runs
 _REREAD_SECONDS = 30.0  # between two reads of a run whose files have not changed
 
 
-def watch(path: Path, seconds: float, *, as_json: bool) -> None:
+class _Status(click.Command):
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        # The seconds may be left out, and then the next word is a folder.
+        for at, word in enumerate(args):
+            if word == "--watch" and not _is_number("".join(args[at + 1 : at + 2])):
+                args = [*args[:at], f"--watch={_WATCH_SECONDS}", *args[at + 1 :]]
+                break
+        return super().parse_args(context, args)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _check_seconds(_: click.Context, __: click.Parameter, seconds: float | None) -> float | None:
+    if seconds is not None and not 0.1 <= seconds <= 86400:  # nan is neither
+        raise click.BadParameter(f"{seconds} is not between 0.1 and 86400 seconds.")
+    return seconds
+
+
+@click.command(cls=_Status)
+@RUNS_PATH
+@click.option(
+    "--watch",
+    metavar="[SECONDS]",
+    type=float,
+    callback=_check_seconds,
+    help=f"Look again every so often ({_WATCH_SECONDS} s), until Ctrl-C.",
+)
+@AS_JSON
+def status(path: Path, watch: float | None, as_json: bool) -> None:
+    """Show how a run does and what of it is safe.
+
+    PATH is a run folder, or a folder with runs in it (up to three levels down); without it, the
+    current folder. With --json: a list with one object for each run.
+
+    With --watch a terminal is drawn over in place; into a pipe goes a block (with --json a line)
+    whenever something has changed. It goes on when a run ends: the run may come back.
+
+    \b
+    Example:
+      holdfast status runs/a
+      holdfast status runs --watch
+    """
+    if watch is not None:
+        _watch(path, watch, as_json=as_json)
+        return
+    runs = summarize_all(find_runs(path))
+    if as_json:
+        print_json([asdict(run) for run in runs])
+        return
+    _show(Screen(), runs)
+
+
+def _show(screen: Screen, runs: Sequence[RunSummary]) -> None:
+    if len(runs) == 1:
+        show_run(screen, runs[0])
+    else:
+        show_runs(screen, runs)
+
+
+def _watch(path: Path, seconds: float, *, as_json: bool) -> None:
     """Poll every so many seconds, and show the runs; returns at Ctrl-C."""
     poller = RunsPoller(path)
     is_drawn = not as_json and Screen().is_terminal and not Screen().is_dumb_terminal
@@ -48,9 +115,12 @@ def watch(path: Path, seconds: float, *, as_json: bool) -> None:
             runs = poller.poll()
             if is_drawn:
                 drawing.draw(_lines(path, runs))
-            elif (now := [_with_ages(run, lambda _: None) for run in runs]) != shown:
+            elif (now := [_with_ages(run, None) for run in runs]) != shown:
                 shown = now
-                _print(path, runs, as_json)
+                if as_json:
+                    click.echo(json.dumps([asdict(run) for run in runs]))  # a line for each change
+                else:
+                    click.echo("\n".join([time.strftime("-- %H:%M:%S"), *_lines(path, runs)]))
             spent = time.process_time() - spent
             # The first poll reads everything, and says nothing about the cost of the next ones.
             pause = 0.0 if is_first else min(spent / _MOST_OF_A_CORE, _LONGEST_SECONDS)
@@ -82,7 +152,10 @@ class RunsPoller:
         now = time.monotonic()
         if now - self._searched > _SEARCH_SECONDS:
             self._searched = now
-            self._search()
+            try:
+                self._folders = find_runs(self._path)
+            except NotARun:
+                self._folders = []  # perhaps only for now: a file system may come back
         first = not self._seen
         for folder in self._folders:
             if self._is_stale(folder, now):
@@ -91,13 +164,7 @@ class RunsPoller:
             thread.join()
         now = time.monotonic()
         seen = [self._seen.get(folder) for folder in self._folders]
-        return [_aged(each.summary, now - each.at) for each in seen if each is not None]
-
-    def _search(self) -> None:
-        try:
-            self._folders = find_runs(self._path)
-        except NotARun:
-            self._folders = []  # perhaps only for now: a file system may come back
+        return [_with_ages(each.summary, now - each.at) for each in seen if each is not None]
 
     def _is_stale(self, folder: Path, now: float) -> bool:
         seen = self._seen.get(folder)
@@ -165,34 +232,24 @@ def _is_elsewhere(folder: Path) -> bool:
     return holder is not None and not holder.is_here()
 
 
-def _with_ages(run: RunSummary, change: Callable[[float | None], float | None]) -> RunSummary:
-    """The summary with every age changed."""
+def _with_ages(run: RunSummary, more_seconds: float | None) -> RunSummary:
+    """The summary with every age so much higher, or without ages."""
+
+    def age(seconds: float | None) -> float | None:
+        return None if seconds is None or more_seconds is None else seconds + more_seconds
+
     ended = run.last_exit
     return replace(
         run,
-        memory_age_seconds=change(run.memory_age_seconds),
-        disk_age_seconds=change(run.disk_age_seconds),
-        boundary_age_seconds=change(run.boundary_age_seconds),
-        last_exit=ended and replace(ended, age_seconds=change(ended.age_seconds)),
-        ranks=[
-            replace(each, boundary_age_seconds=change(each.boundary_age_seconds))
-            for each in run.ranks
-        ],
+        memory_age_seconds=age(run.memory_age_seconds),
+        disk_age_seconds=age(run.disk_age_seconds),
+        boundary_age_seconds=age(run.boundary_age_seconds),
+        last_exit=ended and replace(ended, age_seconds=age(ended.age_seconds)),
+        ranks=[replace(r, boundary_age_seconds=age(r.boundary_age_seconds)) for r in run.ranks],
     )
 
 
-def _aged(run: RunSummary, seconds: float) -> RunSummary:
-    return _with_ages(run, lambda age: None if age is None else age + seconds)
-
-
 # -- showing ----------------------------------------------------------------------
-
-
-def _print(path: Path, runs: Sequence[RunSummary], as_json: bool) -> None:
-    if as_json:
-        click.echo(json.dumps([asdict(run) for run in runs]))  # a line for each change
-        return
-    click.echo("\n".join([time.strftime("-- %H:%M:%S"), *_lines(path, runs)]))
 
 
 def _lines(path: Path, runs: Sequence[RunSummary]) -> list[str]:
@@ -200,10 +257,8 @@ def _lines(path: Path, runs: Sequence[RunSummary]) -> list[str]:
     screen = Screen(into=text)
     if not runs:
         screen.write(f"{_text.name(path)}: there is no run here any more; waiting for one.")
-    elif len(runs) == 1:
-        show_run(screen, runs[0])
     else:
-        show_runs(screen, runs)
+        _show(screen, runs)
     return text.getvalue().splitlines()
 
 
@@ -220,7 +275,8 @@ class _Drawing:
         if len(shown) > room:
             shown = [*shown[: room - 1], f"… and {len(shown) - room + 1} more lines"]
         # In a window that was made narrower, the drawn lines have been wrapped into more.
-        up = sum(max(1, -(-_width(line) // columns)) for line in self._drawn)
+        widths = [cell_len(Text.from_ansi(line).plain) for line in self._drawn]
+        up = sum(max(1, -(-width // columns)) for width in widths)
         back = f"\x1b[{min(up, room)}A\r" if up else ""
         # In one write, and each line is cleared behind its text: nothing flickers.
         body = "".join(f"{line}\x1b[K\n" for line in shown)
@@ -231,7 +287,3 @@ class _Drawing:
         """Leave the last lines, and clear the ^C that the terminal has put below them."""
         if self._drawn:
             click.echo("\r\x1b[K", nl=False, color=True)
-
-
-def _width(line: str) -> int:
-    return cell_len(Text.from_ansi(line).plain)
