@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +147,26 @@ class LoopDriver:
 
     def count_signals(self) -> int:
         return len(self._session.stops.signals)
+
+
+def replace_method(stack: ExitStack, place: Any, name: str, ours: Callable[..., Any]) -> Any:
+    """Call `ours` in place of an object's method until the stack closes; returns the original.
+
+    `ours` gets the original as its first argument. The object's class stays as it is.
+    """
+    original = getattr(place, name)
+    if name in vars(place):
+        stack.callback(setattr, place, name, original)
+    else:
+        stack.callback(vars(place).pop, name, None)
+    setattr(place, name, functools.partial(ours, original))
+    return original
+
+
+def keeps_state(callback: Any) -> bool:
+    """True if a trainer's callback has state_dict() and load_state_dict()."""
+    methods = (getattr(callback, name, None) for name in ("state_dict", "load_state_dict"))
+    return all(map(callable, methods))
 
 
 def session_of(run: Run) -> Session:
