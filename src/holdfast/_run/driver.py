@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from holdfast._errors import HoldfastError
 from holdfast._run.data.course import Position
 from holdfast._run.data.feed import Kit
 from holdfast._run.metric_log import MetricLog
@@ -161,6 +163,19 @@ def replace_method(stack: ExitStack, place: Any, name: str, ours: Callable[..., 
         stack.callback(vars(place).pop, name, None)
     setattr(place, name, functools.partial(ours, original))
     return original
+
+
+def run_maker(
+    callback: str, ours: Sequence[str], folder: str | os.PathLike[str], /, **options: Any
+) -> Callable[[dict[str, Any]], Run]:
+    """Check the arguments of a trainer's callback; returns the function that makes its run."""
+    taken = sorted(set(ours) & set(options))
+    if taken:
+        raise HoldfastError(
+            f"{callback}({', '.join(taken)}=…): this is kept by itself.\n"
+            "Leave it out, or give it another name."
+        )
+    return lambda state: Run(folder, **state, **options)
 
 
 def keeps_state(callback: Any) -> bool:

@@ -297,7 +297,10 @@ class _Fit:
         return 0, size - 1, iter([None] * size)
 
     def _take(self) -> bool:
-        """Pass the boundary after the last batch; False if there is no other batch."""
+        """Pass the boundary after the last batch; False if there is no other batch.
+
+        Not inside the generator: run.batches warns of a generator, which may take batches early.
+        """
         assert self._data is not None
         with self._data.lock:
             return next(self._lap, self) is not self

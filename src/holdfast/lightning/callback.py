@@ -13,6 +13,7 @@ import sys
 from typing import Any
 
 from holdfast._errors import HoldfastError
+from holdfast._run.driver import run_maker
 from holdfast._run.run import Run
 from holdfast._settings import Settings
 from holdfast._text import say
@@ -69,24 +70,14 @@ class Callback(callback_class()):  # type: ignore[misc]  # of one package or the
         **more_state: Any,
     ) -> None:
         super().__init__()
-        taken = sorted(set(_OURS) & set(more_state))
-        if taken:
-            raise HoldfastError(
-                f"holdfast.lightning.Callback({', '.join(taken)}=…): this is kept by itself.\n"
-                "Leave it out, or give it another name."
-            )
-        self._options = {"settings": settings, "stop_when": stop_when, **more_state}
-        self._folder = folder
+        options = {"settings": settings, "stop_when": stop_when, **more_state}
+        self.make_run = run_maker("holdfast.lightning.Callback", _OURS, folder, **options)
         self._fit: Fit | None = None
 
     @property
     def run(self) -> Run | None:
         """The run, while `trainer.fit` trains: for `run.stop()`, `run.log`, `run.save()`."""
         return None if self._fit is None else self._fit.run
-
-    def make_run(self, state: dict[str, Any]) -> Run:
-        """The run of a fit, not open yet."""
-        return Run(self._folder, **state, **self._options)
 
     # -- what Lightning calls ------------------------------------------------------------
 

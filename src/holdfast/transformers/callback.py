@@ -19,6 +19,7 @@ import transformers.trainer
 from transformers import Trainer, TrainerCallback
 
 from holdfast._errors import HoldfastError
+from holdfast._run.driver import run_maker
 from holdfast._run.run import Run
 from holdfast._settings import Settings
 from holdfast._text import say
@@ -61,24 +62,14 @@ class Callback(TrainerCallback):
         stop_when: Rule | None = None,
         **more_state: Any,
     ) -> None:
-        taken = sorted(set(_OURS) & set(more_state))
-        if taken:
-            raise HoldfastError(
-                f"holdfast.transformers.Callback({', '.join(taken)}=…): this is kept by itself.\n"
-                "Leave it out, or give it another name."
-            )
-        self._options = {"settings": settings, "stop_when": stop_when, **more_state}
-        self._folder = folder
+        options = {"settings": settings, "stop_when": stop_when, **more_state}
+        self.make_run = run_maker("holdfast.transformers.Callback", _OURS, folder, **options)
         self._training: Training | None = None
 
     @property
     def run(self) -> Run | None:
         """The run, while `trainer.train()` trains: for `run.stop()`, `run.log`, `run.save()`."""
         return None if self._training is None else self._training.run
-
-    def make_run(self, state: dict[str, Any]) -> Run:
-        """The run of a training, not open yet."""
-        return Run(self._folder, **state, **self._options)
 
     # -- what the trainer calls ----------------------------------------------------------
 

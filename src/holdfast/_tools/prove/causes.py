@@ -165,7 +165,7 @@ class JudgedDeviation:
     def of_texts(
         cls, item: str, expected: str, found: str, cause: str, after: int | None
     ) -> JudgedDeviation:
-        """Of something that is no fingerprint, such as a file or the end of the script."""
+        """For something that has no fingerprint, such as a file or the end of the script."""
         return cls(item, None, after, [expected, None, 1], [found, None, 1], cause)
 
 
@@ -228,7 +228,7 @@ def judge(case: DeviationCase) -> JudgedDeviation:
             return found.because("weights-not-restored" if case.since_start == 0 else "unknown")
         if kind in ("module", "value", "buffer") and not _counts(case, found):
             continue
-        if kind == "buffer" and (number := _number_beside(case, found)) is not None:
+        if kind == "buffer" and (number := _number_of_module(case, found)) is not None:
             return _unsure(case, number, _cause_of_number(case))
         if kind == "value" and generator is not None and _is_initial(case, generator):
             continue  # it was drawn again
@@ -279,10 +279,10 @@ def _held_input(case: DeviationCase, generator: Deviation | None) -> Deviation |
             p for p, s in enumerate(updates) if s.items.get(deviation.item, [None])[0] == found
         ]
         is_next = case.place + 1 in places
-        is_beside = is_next or case.place - 1 in places
+        is_near = is_next or case.place - 1 in places
         if generator is not None and is_next and not _is_initial(case, generator):
             return deviation
-        if generator is None and places and (0 in places or not is_beside):
+        if generator is None and places and (0 in places or not is_near):
             return deviation
     return None
 
@@ -337,7 +337,7 @@ def _weight_of_number(case: DeviationCase, deviation: Deviation) -> int:
     return 1
 
 
-def _number_beside(case: DeviationCase, buffer: Deviation) -> Deviation | None:
+def _number_of_module(case: DeviationCase, buffer: Deviation) -> Deviation | None:
     """A number of the buffer's module that is not restored, while the buffer is."""
     if _is_initial(case, buffer):
         return None
@@ -509,8 +509,8 @@ def _value_offset(case: DeviationCase) -> bool:
         if not item.startswith("value/") or item not in case.deviations:
             continue
         for place in (case.place - 1, case.place + 1):
-            beside = case.reference.updates[place].items.get(item)
-            if beside is not None and beside[0] == leaf[0]:
+            near = case.reference.updates[place].items.get(item)
+            if near is not None and near[0] == leaf[0]:
                 return True
     return False
 
@@ -607,7 +607,7 @@ CAUSES: dict[str, tuple[str, str]] = {
         "run.batches(loader) of holdfast does both.",
     ),
     "generator-not-restored": (
-        "A random generator is not where it was, and what is drawn from it differs.",
+        "A random generator is not in the state that it had, so it draws other numbers.",
         "Save and restore the states of the generators in use (torch, numpy, random, CUDA; those "
         "of Keras layers such as Dropout, which tf.train.Checkpoint leaves out).",
     ),
@@ -678,11 +678,11 @@ CAUSES: dict[str, tuple[str, str]] = {
     ),
     "resume-fails": (
         "The script cannot be started again after an interruption.",
-        "Start it by hand in the folder that --keep leaves, and look at its last words.",
+        "Start it by hand in the folder that --keep leaves, and read its last output.",
     ),
     "hangs": (
         "The script stopped making steps.",
-        "Start it by hand in the folder that --keep leaves, and look where it waits.",
+        "Start it by hand in the folder that --keep leaves, and find where it waits.",
     ),
     "result-differs": (
         "The training ends the same, but a file that it leaves does not.",
@@ -694,7 +694,7 @@ CAUSES: dict[str, tuple[str, str]] = {
         "Prove it without --reference: then the script is compared with itself.",
     ),
     "metric-differs": (
-        "The training goes on the same, but what is logged does not.",
+        "The training continues unchanged, but the logged values differ.",
         "Name what the metric is made of in the state.",
     ),
     "unseeded-generator": (
@@ -718,7 +718,7 @@ CAUSES: dict[str, tuple[str, str]] = {
         "Sort what is iterated over, and give every generator a seed.",
     ),
     "unknown": (
-        "Nothing that was seen before it differs.",
+        "No value that was observed before it differs.",
         "Replay it with --only and --keep, and compare what the script prints.",
     ),
 }

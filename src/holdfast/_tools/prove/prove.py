@@ -32,7 +32,6 @@ from holdfast._tools.prove.proof import (
 from holdfast._tools.prove.results import (
     ReferenceRun,
     compare_results,
-    describe_distance,
     end_distance,
     list_compared,
 )
@@ -259,7 +258,10 @@ class _Prover:
             proof.compared = list_compared(reference, script)
             return
         proof.verdict = DIFFERS
-        at_the_end = None if distance is None else describe_distance(distance)
+        at_the_end = None
+        if distance is not None:
+            apart = f"{distance:.2%} apart" if distance else "the same"
+            at_the_end = f"the weights are {apart} in the end"
         proof.difference = self._difference(
             finding, reference.histories.get(rank, RankHistory()), rank, at_the_end
         )

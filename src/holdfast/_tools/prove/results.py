@@ -21,13 +21,13 @@ from holdfast._store.read.find import attempts_in_memory
 from holdfast._store.read.merge_ranks import read_checkpoint, read_world
 from holdfast._store.read.verify import Loaded
 from holdfast._tools.prove.causes import JudgedDeviation
-from holdfast._tools.prove.difference import (
+from holdfast._tools.prove.files import (
     FileDifference,
     StoredTensor,
+    compare_files,
     first_difference,
     stored_bytes,
 )
-from holdfast._tools.prove.files import compare_files
 from holdfast._tools.prove.script_run import ScriptRun, UndisturbedRun
 
 _CHECKPOINT = "the newest checkpoint"
@@ -71,9 +71,13 @@ def compare_runs(
     if len(one.ranks) != len(other.ranks):
         counts = str(len(one.ranks)), str(len(other.ranks))
         return FileDifference(other.name, "the number of ranks", *counts, "by their number")
-    for rank, (there, here) in enumerate(zip(one.ranks, other.ranks, strict=True)):
-        parts = _without(there, unseeded), _without(here, unseeded)
-        difference = first_difference(other.name, *parts)
+    for rank, pair in enumerate(zip(one.ranks, other.ranks, strict=True)):
+        there, here = (
+            parts
+            | {_GENERATORS: {n: v for n, v in parts[_GENERATORS].items() if n not in unseeded}}
+            for parts in pair
+        )
+        difference = first_difference(other.name, there, here)
         if difference is not None and len(one.ranks) > 1:
             return replace(difference, item=f"rank {rank}: {difference.item}")
         if difference is not None:
@@ -93,16 +97,6 @@ def unlike_generators(expected: Path, found: Path) -> frozenset[str]:
         for name in {**one[_GENERATORS], **other[_GENERATORS]}
         if first_difference("", one[_GENERATORS].get(name), other[_GENERATORS].get(name))
     )
-
-
-def newest_step(folder: Path) -> int:
-    """The step of the state that a run would resume from."""
-    return _newest(folder).step
-
-
-def _without(parts: dict[str, Any], unseeded: Collection[str]) -> dict[str, Any]:
-    compared = {n: state for n, state in parts[_GENERATORS].items() if n not in unseeded}
-    return parts | {_GENERATORS: compared}
 
 
 def _said(error: Exception) -> str:
@@ -186,7 +180,7 @@ class ReferenceRun(UndisturbedRun):
     def __init__(self, folder: Path, script: ScriptRun) -> None:
         super().__init__(script)
         self.folder = folder
-        self._steps = newest_step(folder)
+        self._steps = _newest(folder).step
         self.start_seconds = 2.0
         self.notes: list[str] = []
 
@@ -229,12 +223,6 @@ def end_distance(one: ScriptRun, other: ScriptRun) -> float | None:
         return None
     apart, whole = float(np.linalg.norm(first - second)), float(np.linalg.norm(first))
     return apart / whole if whole else apart
-
-
-def describe_distance(distance: float) -> str:
-    if distance == 0.0:
-        return "the weights are the same in the end"
-    return f"the weights are {distance:.2%} apart in the end"
 
 
 def compare_results(
