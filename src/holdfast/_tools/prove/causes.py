@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 Leaf = list[Any]  # [hash or text, norm or value or None, count of numbers]: a fingerprint as JSON
@@ -149,42 +149,32 @@ def renumber(items: Items, numbers: Mapping[int, int]) -> dict[str, Leaf]:
 
 
 @dataclass(frozen=True)
-class JudgedDeviation:
-    """A deviation with consequences, and its cause."""
+class Deviation:
+    """Something that differs, since which update, after which interruption; and its cause."""
 
     item: str
-    step: int | None
+    place: int | None  # of the update, in the undisturbed run
     after: int | None
     expected: Leaf | None
     found: Leaf | None
-    cause: str
+    _: KW_ONLY
+    cause: str = ""  # once it is judged
     is_ambiguous: bool = False  # another interruption may decide between two causes
     others: tuple[str, ...] = ()  # where the cause is not sure: all else that differs
 
     @classmethod
-    def of_texts(
-        cls, item: str, expected: str, found: str, cause: str, after: int | None
-    ) -> JudgedDeviation:
+    def of_texts(cls, item: str, expected: str, found: str, after: int | None) -> Deviation:
         """For something that has no fingerprint, such as a file or the end of the script."""
-        return cls(item, None, after, [expected, None, 1], [found, None, 1], cause)
+        return cls(item, None, after, [expected, None, 1], [found, None, 1])
 
-
-@dataclass(frozen=True)
-class Deviation:
-    """Something that differs, since which update, and after which interruption."""
-
-    item: str
-    place: int | None
-    after: int | None
-    expected: Leaf | None
-    found: Leaf | None
+    @property
+    def step(self) -> int | None:
+        return None if self.place is None else self.place + 1
 
     def because(
         self, cause: str, *, is_ambiguous: bool = False, others: tuple[str, ...] = ()
-    ) -> JudgedDeviation:
-        step = None if self.place is None else self.place + 1
-        differing = (self.item, step, self.after, self.expected, self.found)
-        return JudgedDeviation(*differing, cause, is_ambiguous, others)
+    ) -> Deviation:
+        return replace(self, cause=cause, is_ambiguous=is_ambiguous, others=others)
 
 
 @dataclass(frozen=True)
@@ -209,7 +199,7 @@ class DeviationCase:
         return self.expected.boundary_id is not None
 
 
-def judge(case: DeviationCase) -> JudgedDeviation:
+def judge(case: DeviationCase) -> Deviation:
     if case.saved_in_handler and case.since_start <= 1:
         return _first(case).because("saved-in-mid-step")
     if "batch" in case.differing and case.update is not None:
@@ -250,7 +240,7 @@ def judge(case: DeviationCase) -> JudgedDeviation:
     return _unsure(case, _first(case), "unknown")
 
 
-def _unsure(case: DeviationCase, deviation: Deviation, cause: str) -> JudgedDeviation:
+def _unsure(case: DeviationCase, deviation: Deviation, cause: str) -> Deviation:
     others = [item for item in (*case.deviations, *case.differing) if item != deviation.item]
 
     def weight(item: str) -> int:
@@ -458,7 +448,7 @@ def _batch_leaf(case: DeviationCase, update: UpdateRecord) -> Leaf:
     return [text, None, 1]
 
 
-def _judge_batch(case: DeviationCase, update: UpdateRecord) -> JudgedDeviation:
+def _judge_batch(case: DeviationCase, update: UpdateRecord) -> Deviation:
     batch = _now(case, "batch")
     if not update.batches:
         return batch.because("data-position-lost")
@@ -522,7 +512,7 @@ def _last(case: DeviationCase) -> int:
 # -- two undisturbed runs ---------------------------------------------------------
 
 
-def judge_repeat(first: RankHistory, again: RankHistory) -> JudgedDeviation | None:
+def judge_repeat(first: RankHistory, again: RankHistory) -> Deviation | None:
     """The first thing in which two undisturbed runs differ; None if they are the same."""
     for place, (one, other) in enumerate(zip(first.updates, again.updates, strict=False)):
         kinds = {
@@ -569,7 +559,7 @@ def _is_other_data(item: str, one: Leaf, other: Leaf) -> bool:
     return bool(abs(one[1] - other[1]) > _ROUNDING * max(abs(one[1]), abs(other[1])))
 
 
-def _judge_repeated_boundaries(first: RankHistory, again: RankHistory) -> JudgedDeviation | None:
+def _judge_repeated_boundaries(first: RankHistory, again: RankHistory) -> Deviation | None:
     for place, (key, items) in enumerate(first.boundaries.items()):
         other = again.boundaries.get(key, {})
         differing = {i for i, leaf in items.items() if i in other and other[i][0] != leaf[0]}

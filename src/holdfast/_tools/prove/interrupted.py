@@ -11,7 +11,6 @@ from holdfast._tools.prove.causes import (
     Deviation,
     DeviationCase,
     Items,
-    JudgedDeviation,
     RankHistory,
     UpdateRecord,
     cause_of,
@@ -52,7 +51,7 @@ class RankComparison:
         self._numbers: dict[int, int] = {}  # of optimizers: in this attempt, and undisturbed
         self._passed: set[str] = set()  # boundaries, in all attempts
         self.notes: list[str] = []
-        self.finding: JudgedDeviation | None = None
+        self.finding: Deviation | None = None
         self.started_at: int | None = None  # of this attempt
         self.place = 0  # updates of the undisturbed run that this attempt has made
         self.reached = 0  # the furthest place of all attempts
@@ -96,14 +95,14 @@ class RankComparison:
 
     def _boundary_finding(
         self, item: str, step: int, expected: Items, items: Items, cause: str
-    ) -> JudgedDeviation:
+    ) -> Deviation:
         """The run restores its state, so the cause is a value that was not given to it."""
         others = [i for i, leaf in expected.items() if items.get(i, [None])[0] != leaf[0]]
         held = [i for i in others if i.startswith("input/") and i in items]
         item = (held or [item])[0]
         others = sorted(i for i in others if i != item and i not in self._volatile)
         leaves = expected[item], items.get(item)
-        return JudgedDeviation(item, step, self._after, *leaves, cause, others=tuple(others))
+        return Deviation(item, step - 1, self._after, *leaves, cause=cause, others=tuple(others))
 
     def finish(self, end: Items | None) -> None:
         """The script is over: it must have made all steps, and its end be the same."""
@@ -139,7 +138,7 @@ class RankComparison:
                     f"{deviation.after}; nothing else is, so it may be for display only."
                 )
 
-    def suspect(self) -> JudgedDeviation | None:
+    def suspect(self) -> Deviation | None:
         """A deviation of some attempt that was not seen to end."""
         case = self._case(None, len(self._reference.updates) - 1, [])
         for deviation in self._deviations.values():
@@ -280,7 +279,7 @@ class InterruptedRun:
         self._attempt = _Attempt(None)
         self.interruptions: list[Interruption] = []
         self.blamed: int | None = None  # the last interruption of an attempt that has trained
-        self.finding: JudgedDeviation | None = None
+        self.finding: Deviation | None = None
         self.finding_rank: int | None = None
 
     def notes(self) -> list[str]:
@@ -416,7 +415,7 @@ class InterruptedRun:
             comparison.finish(self._attempt.ends.get(rank))
         self._choose_rank()
 
-    def suspect(self) -> JudgedDeviation | None:
+    def suspect(self) -> Deviation | None:
         """What may be behind a result that differs: a value that was seen to start over."""
         return next(
             filter(None, (comparison.suspect() for comparison in self._comparisons.values())), None
@@ -437,8 +436,9 @@ class InterruptedRun:
         self._fail(cause, expected, f"{found}: {error}", f"checkpoint {name}")
 
     def _fail(self, cause: str, expected: str, found: str, item: str = "the restart") -> None:
-        finding = JudgedDeviation.of_texts(item, expected, found, cause, self.blamed)
-        self.finding = replace(finding, step=self._reached() or None)
+        finding = Deviation.of_texts(item, expected, found, self.blamed).because(cause)
+        reached = self._reached()
+        self.finding = replace(finding, place=reached - 1 if reached else None)
 
     # -- events -----------------------------------------------------------------------
 

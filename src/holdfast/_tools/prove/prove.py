@@ -9,7 +9,7 @@ from pathlib import Path
 from holdfast._environment import variables
 from holdfast._tools.prove.causes import (
     CAUSES,
-    JudgedDeviation,
+    Deviation,
     Leaf,
     RankHistory,
     judge_repeat,
@@ -266,9 +266,7 @@ class _Prover:
             finding, reference.histories.get(rank, RankHistory()), rank, at_the_end
         )
 
-    def _resolve_ambiguity(
-        self, finding: JudgedDeviation, reference: UndisturbedRun
-    ) -> JudgedDeviation:
+    def _resolve_ambiguity(self, finding: Deviation, reference: UndisturbedRun) -> Deviation:
         """Decide between two causes by other interruptions.
 
         One batch into a pass, one step too early and the pass's beginning are the same.
@@ -309,7 +307,7 @@ class _Prover:
 
     def _difference(
         self,
-        finding: JudgedDeviation,
+        finding: Deviation,
         history: RankHistory,
         rank: int,
         at_the_end: str | None = None,

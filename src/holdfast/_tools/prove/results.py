@@ -20,7 +20,7 @@ from holdfast._store.format.tree import Pairs, TreeVisitor
 from holdfast._store.read.find import attempts_in_memory
 from holdfast._store.read.merge_ranks import read_checkpoint, read_world
 from holdfast._store.read.verify import Loaded
-from holdfast._tools.prove.causes import JudgedDeviation
+from holdfast._tools.prove.causes import Deviation
 from holdfast._tools.prove.files import (
     FileDifference,
     StoredTensor,
@@ -191,12 +191,13 @@ class ReferenceRun(UndisturbedRun):
     def moments(self) -> list[str]:
         return ["start", "step", "boundary", "commit"]
 
-    def compare(self, script: ScriptRun, after: int | None) -> JudgedDeviation | None:
+    def compare(self, script: ScriptRun, after: int | None) -> Deviation | None:
         """The first difference of the newest checkpoints."""
         folder = self._counterpart(script)
         if folder is None:
             missing = "the script opened no run"
-            return JudgedDeviation.of_texts("the run", str(self.folder), missing, "unknown", after)
+            lost = Deviation.of_texts("the run", str(self.folder), missing, after)
+            return lost.because("unknown")
         unlike = unlike_generators(self.folder, folder)
         difference = compare_runs(self.folder, folder, unlike)
         if difference is None:
@@ -230,7 +231,7 @@ def compare_results(
     asked: tuple[str, ...],
     after: int | None,
     note: Callable[[str], None],
-) -> JudgedDeviation | None:
+) -> Deviation | None:
     """The first file that differs, of those asked for and those that the script saves as results.
 
     A file that it resumes from is no result: the interruptions decide when it was saved last.
@@ -258,9 +259,9 @@ def compare_results(
     return None
 
 
-def _judged(found: FileDifference, item: str, cause: str, after: int | None) -> JudgedDeviation:
+def _judged(found: FileDifference, item: str, cause: str, after: int | None) -> Deviation:
     text = f"{found.found} ({found.apart})"
-    return JudgedDeviation.of_texts(item, found.expected, text, cause, after)
+    return Deviation.of_texts(item, found.expected, text, after).because(cause)
 
 
 def _place(script: ScriptRun, name: str) -> Path:
