@@ -12,7 +12,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -311,3 +311,18 @@ def record(value: object) -> dict[str, Any]:
 def records(value: object) -> list[dict[str, Any]]:
     """The JSON objects in a list."""
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def unique_names(pairs: Iterable[tuple[str, Any]], mark: str = "~") -> dict[str, Any]:
+    """Values by name; the second of one name gets a number.
+
+    >>> unique_names([("a", 1), ("a", 2)])
+    {'a': 1, 'a~2': 2}
+    """
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        key, count = name, 2
+        while key in found:
+            key, count = f"{name}{mark}{count}", count + 1
+        found[key] = value
+    return found

@@ -33,7 +33,7 @@ from transformers.trainer_callback import ExportableState
 import holdfast
 import holdfast.rules
 import holdfast.transformers
-from holdfast.transformers.history import lasting
+from holdfast.transformers.record import without_times
 
 SAMPLES, BATCH, LENGTH, WORDS = 22, 4, 6, 16  # 6 batches in an epoch, the last of 2
 #: By case: in the middle of an epoch, behind its last batch, where an evaluation is to come.
@@ -196,7 +196,9 @@ def train(case: str, folder: Path, part: str, stop: int | None) -> list[Any]:
     tensors = [*trainer.model.state_dict().values()]
     for entry in trainer.optimizer.state_dict()["state"].values():
         tensors += [value for value in entry.values() if isinstance(value, torch.Tensor)]
-    logged = [lasting(e) for e in state.log_history if case != "max-steps" or "train_loss" not in e]
+    logged = [
+        without_times(e) for e in state.log_history if case != "max-steps" or "train_loss" not in e
+    ]
     return [
         done.global_step,
         done.training_loss,

@@ -22,7 +22,7 @@ from transformers import Trainer, TrainingArguments
 import holdfast
 import holdfast.rules
 import holdfast.transformers
-from holdfast.transformers import yielding
+from holdfast.transformers import callback as callback_module
 from tests.frameworks.transformers_lives import Texts, make_model
 
 
@@ -100,7 +100,7 @@ def fail_amid(folder: Path) -> list[Any]:
     trainer = make(folder, holdfast.transformers.Callback(folder / "failed"), Failing())
     with contextlib.suppress(ZeroDivisionError):
         trainer.train()
-    left = [name for name in vars(trainer) if name in yielding.TAKEN]
+    left = [name for name in vars(trainer) if name in callback_module.USED_METHODS]
     left += [name for name in vars(trainer.callback_handler) if name == "on_epoch_end"]
     trainer.pop_callback(Failing)
     return [left, trainer.train().global_step]
@@ -118,12 +118,15 @@ def main() -> None:
         "taken": refused(lambda: callback(folder / "a", model=1)),
         "search": refused(lambda: make(folder, callback(folder / "a")).train(trial={"a": 1})),
     }
-    taken, yielding.TAKEN = yielding.TAKEN, ("_run_epoch_of_another_time",)
+    taken, callback_module.USED_METHODS = (
+        callback_module.USED_METHODS,
+        ("_run_epoch_of_another_time",),
+    )
     found["older"] = refused(lambda: make(folder, callback(folder / "a")))
-    yielding.TAKEN = taken
+    callback_module.USED_METHODS = taken
     trainer = make(folder)
     trainer.is_deepspeed_enabled = True
-    found["deepspeed"] = refused(lambda: yielding.refuse_other_trainers(trainer))
+    found["deepspeed"] = refused(lambda: callback_module.refuse_other_trainers(trainer))
 
     skip = transformers.trainer.skip_first_batches
     ours = callback(folder / "jit")
@@ -131,15 +134,15 @@ def main() -> None:
     found["handler_after"] = str(signal.getsignal(signal.SIGTERM))
     found["callbacks"] = [type(each).__name__ for each in trainer.callback_handler.callbacks]
     trainer.train()
-    found["left"] = [name for name in vars(trainer) if name in yielding.TAKEN]
+    found["left"] = [name for name in vars(trainer) if name in callback_module.USED_METHODS]
     found["is_skip_put_back"] = transformers.trainer.skip_first_batches is skip
     found["run_afterwards"] = ours.run
 
     found["failed"] = fail_amid(folder)
     found["is_skip_put_back"] &= transformers.trainer.skip_first_batches is skip
-    counted, yielding.COUNTED = yielding.COUNTED, ("_loss_of_another_time",)
+    counted, callback_module.USED_COUNTS = callback_module.USED_COUNTS, ("_loss_of_another_time",)
     found["counts"] = refused(lambda: make(folder, callback(folder / "counts")).train())
-    yielding.COUNTED = counted
+    callback_module.USED_COUNTS = counted
 
     found["resumed"] = begin_from_theirs(folder)
     found["from_theirs"] = go_on_from_theirs(folder)

@@ -33,13 +33,13 @@ WRONG = [
     ("--kills 5 --only 6", "--only 6: there are 5 interruptions.", "Valid: 1 to 5; or give"),
     (
         "--signals INT,WINCH",
-        "--signals INT,WINCH: WINCH is no signal to interrupt with.",
+        "--signals INT,WINCH: WINCH cannot be used to interrupt.",
         "Valid: some of INT,TERM,",
     ),
     ("--signals ,", "--signals ,: no signal is named.", "Valid: some of INT,TERM,"),
     ("--budget soon", "--budget='soon' is not a duration.", "Write a number and a unit"),
     ("--budget nan", "--budget='nan' is not a duration.", "Write a number and a unit"),
-    ("--budget 0", "--budget 0 leaves no time at all.", "Valid: for example 2min, 90s or 1h."),
+    ("--budget 0", "--budget 0 leaves no time.", "Valid: for example 2min, 90s or 1h."),
     ("--ranks two", "--ranks two is not a whole number.", "Valid: 1 or more."),
     ("--ranks 0,1", "--ranks 0 is too few.", "Valid: 1 or more."),
     ("--ranks ,", "--ranks names no number.", "Valid: for example --ranks 1,2,4."),
@@ -70,7 +70,7 @@ WRONG = [
         "Each run has a copy",
     ),
     ("--reference nowhere", "nowhere: there is no run here.", "A run folder is what holdfast.Run"),
-    ("--keep full", "full: is there already.", "Choose a folder that is not there yet."),
+    ("--keep full", "full: exists already.", "Choose a folder that does not exist yet."),
     ("-- train.py", "train.py: there is no such program.", "Write the command as you would in"),
     (
         "-- torchrun --nproc-per-node={ranks} train.py",
@@ -173,7 +173,7 @@ def test_a_command_that_resumes_may_know_its_ranks_by_itself(where):
 
 
 def test_a_folder_that_is_none_is_refused(where):
-    with pytest.raises(HoldfastError, match=r"train\.py: is no folder\.\nName the one"):
+    with pytest.raises(HoldfastError, match=r"train\.py: is not a folder\.\nName the one"):
         make_request(["python3"], folder="train.py")
     with pytest.raises(HoldfastError, match=r"There is no command to prove\.\nFor example"):
         make_request([])

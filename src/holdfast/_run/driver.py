@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import os
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from holdfast._errors import HoldfastError
 from holdfast._run.data.course import Position
 from holdfast._run.data.feed import Kit
 from holdfast._run.metric_log import MetricLog
@@ -144,6 +149,39 @@ class LoopDriver:
 
     def count_signals(self) -> int:
         return len(self._session.stops.signals)
+
+
+def replace_method(stack: ExitStack, place: Any, name: str, ours: Callable[..., Any]) -> Any:
+    """Call `ours` in place of an object's method until the stack closes; returns the original.
+
+    `ours` gets the original as its first argument. The object's class stays as it is.
+    """
+    original = getattr(place, name)
+    if name in vars(place):
+        stack.callback(setattr, place, name, original)
+    else:
+        stack.callback(vars(place).pop, name, None)
+    setattr(place, name, functools.partial(ours, original))
+    return original
+
+
+def run_maker(
+    callback: str, ours: Sequence[str], folder: str | os.PathLike[str], /, **options: Any
+) -> Callable[[dict[str, Any]], Run]:
+    """Check the arguments of a trainer's callback; returns the function that makes its run."""
+    taken = sorted(set(ours) & set(options))
+    if taken:
+        raise HoldfastError(
+            f"{callback}({', '.join(taken)}=…): this is kept by itself.\n"
+            "Leave it out, or give it another name."
+        )
+    return lambda state: Run(folder, **state, **options)
+
+
+def keeps_state(callback: Any) -> bool:
+    """True if a trainer's callback has state_dict() and load_state_dict()."""
+    methods = (getattr(callback, name, None) for name in ("state_dict", "load_state_dict"))
+    return all(map(callable, methods))
 
 
 def session_of(run: Run) -> Session:

@@ -26,8 +26,8 @@ from holdfast._store.format import manifest
 from holdfast._store.format.image import parse_header
 from holdfast._store.format.manifest import DataFile, Part
 from holdfast._text import say
-from holdfast.rules._base import FAILURE
 from holdfast.rules._judge import Judge, RuleVerdict
+from holdfast.rules._rules import FAILURE
 
 if TYPE_CHECKING:
     from holdfast._run.saving.saver import Saver

@@ -5,7 +5,8 @@ State is a value here: `run.update(params=params)` hands over a new one after ev
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +14,8 @@ import jax
 from holdfast._adapters import shared
 from holdfast._adapters.adapter import Adapter, Places, Sharding
 from holdfast._store.format.image import TensorSpec
-from holdfast.jax import arrays, trees
+from holdfast._text import unique_names
+from holdfast.jax import arrays
 
 # JAX has no generators, but settings that change which numbers a key gives.
 _SETTINGS = (
@@ -23,6 +25,7 @@ _SETTINGS = (
     "jax_enable_x64",
     "jax_numpy_dtype_promotion",
 )
+_PLAIN = (dict, list, tuple, set, frozenset, str, bytes, int, float, complex)
 
 
 class JaxAdapter(Adapter):
@@ -94,31 +97,62 @@ class JaxAdapter(Adapter):
         return shards
 
     def load_targets(self, value: object) -> Any:
-        return trees.object_state(value) if trees.is_object(value) else None
+        return self.object_state(value) if self.is_object(value) else None
 
-    # -- Pytrees, and objects of flax.nnx ------------------------------------------
+    # -- Pytrees: immutable values made of parts ------------------------------------
+    # What a node has besides its parts (static fields, functions, an optimizer's
+    # transformations) stays as the script has made it.
 
     def is_node(self, value: object) -> bool:
-        return trees.is_node(value)
+        """A pytree node of a class of its own: a flax or equinox module, a registered dataclass."""
+        if isinstance(value, _PLAIN) or value is None:
+            return False
+        return not jax.tree_util.all_leaves([value])
 
     def node_parts(self, value: Any) -> dict[str, Any]:
-        return trees.node_parts(value)
+        parts, _ = _take_apart(value)
+        return {
+            name: part
+            for name, part in parts.items()
+            # A function cannot be stored.
+            if isinstance(part, jax.Array)
+            or not callable(part)
+            or not jax.tree_util.all_leaves([part])
+        }
 
     def node_from(self, live: Any, parts: Mapping[str, Any]) -> Any:
-        return trees.node_from(live, parts)
+        own, tree = _take_apart(live)
+        return jax.tree_util.tree_unflatten(tree, [parts.get(n, part) for n, part in own.items()])
+
+    # -- Objects of flax.nnx, which are mutable --------------------------------------
 
     def overrides_state_dict(self, value: object) -> bool:
         # nnx.Rngs makes a stream of any attribute: calling its "state_dict" would draw a key.
-        return trees.is_object(value) and not hasattr(type(value), "state_dict")
+        return self.is_object(value) and not hasattr(type(value), "state_dict")
 
     def is_object(self, value: object) -> bool:
-        return trees.is_object(value)
+        """A module, an optimizer, generators or a variable of flax.nnx."""
+        nnx = _nnx()
+        if nnx is None or isinstance(value, type | nnx.State):
+            return False
+        kinds = (getattr(nnx, name, None) for name in ("Module", "Object", "Pytree", "Variable"))
+        return isinstance(value, tuple(kind for kind in kinds if isinstance(kind, type)))
 
     def object_state(self, value: Any) -> dict[str, Any]:
-        return trees.object_state(value)
+        """The arrays of an object, by their paths."""
+        return dict(_flat(_pure(value), ""))
 
-    def load_object(self, value: Any, state: Mapping[str, Any]) -> None:
-        trees.load_object(value, state)
+    def load_object(self, value: Any, stored: Mapping[str, Any]) -> None:
+        nnx = _nnx()
+        if isinstance(value, nnx.Variable):
+            if hasattr(value, "set_value"):
+                value.set_value(stored["value"])
+            else:
+                value.value = stored["value"]
+            return
+        state = nnx.state(value)
+        nnx.replace_by_pure_dict(state, _filled(_pure(value), stored, ""))
+        nnx.update(value, state)
 
     def same_form(self, then: Any, now: Any) -> bool:
         arrays_now, tree_now = jax.tree_util.tree_flatten(now)
@@ -133,9 +167,9 @@ class JaxAdapter(Adapter):
         return any(isinstance(leaf, jax.Array) for leaf in jax.tree_util.tree_leaves(value))
 
     def strict_tensors(self, value: object) -> dict[str, Any] | None:
-        if not trees.is_object(value):
+        if not self.is_object(value):
             return None
-        state = trees.object_state(value)
+        state = self.object_state(value)
         return {key: item for key, item in state.items() if self.is_array(item)}
 
     # -- Settings, in place of generators -------------------------------------------
@@ -160,3 +194,52 @@ ADAPTER = JaxAdapter()
 def _setting(name: str) -> Any:
     value = arrays.setting(name)
     return value if isinstance(value, bool | str | None) else str(value)
+
+
+def _take_apart(value: Any) -> tuple[dict[str, Any], Any]:
+    found, tree = jax.tree_util.tree_flatten_with_path(
+        value, is_leaf=lambda item: item is not value
+    )
+    # A number and its digits as a string have the same name.
+    return unique_names(("/".join(map(_key, path)), part) for path, part in found), tree
+
+
+def _key(entry: Any) -> str:
+    for attribute in ("name", "key", "idx"):
+        if hasattr(entry, attribute):
+            # "$" begins a tag of the stored tree.
+            return str(getattr(entry, attribute)).replace("$", "_")
+    return str(entry)
+
+
+def _nnx() -> Any:
+    """flax.nnx, where the script has imported it."""
+    found = sys.modules.get("flax.nnx")
+    return found if hasattr(found, "Module") else None
+
+
+def _pure(value: Any) -> dict[Any, Any]:
+    nnx = _nnx()
+    if isinstance(value, nnx.Variable):
+        return {"value": value.get_value() if hasattr(value, "get_value") else value.value}
+    found: dict[Any, Any] = nnx.to_pure_dict(nnx.state(value))
+    return found
+
+
+def _flat(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if not isinstance(tree, dict):
+        yield path, tree
+        return
+    for key, item in tree.items():
+        yield from _flat(item, _below(path, key))
+
+
+def _filled(tree: Any, stored: Mapping[str, Any], path: str) -> Any:
+    if not isinstance(tree, dict):
+        return stored.get(path, tree)
+    return {key: _filled(item, stored, _below(path, key)) for key, item in tree.items()}
+
+
+def _below(path: str, key: Any) -> str:
+    name = str(key).replace("$", "_")
+    return f"{path}.{name}" if path else name

@@ -125,12 +125,11 @@ def _impl(dtype: str) -> str:
 
 def numpy_view(spec: TensorSpec, data: memoryview) -> shared.Array:
     """A view of the stored values; of keys, the numbers behind them."""
+    values = item_view(spec, data)
     if not spec.dtype.startswith("key<"):
-        return shared.view(data, spec)
+        return values
     shape = (*spec.shape, *key_shape(spec.dtype))
-    if spec.size_bytes == 0:
-        return np.empty(shape, np.uint32)
-    return np.frombuffer(data, np.uint8).view(np.uint32).reshape(shape)
+    return values.reshape(-1).view(np.uint32).reshape(shape)
 
 
 def read(value: Any) -> shared.Array:
@@ -231,10 +230,6 @@ def sharding_from(where: str, *, is_in_parts: bool = False) -> Any:
         return None  # fewer devices, other axes
 
 
-def is_weak(where: str) -> bool:
-    return bool(where) and bool(json.loads(where).get("weak"))
-
-
 # -- Restored -----------------------------------------------------------------
 
 
@@ -278,14 +273,10 @@ def finish(made: Any, dtype: str, where: str) -> Any:
     """Make keys from their numbers, and restore a weak type."""
     if dtype.startswith("key<"):
         return jax.random.wrap_key_data(made, impl=_impl(dtype))
-    return _weakened(made) if is_weak(where) and not made.weak_type else made
-
-
-def _weakened(made: Any) -> Any:
-    """The same array with a weak type, as arithmetic with Python's numbers makes it.
-
-    JAX has no function for this, and computing it would need all processes at once.
-    """
+    if not where or not json.loads(where).get("weak") or made.weak_type:
+        return made
+    # A weak type comes from arithmetic with Python's numbers. JAX has no function that sets it, and
+    # computing it would need all processes at once.
     arrays = [shard.data for shard in made.addressable_shards]
     aval = made.aval.update(weak_type=True)
     return type(made)(aval, made.sharding, arrays, committed=is_committed(made))

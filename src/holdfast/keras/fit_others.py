@@ -1,7 +1,7 @@
-"""What other callbacks of a fit carry from one batch or epoch to the next.
+"""The state of the other callbacks of a fit.
 
-Kept is what training has changed since the fit began, not what the script has set: a patience
-that the user has raised between two lives stays raised.
+Only what training has changed since the fit began is stored, not what the script has set: a
+patience that the user has raised between two attempts stays raised.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import keras
 import numpy as np
 
 from holdfast._errors import HoldfastError
+from holdfast._run.driver import keeps_state
 from holdfast._store.format.checksum import digest
+from holdfast._text import unique_names
 
 _NOT_KEPT = frozenset({"params", "model", "_model"})
 _SKIP = object()
@@ -20,23 +22,20 @@ _LARGE = 1 << 20
 
 
 class Others:
-    """The callbacks of one fit beside ours, from its beginning on."""
+    """The callbacks of one fit other than ours."""
 
     def __init__(self, callbacks: list[Any]) -> None:
-        self._named: dict[str, Any] = {}
-        for callback in callbacks:
-            if isinstance(callback, keras.callbacks.ProgbarLogger):
-                continue  # it shows where the fit is, and that it is told
-            name, count = type(callback).__name__, 2
-            while name in self._named:
-                name, count = f"{type(callback).__name__}~{count}", count + 1
-            self._named[name] = callback
+        self._named = unique_names(
+            (type(callback).__name__, callback)
+            for callback in callbacks
+            if not isinstance(callback, keras.callbacks.ProgbarLogger)  # it has no such state
+        )
         self._first = {name: _noted(_plain_state(c)) for name, c in self._named.items()}
 
     def state(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for name, callback in self._named.items():
-            if _keeps_state(callback):
+            if keeps_state(callback):
                 found[name] = {"state": callback.state_dict()}
                 continue
             now, first = _plain_state(callback), self._first[name]
@@ -52,7 +51,7 @@ class Others:
             callback = self._named.get(name)
             if callback is None:
                 continue
-            if _keeps_state(callback):
+            if keeps_state(callback):
                 if "state" in stored:
                     callback.load_state_dict(stored["state"])
                 continue
@@ -64,7 +63,7 @@ class Others:
 
 
 def prepare(callbacks: list[Any], *, is_resumed: bool) -> None:
-    """Refuse what would resume the fit too, and let a log go on that would begin anew."""
+    """Refuse a callback that resumes the fit too; make CSVLogger append to its file."""
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.BackupAndRestore):
             raise HoldfastError(
@@ -76,18 +75,12 @@ def prepare(callbacks: list[Any], *, is_resumed: bool) -> None:
 
 
 def without_arrays(others: dict[str, Any]) -> dict[str, Any]:
-    """Of a fit that is over: its history, but not the weights that a callback had set aside."""
+    """The states after the end of a fit: without the weights that a callback has set aside."""
     light = {}
     for name, stored in others.items():
         changed = {k: v for k, v in stored.get("changed", {}).items() if not _has_arrays(v)}
         light[name] = {"changed": changed, "compares": stored.get("compares", False)}
     return light
-
-
-def _keeps_state(callback: Any) -> bool:
-    return callable(getattr(callback, "state_dict", None)) and callable(
-        getattr(callback, "load_state_dict", None)
-    )
 
 
 def _plain_state(callback: Any) -> dict[str, Any]:
@@ -116,24 +109,19 @@ def _plain(value: Any, depth: int = 0) -> Any:
     return _SKIP
 
 
-class _Large:
-    """An array, such as data to validate on, that is not worth a second copy: its checksum."""
+class _Large(tuple[Any, ...]):
+    """Shape, type and checksum of an array that is too large for a second copy."""
 
-    def __init__(self, array: np.ndarray[Any, Any]) -> None:
-        self._of = (
-            array.shape,
-            array.dtype,
-            digest(np.ascontiguousarray(array).view(np.uint8).data),
-        )
-
-    def is_like(self, other: Any) -> bool:
-        return isinstance(other, np.ndarray) and _Large(other)._of == self._of
+    @classmethod
+    def of(cls, array: np.ndarray[Any, Any]) -> _Large:
+        data = np.ascontiguousarray(array).view(np.uint8).data
+        return cls((array.shape, array.dtype, digest(data)))
 
 
 def _noted(value: Any) -> Any:
     """A copy that `_same` can compare with later."""
     if isinstance(value, np.ndarray):
-        return _Large(value) if value.nbytes > _LARGE and value.ndim else value.copy()
+        return _Large.of(value) if value.nbytes > _LARGE and value.ndim else value.copy()
     if isinstance(value, list | tuple):
         return type(value)(map(_noted, value))
     if isinstance(value, dict):
@@ -143,7 +131,7 @@ def _noted(value: Any) -> Any:
 
 def _same(one: Any, other: Any) -> bool:
     if isinstance(other, _Large):
-        return other.is_like(one)
+        return isinstance(one, np.ndarray) and _Large.of(one) == other
     if type(one) is not type(other):
         return False
     if isinstance(one, np.ndarray):

@@ -1,11 +1,11 @@
-"""`model.fit` as a run: it stops between two batches, and goes on there.
+"""`model.fit` as a run: it stops between two batches, and resumes there.
 
     with holdfast.Run("runs/a", model=model) as run:
         model.fit(data, epochs=3, callbacks=[holdfast.keras.Callback(run)])
 
-Keras asks its epoch iterator for the next batch when all callbacks have seen the end of the last
-one. That is a boundary, so the fit is made to ask us: we pass it through `run.batches`, and give
-the iterator on, at the batch where the life before had been.
+Keras asks its epoch iterator for the next batch after all callbacks have seen the end of the last
+one. That is a boundary. So the fit asks us instead: we pass the boundary through `run.batches`, and
+return Keras's own iterator, opened at the right batch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 import weakref
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any, ClassVar
+from typing import Any
 
 import keras
 from keras.src.trainers.epoch_iterator import EpochIterator
@@ -22,11 +22,11 @@ from keras.src.trainers.epoch_iterator import EpochIterator
 from holdfast._errors import HoldfastError
 from holdfast._run.driver import LoopDriver
 from holdfast._text import say
-from holdfast.keras import state as model_state
-from holdfast.keras.fit_data import Face, FitData
+from holdfast.keras.adapter import is_whole, settle_waiting
+from holdfast.keras.fit_data import BatchCounter, FitData
 from holdfast.keras.fit_others import Others, prepare, without_arrays
 
-_LOOKED_AT = 12  # frames up from the callback to model.fit
+_MOST_FRAMES = 12  # frames up from the callback to model.fit
 
 
 class Callback(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
@@ -35,8 +35,8 @@ class Callback(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no 
     >>> with holdfast.Run("runs/a", model=model) as run:  # doctest: +SKIP
     ...     model.fit(x, y, epochs=3, callbacks=[holdfast.keras.Callback(run)])
 
-    `run.log` is given what fit logs: `loss` and the metrics with each batch, as the epoch's mean so
-    far, and `val_loss` with each epoch. A rule on `loss` counts batches.
+    `run.log` receives what fit logs: with each batch `loss` and the metrics, as the epoch's mean so
+    far; with each epoch `val_loss`. A rule on `loss` counts batches.
     """
 
     async_safe = True  # it has nothing to do at the end of a batch
@@ -51,7 +51,7 @@ class Callback(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no 
         self._run = run
         self._fit: _Fit | None = None
 
-    def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002  Keras passes it
+    def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002  Keras calls it so
         LoopDriver(self._run).require_open()
         self._fit = _Fit(self._run, self._model, sys._getframe(1))
 
@@ -72,7 +72,7 @@ class Callback(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no 
 
 
 class _Last(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
-    """Stands behind all other callbacks: what they do at a moment is done when it is called."""
+    """The last callback of the list: it is called after all others."""
 
     async_safe = True
 
@@ -93,23 +93,16 @@ class _Last(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no t
         self._fit.end()
 
 
-class _Book:
-    """The fits of one life of a run, in the order in which the script comes to them."""
+# By run: its attempt, and how many fits the script has begun in it.
+_fits_begun: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
 
-    _of: ClassVar[weakref.WeakKeyDictionary[Any, _Book]] = weakref.WeakKeyDictionary()
 
-    def __init__(self, run: Any) -> None:
-        self.attempt = run.attempt
-        self.number = -1
-        kept = LoopDriver(run).stored_with_position()
-        self.records: list[dict[str, Any]] = kept.setdefault("fits", [])
-
-    @classmethod
-    def of(cls, run: Any) -> _Book:
-        book = cls._of.get(run)
-        if book is None or book.attempt != run.attempt:
-            book = cls._of[run] = cls(run)
-        return book
+def _number_of_fit(run: Any) -> int:
+    """The number of the fit that begins now, from 0, in this attempt of the run."""
+    attempt, number = _fits_begun.get(run, (run.attempt, 0))
+    number = number if attempt == run.attempt else 0
+    _fits_begun[run] = (run.attempt, number + 1)
+    return number
 
 
 class _Fit:
@@ -134,21 +127,21 @@ class _Fit:
                 "model.fit with two holdfast.keras.Callback: each would count the batches.\n"
                 "Give it one."
             )
-        book = _Book.of(run)
-        book.number += 1
-        self._is_resumed = book.number < len(book.records)
+        number = _number_of_fit(run)
+        records = self._driver.stored_with_position().setdefault("fits", [])
+        self._is_resumed = number < len(records)
         if not self._is_resumed:
-            for past in book.records:
+            for past in records:
                 past["others"] = without_arrays(past.get("others", {}))
-            book.records.append({"base": run.epoch, "stopped": False})
-        self._record = book.records[book.number]
+            records.append({"base": run.epoch, "stopped": False})
+        self._record: dict[str, Any] = records[number]
         asked, self._initial = self._initial, self._record.setdefault("initial", self._initial)
         if asked != self._initial:
             say(
                 f"initial_epoch={asked}: this fit began with {self._initial}, and the run knows "
                 "its epoch. It goes on there."
             )
-        self._is_past = book.number < len(book.records) - 1
+        self._is_past = number < len(records) - 1
         prepare(callbacks, is_resumed=self._is_resumed)
         self._others_list = [each for each in callbacks if not isinstance(each, Callback)]
         self._verbose = self._list.params.get("verbose")
@@ -157,14 +150,14 @@ class _Fit:
         self._lap: Any = None
         self._phase: Any = None
         self._data: FitData | None = None
-        self._logs: dict[str, Any] = {}  # of the last batch, in this life or the one before
+        self._logs: dict[str, Any] = {}  # of the last batch, in this attempt or the previous one
         self._last = _Last(self)
         callbacks.append(self._last)
 
     # -- the fit, from its beginning to its end ----------------------------------------
 
     def begin(self) -> None:
-        """All other callbacks have begun, and have forgotten what they knew."""
+        """All other callbacks have begun, and have reset themselves."""
         run, record = self._run, self._record
         self._others = Others(self._others_list)
         planned = max(0, self._epochs - self._initial)
@@ -173,18 +166,18 @@ class _Fit:
         if self._is_resumed and is_over:
             self._pass_over(made)
             return
-        self._data = FitData(run, self._source, record.get("data"), self._keep)
+        self._data = FitData(run, self._source, record.get("data"), self._store)
         if self._is_resumed:
             self._recall()
         if planned == 0:
-            self._keep()
+            self._store()
             return
         self._driver.stored_with_position()  # before the first boundary
         self._loop = run.epochs(record["base"] + planned)
         self._source._enumerate_iterator = self._batches  # what its __iter__ asks
         epoch = next(self._loop, None)
         if epoch is None:
-            self._let_go()
+            self._release()
             self._model._initial_epoch = self._epochs
             return
         if self._verbose:
@@ -201,13 +194,12 @@ class _Fit:
         self._model._initial_epoch = self._epochs
 
     def _recall(self) -> None:
-        """Have everything as it was at the boundary, but for what run.epochs puts back."""
+        """Restore everything except what run.epochs restores."""
         assert self._others is not None
         assert self._data is not None
-        if not model_state.is_whole(self._model):
-            batch = self._data.example()
-            self._model._symbolic_build(data_batch=batch)
-        model_state.settle_waiting(self._model)
+        if not is_whole(self._model):
+            self._model._symbolic_build(data_batch=self._data.example())
+        settle_waiting(self._model)
         record = self._record
         self._others.load(record.get("others", {}))
         self._logs = dict(record.get("logs") or {})
@@ -223,31 +215,31 @@ class _Fit:
         self._end_lap()
         assert self._data is not None
         self._data.end_epoch()
-        # What the last batch has logged is logged: a rule would count it twice.
+        # The values of the last batch are logged already: a rule would count them twice.
         self._log({name: value for name, value in logs.items() if name not in self._logs})
         self._logs = {}
         if self._model.stop_training or epoch + 1 >= self._epochs:
             return  # what follows belongs to the last epoch too
-        self._keep()
-        if next(self._loop, None) is None:  # a rule has found that this is enough
+        self._store()
+        if next(self._loop, None) is None:  # a rule ends the training
             self._model.stop_training = True
-            self._let_go()
+            self._release()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._loop = None
         del self._source._enumerate_iterator
 
     def end(self) -> None:
         """All other callbacks have ended: the weights are what the fit leaves."""
         self._model._initial_epoch = None
-        self._frame = None  # type: ignore[assignment]  # a circle, with all that fit holds
+        self._frame = None  # type: ignore[assignment]  # the frame refers to us, too
         self._list.callbacks.remove(self._last)  # the list may be the user's own
         if self._loop is None:
             return
         run, loop = self._run, self._loop
-        self._let_go()
+        self._release()
         self._record["stopped"] = bool(self._model.stop_training)
-        self._keep()
+        self._store()
         self._driver.end_epochs()
         if next(loop, None) is not None:
             loop.close()  # type: ignore[attr-defined]  # a generator
@@ -256,11 +248,11 @@ class _Fit:
     # -- an epoch ----------------------------------------------------------------------
 
     def _batches(self) -> Iterator[tuple[int, int, Any]]:
-        """What the fit goes through, in place of EpochIterator's own."""
+        """The iterations of the fit, in place of EpochIterator's own."""
         run, data, model = self._run, self._data, self._model
         assert data is not None
         size = self._source.steps_per_execution
-        self._lap = run.batches(Face(data), accumulate=size)
+        self._lap = run.batches(BatchCounter(data), accumulate=size)
         is_stopped = model.stop_training or self._record.pop("stop_training", False)
         model.stop_training = is_stopped
         data.begin_epoch(run.epoch - self._record["base"])
@@ -280,14 +272,14 @@ class _Fit:
                 begin = None
             has_more = self._take()
         if run.over is not None:
-            model.stop_training = True  # a rule has found that this is enough
+            model.stop_training = True  # a rule ends the training
         self._lap = None
         data.end_lap()
 
     def _repeat_logs(self, size: int) -> tuple[int, int, Any]:
-        """A step that does nothing but tell fit the logs of the last batch of the life before.
+        """A step that trains nothing, and returns the last logs of the previous attempt.
 
-        If no batch is left in the epoch, they are all that fit has to end it with.
+        If no batch is left in the epoch, fit needs them to end the epoch.
         """
         logs, model, callbacks = dict(self._logs), self._model, self._list
         trains = model.train_function
@@ -297,22 +289,24 @@ class _Fit:
             return logs if len(given) == 1 else (logs, given[0])  # on JAX, with the state
 
         model.train_function = step
-        for name in ("on_train_batch_begin", "on_train_batch_end"):  # they have heard of it
+        for name in (
+            "on_train_batch_begin",
+            "on_train_batch_end",
+        ):  # they were called for it already
             setattr(callbacks, name, lambda *_, name=name: callbacks.__dict__.pop(name))
         return 0, size - 1, iter([None] * size)
 
     def _take(self) -> bool:
-        """Pass the boundary behind the last batch; False if there is no other.
+        """Pass the boundary after the last batch; False if there is no other batch.
 
-        A generator that calls run.batches may take its batches early, and is warned of: we are
-        one, and do not.
+        Not inside the generator: run.batches warns of a generator, which may take batches early.
         """
         assert self._data is not None
         with self._data.lock:
             return next(self._lap, self) is not self
 
     def _end_lap(self) -> None:
-        """Fit has left the batches: the data came to an end unforeseen, or it was told to stop."""
+        """Fit has left the batches: the data ended early, or a stop was asked for."""
         lap = self._lap
         if lap is None:
             return
@@ -338,7 +332,7 @@ class _Fit:
         if phase is not None:
             phase.__exit__(None, None, None)
 
-    # -- what is noted -----------------------------------------------------------------
+    # -- what is logged and stored ------------------------------------------------------
 
     def _log_batch(self) -> None:
         logs = self._frame.f_locals.get("logs")
@@ -349,10 +343,10 @@ class _Fit:
     def _log(self, logs: dict[str, Any]) -> None:
         numbers = {name: value for name, value in logs.items() if _is_number(value)}
         if numbers:
-            self._run.log(**numbers)  # not read before somebody asks for it
+            self._run.log(**numbers)  # a value on a device is not read yet
 
-    def _keep(self) -> None:
-        """Write down where the fit is; what stands in the record goes into every snapshot."""
+    def _store(self) -> None:
+        """Write the position into the record, which is part of every snapshot."""
         assert self._others is not None
         assert self._data is not None
         self._record.update(
@@ -381,10 +375,10 @@ def _is_among(model: Any, values: list[Any]) -> bool:
 
 
 def _find_fit(start: FrameType, model: Any) -> tuple[FrameType, dict[str, Any]]:
-    """The call of model.fit that we are in, and what it works with."""
+    """The frame of model.fit, and the objects in it that we need."""
     frame: FrameType | None = start
     asked_for = model._initial_epoch  # as fit itself reads it
-    for _ in range(_LOOKED_AT):
+    for _ in range(_MOST_FRAMES):
         if frame is None:
             break
         known: dict[str, Any] = frame.f_locals

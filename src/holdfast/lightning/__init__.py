@@ -1,10 +1,10 @@
-"""Lightning's `Trainer.fit` as a run: it stops at a step, and goes on there.
+"""Lightning's `Trainer.fit` as a run: it stops at a step, and resumes there.
 
     trainer = lightning.Trainer(max_epochs=3, callbacks=[holdfast.lightning.Callback("runs/a")])
     trainer.fit(module, loader)
 
-Both packages of Lightning are known, `lightning` and `pytorch_lightning`: whichever the script has
-imported.
+It works with both packages of Lightning, `lightning` and `pytorch_lightning`: the one that the
+script has imported.
 """
 
 from __future__ import annotations

@@ -1,20 +1,53 @@
-"""The callback that a user gives to a Trainer."""
+"""The callback that a user gives to a Trainer.
+
+Lightning has signal handlers, a requeue and a resume of its own. While a fit is a run, holdfast
+handles the signals, saves, exits and requeues. Lightning's handlers are not installed: the one for
+SIGTERM raises in the middle of a collective operation, and the one for SLURM saves inside the
+handler. If the script asked for Lightning's way, a line says that it is not used.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 from holdfast._errors import HoldfastError
+from holdfast._run.driver import run_maker
 from holdfast._run.run import Run
 from holdfast._settings import Settings
 from holdfast._text import say
 from holdfast.lightning.fitting import Fit
-from holdfast.lightning.package import callback_class
-from holdfast.lightning.yielding import refuse_strategy, refuse_unknown
+from holdfast.lightning.package import callback_class, package_of
 from holdfast.rules import Rule
 
 _OURS = ("module", "optimizer", "optimizers", "schedulers", "scaler", "fit")
+_STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy", "ModelParallelStrategy")
+# Lightning does not document any of these; 2.2 to 2.6 have them.
+_USED = (
+    "_run_stage",
+    "_signal_connector.register_signal_handlers",
+    "_accelerator_connector.cluster_environment",
+    "_checkpoint_connector._ckpt_path",
+    "_logger_connector._callback_metrics",
+    "_logger_connector._logged_metrics",
+    "_logger_connector._progress_bar_metrics",
+    "_logger_connector._first_loop_iter",
+    "_logger_connector._current_fx",
+    "fit_loop.setup_data",
+    "fit_loop.on_advance_start",
+    "fit_loop.on_advance_end",
+    "fit_loop._combined_loader",
+    "fit_loop._data_fetcher",
+    "fit_loop._load_combined_loader_states",
+    "fit_loop._last_train_dl_reload_epoch",
+    "fit_loop._should_accumulate",
+    "fit_loop.epoch_loop.advance",
+    "fit_loop.epoch_loop._results",
+    "fit_loop.epoch_loop._batches_that_stepped",
+    "fit_loop.epoch_loop._should_check_val_fx",
+    "fit_loop.epoch_loop.val_loop._last_val_dl_reload_epoch",
+)
 
 
 class Callback(callback_class()):  # type: ignore[misc]  # of one package or the other
@@ -24,8 +57,8 @@ class Callback(callback_class()):  # type: ignore[misc]  # of one package or the
     >>> trainer.fit(module, loader)  # doctest: +SKIP
 
     Module, optimizers, schedulers, precision, loops, other callbacks and the position in the data
-    are kept by themselves; `more_state` is what else decides what comes next. `run.log` is given
-    what the module logs.
+    are stored automatically. `more_state` is any other state that decides the next steps. `run.log`
+    receives what the module logs.
     """
 
     def __init__(
@@ -37,22 +70,16 @@ class Callback(callback_class()):  # type: ignore[misc]  # of one package or the
         **more_state: Any,
     ) -> None:
         super().__init__()
-        taken = sorted(set(_OURS) & set(more_state))
-        if taken:
-            raise HoldfastError(
-                f"holdfast.lightning.Callback({', '.join(taken)}=…): this is kept by itself.\n"
-                "Leave it out, or give it another name."
-            )
-        self._folder = folder
-        self._settings = settings
-        self._rule = stop_when
-        self._more_state = more_state
+        options = {"settings": settings, "stop_when": stop_when, **more_state}
+        self.make_run = run_maker("holdfast.lightning.Callback", _OURS, folder, **options)
         self._fit: Fit | None = None
 
     @property
     def run(self) -> Run | None:
         """The run, while `trainer.fit` trains: for `run.stop()`, `run.log`, `run.save()`."""
         return None if self._fit is None else self._fit.run
+
+    # -- what Lightning calls ------------------------------------------------------------
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:  # noqa: ARG002  Lightning's
         if stage != "fit":
@@ -65,27 +92,50 @@ class Callback(callback_class()):  # type: ignore[misc]  # of one package or the
                 "two holdfast.lightning.Callback in one Trainer: each would count the steps.\n"
                 "Give it one."
             )
-        refuse_unknown(trainer)
-        refuse_strategy(trainer)
+        _refuse_version(trainer)
+        _refuse_strategy(trainer)
+        self._release()
         self._fit = Fit(self, trainer)
 
-    def make_run(self, state: dict[str, Any]) -> Run:
-        """The run of a fit, not open yet."""
-        return Run(
-            self._folder,
-            settings=self._settings,
-            stop_when=self._rule,
-            **state,
-            **self._more_state,
-        )
-
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:  # noqa: ARG002  Lightning's
-        self._let_go()
+        self._release()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: ARG002  Lightning's
-        self._let_go()
+        self._release()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         fit, self._fit = self._fit, None
         if fit is not None:
-            fit.let_go()
+            fit.release()
+
+
+def _refuse_version(trainer: Any) -> None:
+    """Refuse a Lightning that lacks what is read or replaced here, before anything is changed."""
+    for path in _USED:
+        found = trainer
+        for name in path.split("."):
+            if not hasattr(found, name):
+                version = sys.modules[package_of(trainer)].__version__
+                raise HoldfastError(
+                    f"Lightning {version} is not one that holdfast.lightning.Callback knows: "
+                    f"trainer.{path} is missing.\n"
+                    "Install one that it knows: pip install 'lightning>=2.2,<2.7'"
+                )
+            found = getattr(found, name)
+
+
+def _refuse_strategy(trainer: Any) -> None:
+    strategy = trainer.strategy
+    name = type(strategy).__name__
+    if not any(kind.__name__ in _STRATEGIES for kind in type(strategy).__mro__):
+        raise HoldfastError(
+            f"holdfast.lightning.Callback: a fit with {name} cannot be kept exactly.\n"
+            "Use one device, strategy='ddp', or ModelParallelStrategy for sharded models."
+        )
+    launcher = strategy.launcher
+    if launcher is not None and type(launcher).__name__ == "_MultiProcessingLauncher":
+        raise HoldfastError(
+            f"holdfast.lightning.Callback: {name} starts its processes by multiprocessing, and "
+            "their exit statuses would be lost.\n"
+            "Use strategy='ddp', or start the processes by torchrun or srun."
+        )

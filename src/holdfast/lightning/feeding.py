@@ -1,16 +1,17 @@
 """The batches of a fit, by the feeds of `run.batches`.
 
-Lightning asks its fetcher for a batch when it begins with it, and wants to know then whether that
-is the last of the epoch. A boundary is passed between, so what `run.batches` gives are promises of
-batches: each is made when it is asked for, not when the boundary is passed.
+Lightning takes a batch from its fetcher when it begins to train on it, and asks then whether it is
+the last one of the epoch. The boundary is earlier. So `run.batches` gives promises of batches: a
+batch is made when Lightning takes it, not at the boundary.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from holdfast._errors import name_place
@@ -22,12 +23,12 @@ from holdfast._run.data.generators import Seeds, apart, mix_all
 _END = object()
 
 
+@dataclass(frozen=True)
 class Promise:
     """A batch that is made when it is asked for."""
 
-    def __init__(self, make: Callable[[], Any], *, is_last: bool) -> None:
-        self.make = make
-        self.is_last = is_last
+    make: Callable[[], Any]
+    is_last: bool
 
 
 class LightningData:
@@ -40,7 +41,7 @@ class LightningData:
         self._unflatten = unflatten
         self.length = length  # of an epoch, as Lightning counts it
         self.first_epoch = 0  # where Lightning's own checkpoint has begun the run
-        self.behind = 0  # batches that were used before the run began, in its first epoch
+        self.behind = 0  # batches of the first epoch that were used before the run began
 
     def holdfast_feed(self, feeds: Feeds) -> Feed:
         combined = self.combined
@@ -61,7 +62,7 @@ class LightningData:
 
 
 class _Combined:
-    """Loaders of unknown length side by side, as Lightning goes through them; no counts."""
+    """Loaders of unknown length, as Lightning iterates over them, without its counts."""
 
     def __init__(self, combined: Any) -> None:
         self._combined = combined
@@ -81,9 +82,9 @@ class FitFeed(FeedAround):
         self.length = self.usual_length = data.length or inner.usual_length
 
     def open(self, lap: Lap, seeds: Seeds) -> Iterator[Promise]:
-        told = replace(lap, epoch=lap.epoch + self._data.first_epoch)
-        batches = self._inner.open(told, seeds)
-        lap.tally = told.tally
+        shifted = replace(lap, epoch=lap.epoch + self._data.first_epoch)
+        batches = self._inner.open(shifted, seeds)
+        lap.tally = shifted.tally
         known = [n for n in (self._data.length, self._inner.length) if n is not None]
         self.length = min(known) if known else None
         if self.length is None:
@@ -98,10 +99,10 @@ class FitFeed(FeedAround):
 
         while number < length:
             number += 1
-            yield Promise(make, is_last=number == length)
+            yield Promise(make, number == length)
 
     def _look_ahead(self, batches: Iterator[Any], lap: Lap, seeds: Seeds) -> Iterator[Promise]:
-        """Where only the data know their end: each batch is made apart, one before it is used."""
+        """For data of unknown length: each batch is made one early, with seeds of its own."""
         number = lap.skip
         ahead = self._take_apart(batches, lap, number, seeds)
         while ahead is not _END:
@@ -109,14 +110,14 @@ class FitFeed(FeedAround):
             self._state = self._inner.state()
             ahead = self._take_apart(batches, lap, number, seeds)
             make = functools.partial(self._combine, batch)
-            yield Promise(make, is_last=ahead is _END)
+            yield Promise(make, ahead is _END)
         self._state = None
 
     def _take_apart(self, batches: Iterator[Any], lap: Lap, number: int, seeds: Seeds) -> Any:
         with apart(mix_all(seeds, lap.epoch, lap.number, number)):
             try:
                 return next(batches, _END)
-            except Exception as error:  # it goes on, with the place in its words
+            except Exception as error:  # raised again, with the position in its text
                 name_place(error, lap.epoch, number)
                 raise
 
@@ -143,16 +144,16 @@ class InTurn(SideBySide):
             number += 1
 
     def _open_one(self, which: int, lap: Lap, seeds: Seeds) -> Iterator[Any]:
-        """One loader from this batch on, for ever.
+        """One loader from this batch on, without an end.
 
-        Its first pass draws as any lap does; each other from seeds of its own, so that it can be
-        begun in the middle of the lap.
+        Its first pass draws as any lap does. Each later pass draws from seeds of its own, so that
+        a fit can resume in it.
         """
         feed, behind = self._feeds[which], lap.behind
         length = feed.usual_length or 0
         turn, skip = divmod(behind, length) if length else (0, 0)
         if turn and not self._cycles:
-            return _nothing_for_ever()
+            return itertools.repeat(None)
         return self._go_round(which, turn, self._begin(which, turn, skip, lap, seeds), lap, seeds)
 
     def _go_round(
@@ -164,7 +165,7 @@ class InTurn(SideBySide):
                 yield batch
                 count += 1
             if not self._cycles or not count:
-                yield from _nothing_for_ever()
+                yield from itertools.repeat(None)
             turn += 1
             batches = self._begin(which, turn, 0, lap, seeds)
 
@@ -176,13 +177,8 @@ class InTurn(SideBySide):
             return self._feeds[which].open(part, own)
 
 
-def _nothing_for_ever() -> Iterator[None]:
-    while True:
-        yield None
-
-
-class Stand:
-    """Stands where a loader will be while Lightning looks at its length: it would start workers."""
+class LengthOnly:
+    """In place of a loader while Lightning asks for its length: iterating would start workers."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -195,18 +191,25 @@ class Stand:
 
 
 class Fetcher:
-    """What the epoch's loop takes its batches from."""
+    """Gives the epoch's loop its batches."""
 
-    def __init__(self, data: LightningData) -> None:
+    # Lightning's loops set these two.
+    _start_profiler: Callable[[], None] = staticmethod(lambda: None)
+    _stop_profiler: Callable[[], None] = staticmethod(lambda: None)
+
+    def __init__(
+        self,
+        data: LightningData,
+        on_batch: Callable[[Any], None],
+        position: Callable[[], tuple[int, int]],
+    ) -> None:
         self.data = data
         self.length = data.length
         self.fetched = 0
         self.done = data.length == 0
         self.next: Promise | None = None  # None at the end of the epoch
-        self.note: Callable[[Any], None] = lambda _: None
-        self.place: Callable[[], tuple[int, int]] = lambda: (0, 0)
-        self._start_profiler: Callable[[], None] = lambda: None
-        self._stop_profiler: Callable[[], None] = lambda: None
+        self._on_batch = on_batch
+        self._position = position
 
     def __iter__(self) -> Fetcher:
         self.reset()
@@ -221,16 +224,16 @@ class Fetcher:
         try:
             batch = promise.make()
         except StopIteration:
-            self.done = True  # there are fewer than the data had said
+            self.done = True  # there are fewer batches than the length of the data says
             raise
-        except Exception as error:  # as above
-            name_place(error, *self.place())
+        except Exception as error:  # raised again, as above
+            name_place(error, *self._position())
             raise
         finally:
             self._stop_profiler()
         self.fetched += 1
         self.done = promise.is_last
-        self.note(batch)
+        self._on_batch(batch)
         return batch, self.fetched - 1, 0
 
     def reset(self) -> None:

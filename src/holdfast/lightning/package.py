@@ -21,7 +21,7 @@ def find_package() -> str | None:
 
 def _is_installed(name: str) -> bool:
     whole = name.partition(".")[0]
-    # None stands there where somebody has forbidden the import.
+    # sys.modules has None for a package whose import is forbidden.
     return sys.modules.get(whole, ...) is not None and (importlib.util.find_spec(whole) is not None)
 
 

@@ -1,13 +1,13 @@
-"""Loggers that follow a run back when it resumes.
+"""Loggers that follow a run back to the step from which it resumes.
 
 with holdfast.Run("runs/demo", model=model) as run:
     holdfast.loggers.TensorBoard(run, "tb")
     for step in run.steps(10_000):
         run.log(loss=train_one())
 
-What `run.log` is given goes there too. Each has a process of its own, which imports what it logs
-with: that draws random numbers and starts threads, and the training must not notice. A killed
-training's logger writes what it has got, and ends.
+What `run.log` is given goes there too. Each logger has a process of its own, which imports the
+package that it logs with: such a package draws random numbers and starts threads, which must not
+affect the training. If the training is killed, that process writes what it has received, and ends.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CHOSEN_BY_US = ("fork_from", "reinit", "resume", "resume_from")
 
 
 class TensorBoard(Logger):
-    """Writes event files into `folder`; a life that resumes makes TensorBoard forget later steps.
+    """Writes event files into `folder`; TensorBoard forgets the steps that a resume repeats.
 
     >>> holdfast.loggers.TensorBoard(run, "tb")  # doctest: +SKIP
     """
@@ -46,10 +46,10 @@ class TensorBoard(Logger):
 
 
 class WandB(Logger):
-    """Logs to Weights & Biases; the rest is for `wandb.init`. All lives are one run there.
+    """Logs to Weights & Biases; other arguments are for `wandb.init`. All attempts are one run.
 
-    With `rewind=True` a life that resumes takes the run back to its step, which their servers must
-    allow; without, steps that were logged before are not logged again.
+    With `rewind=True` an attempt that resumes rewinds the run to its step, which the servers must
+    allow. Without it, steps that were logged before are not logged again.
 
     >>> holdfast.loggers.WandB(run, project="demo", config={"lr": 0.1})  # doctest: +SKIP
     """
@@ -67,7 +67,7 @@ class WandB(Logger):
 
 
 class MLflow(Logger):
-    """Logs to MLflow. All lives are one run there, and no step is logged twice.
+    """Logs to MLflow. All attempts are one run, and no step is logged twice.
 
     >>> holdfast.loggers.MLflow(run, experiment="demo")  # doctest: +SKIP
     """

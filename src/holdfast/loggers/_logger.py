@@ -1,10 +1,10 @@
 """The trainer's side of a logger: a queue, a pipe, and a process at its other end.
 
-`run.log` appends and returns. A thread sends what is there a few times a second; before a snapshot
-the main thread sends the rest. So whatever the next life does not make again is out of this process
-before there is a state to resume from, and a kill -9 leaves no hole in a curve. Nothing waits for
-the process at the other end: when the pipe is full, the queue grows, and when that is full, values
-are lost, and it is said.
+`run.log` appends to the queue and returns. A thread sends the queue a few times a second, and the
+main thread sends the rest before each snapshot. So every row that the next attempt does not log
+again has left this process before the state exists that it resumes from, and a kill -9 leaves no
+gap in a curve. Nothing waits for the other process: if the pipe is full, the queue grows; if the
+queue is full, values are lost, and a line says so.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from holdfast._store.folder.errand import current as current_errand
 from holdfast._store.memory.control import MARK
 from holdfast._text import say
 from holdfast.loggers._process import Writer
-from holdfast.loggers._values import begin_reading
+from holdfast.rules._reading import begin_reading
 
 if TYPE_CHECKING:
     from holdfast._run.run import Run
@@ -32,19 +32,21 @@ if TYPE_CHECKING:
 LABELS = {"tensorboard": "TensorBoard", "wandb": "W&B", "mlflow": "MLflow"}
 _MOST_ROWS = 100_000
 _MOST_WAITING = 10_000  # a value on a device may keep more than itself there
-_LOOK_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 _END_SECONDS = 10.0
 
 
 class Logger:
-    """What `run.log` is given, sent on to another process; of several ranks, the first one's."""
+    """Sends what `run.log` is given to another process; only on rank 0."""
 
     _writer: Writer | None = None  # None: there is nothing to do
 
     def __init__(
         self, run: Run, kind: str, package: str, *, target: str, options: dict[str, Any]
     ) -> None:
-        from holdfast._run.driver import LoopDriver  # loads the run, which a logger's process lacks
+        from holdfast._run.driver import (
+            LoopDriver,
+        )  # loads the run, which the process that logs does not need
 
         self._driver = driver = LoopDriver(run)
         self._label = LABELS[kind]
@@ -55,14 +57,14 @@ class Logger:
             )
         _require(package, kind, type(self).__name__)
         plan = _checked(type(self).__name__, {"kind": kind, "target": target, "options": options})
-        # A proof makes the run again and again, and none of that is for anybody's curves.
+        # A proof repeats the training, and its values do not belong into a curve.
         if driver.rank or current_errand() is not None:
             return
         self._lost = 0
         self._rows: collections.deque[tuple[Any, ...]] = collections.deque()
-        # With values that are on a device, and what came behind them; of the main thread alone.
+        # Rows with values on a device, and all later rows; used by the main thread only.
         self._waiting: collections.deque[tuple[Any, ...]] = collections.deque()
-        self._next_look = 0.0
+        self._next_poll = 0.0
         self._begin(run.attempt, kind, plan)
 
     def _begin(self, attempt: int, kind: str, plan: dict[str, Any]) -> None:
@@ -85,42 +87,42 @@ class Logger:
         except OSError as error:
             say(f"{self._label}: cannot be logged to ({error}). The training goes on without it.")
             return
-        self._listens = self._listener() if driver.begins_there else self._note_on_the_way
+        self._listens = self._listener() if driver.begins_there else self._wait_for_arrival
         driver.log.add(self, self._listens)
 
     # -- while the run is open --------------------------------------------------------
 
     def _listener(self) -> Callable[[int, dict[str, Any]], None]:
-        """For `run.log`, in the main thread: a step has other things to do."""
-        # What a function finds around itself, it finds sooner than what an object has.
+        """The function that `run.log` calls."""
+        # It runs in every step, and closure variables are faster than attributes.
         words, loops = self._driver.words, self._driver.loops
-        rows, waiting, otherwise = self._rows, self._waiting, self._note_otherwise
+        rows, waiting, append_slowly = self._rows, self._waiting, self._append_slowly
 
-        def note(step: int, held: dict[str, Any]) -> None:
+        def append(step: int, held: dict[str, Any]) -> None:
             is_between = len(loops) == 1 and loops[0].name == "run.epochs"
             row = (words[MARK], step, _now(), is_between, held)
             for value in held.values():
                 if type(value) is not float:
-                    otherwise(row)
+                    append_slowly(row)
                     return
             if waiting or len(rows) >= _MOST_ROWS:
-                otherwise(row)
+                append_slowly(row)
             else:
                 rows.append(row)
 
-        return note
+        return append
 
-    def _note_otherwise(self, row: tuple[Any, ...]) -> None:
-        """What is not simply appended."""
+    def _append_slowly(self, row: tuple[Any, ...]) -> None:
+        """A row that has other values than numbers, or comes after such a row."""
         *place, held = row
-        values = {name: begin_reading(value) for name, value in held.items()}
+        values = {name: begin_reading(value, for_rule=False) for name, value in held.items()}
         if self._waiting or any(type(value) is not float for value in values.values()):
             self._wait((*place, values))
         else:
             self._append((*place, values))
 
-    def _note_on_the_way(self, step: int, held: dict[str, Any]) -> None:
-        """Before the place where the life before had been: that life has logged this."""
+    def _wait_for_arrival(self, step: int, held: dict[str, Any]) -> None:
+        """Ignore rows before the stored position: the previous attempt has logged them."""
         if self._driver.has_arrived:
             before, self._listens = self._listens, self._listener()
             self._driver.log.replace(before, self._listens)
@@ -138,12 +140,12 @@ class Logger:
             self._waiting.popleft()
             self._lose()
         now = time.monotonic()
-        if now > self._next_look:
-            self._next_look = now + _LOOK_SECONDS
+        if now > self._next_poll:
+            self._next_poll = now + _POLL_SECONDS
             self._read(waits=False)
 
     def _read(self, *, waits: bool) -> None:
-        """Pass on the rows whose values have come; of `waits`, all of them."""
+        """Queue the rows whose values have arrived; with `waits`, wait for all."""
         while self._waiting:
             *place, held = self._waiting[0]
             values = {}
@@ -153,7 +155,7 @@ class Logger:
                     continue
                 if not waits and not value.is_ready():
                     return
-                # What a device cannot give, it gives to nobody: the training will hear of it.
+                # An error of the device: the training itself will raise it.
                 with contextlib.suppress(Exception):
                     values[name] = value.value()
             self._waiting.popleft()
@@ -168,36 +170,36 @@ class Logger:
         self._lost += 1
 
     def hand_over(self) -> None:
-        """A snapshot is near; it waits for the device anyway."""
+        """Called before a snapshot, which waits for the device anyway."""
         if self._writer is None:
             return
         self._read(waits=True)
         self._writer.send()
         if self._writer.is_gone:
-            self._listen_no_more()  # or rows would be kept for nobody
+            self._stop_listening()  # else the queue would grow without a reader
             self._writer = None
 
     # -- the end ----------------------------------------------------------------------
 
     def begin_end(self, status: int) -> None:
-        """Nothing more comes; the process may finish."""
+        """No more rows follow: the process can finish."""
         if self._writer is None:
             return
-        self._listen_no_more()
+        self._stop_listening()
         self._read(waits=True)
         self._writer.begin_end(status)
 
-    def _listen_no_more(self) -> None:
+    def _stop_listening(self) -> None:
         self._driver.log.remove(self, self._listens)
 
     def wait_for_end(self) -> None:
-        """Wait until it has finished, but not for long."""
+        """Wait until it has finished, for a limited time."""
         writer, self._writer = self._writer, None
         if writer is None:
             return
         count = self._driver.count_signals
         answered = count()
-        # Another signal says: do not wait.
+        # Another signal ends the wait.
         self._lost += writer.wait_for_end(_END_SECONDS, lambda: count() > answered)
         if self._lost:
             say(f"{self._label}: {self._lost} rows of metrics are lost.")
@@ -221,7 +223,7 @@ def _require(package: str, extra: str, name: str) -> None:
     spec = None
     with contextlib.suppress(ImportError, ValueError):  # in a broken or half removed package
         spec = importlib.util.find_spec(package)
-    # A folder that is called so, such as the one wandb leaves behind, is no package.
+    # A folder of that name, such as the one that wandb creates, is not a package.
     if spec is None or spec.origin is None:
         raise ImportError(
             f"holdfast.loggers.{name} needs {package}, which is not installed here.\n"
@@ -230,7 +232,7 @@ def _require(package: str, extra: str, name: str) -> None:
 
 
 def _checked(name: str, plan: dict[str, Any]) -> dict[str, Any]:
-    """The plan, if it can be handed to another process."""
+    """The plan, if it can be sent to another process."""
     try:
         json.dumps(plan)
     except (TypeError, ValueError) as error:

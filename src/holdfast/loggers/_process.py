@@ -1,4 +1,4 @@
-"""The process that logs, as the trainer holds it: started, fed without waiting, and let go."""
+"""The trainer's handle of the process that logs: starts it, sends rows without waiting."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _SEND_SECONDS = 0.2
 _ROWS_AT_ONCE = 2000
 _PIPE_BYTES = 1 << 20
 _SET_PIPE_SIZE = getattr(fcntl, "F_SETPIPE_SZ", None)  # of Linux
-# Else `holdfast run` takes it for a rank that was left behind, and ends it.
+# With these, `holdfast run` would take it for a rank without a parent, and end it.
 _OF_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-_letting_go: list[subprocess.Popen[bytes]] = []  # those that still work when the run is closed
+_unfinished: list[subprocess.Popen[bytes]] = []  # those that still write when the run closes
 
 
 class Writer:
@@ -45,13 +45,14 @@ class Writer:
         self._log = log
         self._rows = rows
         self._unsent = memoryview(b"")
-        self._lock = threading.Lock()  # of the pipe; never held while something is waited for
+        self._lock = threading.Lock()  # of the pipe; never held while waiting
         self.is_gone = False
         self._is_ending = self._is_closed = False
-        self._heard = b""
+        self._received = b""
+        environment = variables.child_environment().items()
         with open_log(log) as file, without_debugger():
             told, theirs = os.pipe()
-            plan = {**plan, "told": theirs, "parent": os.getpid(), "script": _script()}
+            plan = {**plan, "told": theirs, "parent": os.getpid(), "script": (sys.argv or [""])[0]}
             self._process = subprocess.Popen(
                 command("holdfast.loggers._child", plan),
                 stdin=subprocess.PIPE,
@@ -59,26 +60,26 @@ class Writer:
                 stderr=file,
                 start_new_session=True,
                 pass_fds=[theirs],
-                env=_environment(),
+                env={name: value for name, value in environment if name not in _OF_RANKS},
             )
         os.close(theirs)
         assert self._process.stdin is not None
         self._pipe = self._process.stdin.fileno()
-        self._told = told
+        self._lines = told
         for each in (self._pipe, told):
             os.set_blocking(each, False)
         if _SET_PIPE_SIZE is not None:
-            with contextlib.suppress(OSError):  # a user has so many pages, and no more
+            with contextlib.suppress(OSError):  # the user's limit of pages is reached
                 fcntl.fcntl(self._pipe, _SET_PIPE_SIZE, _PIPE_BYTES)
         self._over = threading.Event()
-        thread = threading.Thread(target=self._go_on, name="holdfast-logger", daemon=True)
+        thread = threading.Thread(target=self._send_on, name="holdfast-logger", daemon=True)
         self._thread = never_held(thread)
         self._thread.start()
 
-    def _go_on(self) -> None:
+    def _send_on(self) -> None:
         while not self._over.wait(_SEND_SECONDS):
             self.send()
-            self._hear()
+            self._receive()
 
     def send(self) -> None:
         """Write as much as the pipe takes now."""
@@ -103,19 +104,19 @@ class Writer:
             self._unsent = memoryview(json.dumps(taken).encode() + b"\n")
         return bool(taken)
 
-    def _hear(self) -> None:
-        """Say what it has to say; and that it is gone, if it is."""
+    def _receive(self) -> None:
+        """Print the lines that it has sent, and one if it has ended."""
         with contextlib.suppress(OSError):
-            while chunk := os.read(self._told, 65536):
-                self._heard += chunk
-        *lines, self._heard = self._heard.split(b"\n")
+            while chunk := os.read(self._lines, 65536):
+                self._received += chunk
+        *lines, self._received = self._received.split(b"\n")
         for line in lines:
             with contextlib.suppress(ValueError, KeyError):
                 say(f"{self._label}: {json.loads(line)['say']}")
         if not self._is_ending and self._process.poll() is not None:
             self.is_gone = self._is_ending = True
             status = self._process.returncode
-            if status:  # else it has said itself why
+            if status:  # else it has sent the reason
                 how = f"status {status}"
                 if status < 0:
                     how = f"killed by {signal.Signals(-status).name}"
@@ -128,13 +129,13 @@ class Writer:
     # -- the end ----------------------------------------------------------------------
 
     def begin_end(self, status: int) -> None:
-        """Send the rest, and that there is no more."""
+        """Send the rest; the end follows when the pipe is closed."""
         self._is_ending = True
         self.send()
         self._end = json.dumps({"end": status}).encode() + b"\n"
 
     def wait_for_end(self, seconds: float, is_hurried: Callable[[], bool]) -> int:
-        """Wait until it has ended, for so long at most; how many rows could not be sent."""
+        """Wait until it has ended or the time is up; returns how many rows could not be sent."""
         deadline = time.monotonic() + seconds
         while self._process.poll() is None and time.monotonic() < deadline and not is_hurried():
             self.send()
@@ -147,14 +148,14 @@ class Writer:
         lost = len(self._rows)
         self._rows.clear()
         self._close_pipe(even_unsent=True)
-        self._hear()
-        os.close(self._told)
+        self._receive()
+        os.close(self._lines)
         if self._process.poll() is None:
             say(
                 f"{self._label}: still writing what was logged; process {self._process.pid} "
                 "finishes it by itself."
             )
-            _letting_go.append(self._process)
+            _unfinished.append(self._process)
         return lost
 
     def _close_pipe(self, *, even_unsent: bool = False) -> None:
@@ -168,12 +169,3 @@ class Writer:
             assert self._process.stdin is not None
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
-
-
-def _script() -> str:
-    """What the person has started."""
-    return sys.argv[0] if sys.argv else ""
-
-
-def _environment() -> dict[str, str]:
-    return {k: v for k, v in variables.child_environment().items() if k not in _OF_RANKS}

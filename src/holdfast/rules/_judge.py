@@ -1,4 +1,4 @@
-"""The judge: gives the rules what was logged, in its order, and says when they stop the run."""
+"""The judge: passes logged values to the rules, in their order, and decides when to stop."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast._errors import SettingsError
-from holdfast.rules._base import FAILURE, SUCCESS, Leaf, Rule, plain
-from holdfast.rules._clocks import Budget
+from holdfast._text import unique_names
 from holdfast.rules._reading import Reading, begin_reading
+from holdfast.rules._rules import FAILURE, SUCCESS, Budget, Leaf, Rule, plain
 
-_MOST_WAITING = 256  # steps whose values are on their way from a device
+_MOST_WAITING = 256  # steps whose values have not arrived from a device
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ class RuleVerdict:
     outcome: str
     reason: str
     step: int  # in which the values were logged
-    rules: tuple[dict[str, Any], ...] = field(default=())  # each that holds, with what it knows
+    rules: tuple[dict[str, Any], ...] = field(default=())  # each that holds, with its state
     names_tensors: bool = False
-    rank: int | None = None  # if another one has told it
+    rank: int | None = None  # if another rank has reported it
 
     @property
     def is_bad(self) -> bool:
@@ -32,31 +32,34 @@ class RuleVerdict:
 
 
 class Judge:
-    """The rules of one life of a run."""
+    """The rules of one attempt of a run."""
 
     def __init__(self, rule: Rule | None, world: int = 1) -> None:
         self._rule = None if rule is None else rule.fresh()
         self._world = world
         self._leaves: list[Leaf] = [] if self._rule is None else list(self._rule.leaves())
-        self._keys = _named(self._leaves)
+        # A name that is the same in every attempt.
+        self._keys = unique_names(((leaf.key, leaf) for leaf in self._leaves), " #")
         self._has_clocks = any(leaf.is_clock for leaf in self._leaves)
-        self._keeps_latest = any(leaf.asks_for_any for leaf in self._leaves)
-        self._seeing: dict[str, list[Leaf]] = {}  # by metric: those to which it matters
-        self.is_there = rule is not None  # asked at each boundary: no property
-        self.names_tensors = any(getattr(leaf, "names_tensors", False) for leaf in self._leaves)
-        self._logged: list[tuple[str, Reading]] = []  # since the last boundary
-        self._waiting: deque[tuple[int, list[tuple[str, Reading]]]] = deque()
+        self._keeps_latest = any(leaf.uses_all for leaf in self._leaves)
+        self._users: dict[str, list[Leaf]] = {}  # of each metric
+        self.is_there = rule is not None  # read at each boundary: a property would cost time
+        self.names_tensors = any(leaf.names_tensors for leaf in self._leaves)
+        self._logged: list[tuple[str, float | Reading]] = []  # since the last boundary
+        self._waiting: deque[tuple[int, list[tuple[str, float | Reading]]]] = deque()
         self._latest: dict[str, float] = {}
         self._has_asked_for_samples = False
         self.verdict: RuleVerdict | None = None
 
     def note(self, name: str, held: Any) -> None:
-        """A metric was logged; a value on a device is not waited for."""
-        if self._who_sees(name):
-            self._logged.append((name, begin_reading(held)))
+        """A metric was logged; this does not wait for a value on a device."""
+        if self._users_of(name):
+            # A plain number, at each step: no call for it.
+            reading = held if type(held) is float else begin_reading(held, for_rule=True)
+            self._logged.append((name, reading))
 
     def look(self, step: int) -> bool:
-        """At a boundary: whether a rule stops the run, as far as values have arrived."""
+        """At a boundary: whether a rule stops the run, by the values that have arrived."""
         if self._rule is None or self.verdict is not None:
             return self.verdict is not None
         if self._logged:
@@ -73,13 +76,13 @@ class Judge:
         return self.verdict is not None
 
     def settle(self) -> bool:
-        """The same, waiting for the values of all steps that are complete: before a snapshot."""
+        """The same before a snapshot: waits for the values of all complete steps."""
         while self._waiting and self.verdict is None:
             self._take_in(*self._waiting.popleft())
         return self.verdict is not None
 
     def lacks_samples(self) -> bool:
-        """Whether a budget of samples is waiting in vain; said once."""
+        """Whether a budget of samples can never be used up; true only once."""
         if self._has_asked_for_samples:
             return False
         lacks = any(isinstance(leaf, Budget) and leaf.wants_samples for leaf in self._leaves)
@@ -87,7 +90,7 @@ class Judge:
         return lacks
 
     def state(self) -> dict[str, Any]:
-        """What the next life is to know."""
+        """What the next attempt needs."""
         if self._rule is None:
             return {}
         states = {key: leaf.state() for key, leaf in self._keys.items()}
@@ -97,7 +100,7 @@ class Judge:
         return found
 
     def load(self, state: Mapping[str, Any] | None) -> None:
-        """Go on from there; a rule that is new begins with nothing."""
+        """Restore that; a new rule begins without observations."""
         self._logged.clear()
         self._waiting.clear()
         latest = (state or {}).get("latest", {})
@@ -110,29 +113,29 @@ class Judge:
                 leaf.load(known[key])
 
     def holds(self, step: int) -> bool:
-        """Whether the rules, as they are now and by what they know, would stop the run."""
+        """Whether the rules of this attempt would stop the run by their stored state."""
         for leaf in self._leaves:
             leaf.tick(step, self._world)
-            leaf.look(self._latest, step)  # a function may be another by now
+            leaf.evaluate(self._latest, step)  # the function may have changed
         return self._rule is not None and bool(self._rule.holding())
 
     # -- inside -----------------------------------------------------------------------
 
-    def _who_sees(self, name: str) -> list[Leaf]:
-        found = self._seeing.get(name)
+    def _users_of(self, name: str) -> list[Leaf]:
+        found = self._users.get(name)
         if found is None:
-            found = self._seeing[name] = [leaf for leaf in self._leaves if leaf.sees(name)]
+            found = self._users[name] = [leaf for leaf in self._leaves if leaf.uses(name)]
         return found
 
-    def _take_in(self, step: int, logged: list[tuple[str, Reading]]) -> None:
+    def _take_in(self, step: int, logged: list[tuple[str, float | Reading]]) -> None:
         for name, reading in logged:
-            value = reading.value()
+            value = reading if isinstance(reading, float) else reading.value()
             self._latest[name] = value
-            for leaf in self._who_sees(name):
-                leaf.see(name, value, step)
+            for leaf in self._users_of(name):
+                leaf.observe(name, value, step)
         if self._keeps_latest:
             for leaf in self._leaves:
-                leaf.look(self._latest, step)
+                leaf.evaluate(self._latest, step)
         self._decide(step)
 
     def _decide(self, step: int) -> None:
@@ -149,31 +152,19 @@ class Judge:
             reason,
             step,
             tuple({"rule": repr(leaf), "knows": leaf.state()} for leaf in holding),
-            any(getattr(leaf, "names_tensors", False) for leaf in bad),
+            any(leaf.names_tensors for leaf in bad),
         )
 
 
-def _is_ready(logged: list[tuple[str, Reading]]) -> bool:
-    for _, reading in logged:  # noqa: SIM110  at each step: a generator takes as long as the rest
-        if not reading.is_ready():
+def _is_ready(logged: list[tuple[str, float | Reading]]) -> bool:
+    for _, reading in logged:  # at each step: a generator would cost time
+        if not isinstance(reading, float) and not reading.is_ready():
             return False
     return True
 
 
-def _named(leaves: list[Leaf]) -> dict[str, Leaf]:
-    """Each under a name that it has in every life."""
-    found: dict[str, Leaf] = {}
-    for leaf in leaves:
-        key, number = leaf.key, 1
-        while key in found:
-            number += 1
-            key = f"{leaf.key} #{number}"
-        found[key] = leaf
-    return found
-
-
 def checked_rule(given: object) -> Rule | None:
-    """What a run was given as `stop_when`."""
+    """Check what a run was given as `stop_when`."""
     if given is None or isinstance(given, Rule):
         return given
     if isinstance(given, type) and issubclass(given, Rule):

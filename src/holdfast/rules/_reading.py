@@ -1,9 +1,10 @@
 """Reading a logged value without waiting for a device.
 
-What is in the memory of this machine is read at once, so that a rule holds at the very step. From
-a device a copy is begun when the value is logged, in the order of the device's own work, and is
-read when it has arrived: a rule may hold a few steps later then, and nothing is snapshotted
-meanwhile that was not read.
+A value in the memory of this machine is read at once: a tensor may change in place later. From a
+GPU a copy begins when the value is logged, in the order of the device's own work, and is read when
+it has arrived. Arrays of JAX and tensors of TensorFlow never change.
+
+A rule then holds a few steps later. No snapshot is taken of a step whose values were not read.
 """
 
 from __future__ import annotations
@@ -16,45 +17,32 @@ from holdfast._adapters.metrics import is_on_host
 
 
 class Reading(Protocol):
-    """A number that is there, or on its way."""
+    """A number that is being read."""
 
     def is_ready(self) -> bool: ...
     def value(self) -> float:
-        """Waits if it must."""
+        """Waits for it."""
         ...
 
 
-class Known:
-    """A number that is there."""
+class _Later:
+    """A value that is read when it is needed; only arrays of JAX report that they are ready."""
 
-    __slots__ = ("_value",)
+    __slots__ = ("_held",)
 
-    def __init__(self, value: float) -> None:
-        self._value = value
-
-    def is_ready(self) -> bool:
-        return True
-
-    def value(self) -> float:
-        return self._value
-
-
-class _OfJax:
-    """An array of JAX on a device: it can be asked whether it is there."""
-
-    def __init__(self, array: Any) -> None:
-        self._array = array
-        array.copy_to_host_async()
+    def __init__(self, held: Any) -> None:
+        self._held = held
 
     def is_ready(self) -> bool:
-        return bool(self._array.is_ready())
+        ask = getattr(self._held, "is_ready", None)
+        return ask is not None and bool(ask())
 
     def value(self) -> float:
-        return float(self._array)
+        return float(self._held)
 
 
 class _ByThread:
-    """Something of a framework that cannot be asked: a thread waits for it.
+    """A value that does not report that it is ready: a thread waits for it.
 
     While it waits for a device it does not hold the interpreter.
     """
@@ -70,7 +58,7 @@ class _ByThread:
     def _read(self, held: Any) -> None:
         try:
             self._found = float(held)
-        except Exception as error:  # noqa: BLE001  raised where the value is wanted
+        except Exception as error:  # noqa: BLE001  raised where the value is used
             self._error = error
 
     def is_ready(self) -> bool:
@@ -83,17 +71,22 @@ class _ByThread:
         return self._found
 
 
-def begin_reading(held: Any) -> Reading:
-    """Begin to read a value as `Metrics` holds it."""
-    if type(held) is float:  # at each step: no more than that
-        return Known(held)
-    if isinstance(held, int | float) or is_on_host(held):
-        return Known(float(held))
+def begin_reading(held: Any, *, for_rule: bool) -> float | Reading:
+    """Begin to read a value as `Metrics` holds it.
+
+    A rule must hold at the step itself where that is possible. So it waits for what JAX computes on
+    the CPU, and a thread waits for a value that does not report that it is ready.
+    """
+    if isinstance(held, int | float):  # also of NumPy
+        return float(held)
+    reports, is_here = hasattr(held, "is_ready"), is_on_host(held)
+    if is_here and (for_rule or not reports):
+        return float(held)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(held, torch.Tensor) and held.is_cuda:
         from holdfast.torch.readings import OnItsWay
 
         return OnItsWay(held)
-    if hasattr(held, "copy_to_host_async") and hasattr(held, "is_ready"):
-        return _OfJax(held)
-    return _ByThread(held)
+    if reports and not is_here:
+        held.copy_to_host_async()
+    return _Later(held) if reports or not for_rule else _ByThread(held)

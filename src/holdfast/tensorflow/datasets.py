@@ -6,14 +6,16 @@ inside a dataset, and random ops in its functions, have a state that cannot be r
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.data.ops import dataset_ops, iterator_ops
+from tensorflow.python.eager import context
 
-from holdfast.tensorflow import randomness
+from holdfast._text import say
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -23,11 +25,18 @@ _PYTHON_OPS = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
 _ASSIGNS = frozenset({"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"})
 _UNKNOWN_BYTES = 1 << 40
 _SLOT_BYTES = 160  # of a state, for each place in a shuffle's buffer, even if empty
+# Other ops that count in their kernel have "Random" in their names.
+_DRAW_TOO = frozenset({"Multinomial", "TruncatedNormal", "ParameterizedTruncatedNormal"})
+_CLEAR_TOO = frozenset({"AnonymousRandomSeedGenerator", "RngReadAndSkip"})
+# These take their seeds as arguments, or count in a variable or an iterator.
+_ARE_READABLE = ("Stateless", "Stateful")
+_EAGER = "__wrapped__"  # the context's prefix for an op that was called eagerly
 
-CannotWrite = (
-    tf.errors.OpError,
-    NotImplementedError,
-)  # raised by an iterator that cannot be serialized
+_examined: set[str] = set()
+drawing_functions: list[str] = []  # functions with random ops that cannot be restored
+
+# Raised by an iterator that cannot be serialized.
+CannotWrite = (tf.errors.OpError, NotImplementedError)
 
 
 def is_dataset(value: object) -> bool:
@@ -211,10 +220,10 @@ class Habits:
         if ops & _PYTHON_OPS or "GeneratorDataset" in ops:
             self.calls_python = True
             self.python_functions += [getattr(each, "_func", None) for each in functions]
-        draws = randomness.hidden_draws(nodes)
+        draws = hidden_draws(nodes)
         self.draws += draws
         self.draws_seeded |= any(
-            randomness.is_hidden_draw(node.op) and (node.attr["seed"].i or node.attr["seed2"].i)
+            is_hidden_draw(node.op) and (node.attr["seed"].i or node.attr["seed2"].i)
             for node in nodes
         )
         self.draws_in_parallel |= is_parallel and bool(draws)
@@ -271,3 +280,53 @@ def length_of(dataset: Any) -> int | None:
     if count == tf.data.INFINITE_CARDINALITY or count < 0:
         return None
     return count
+
+
+# -- Random ops that count only in their kernels, which cannot be read ------------------
+
+
+def is_hidden_draw(op: str) -> bool:
+    """Whether an op draws random numbers and counts them in its kernel."""
+    if op.startswith(_ARE_READABLE) or op in _CLEAR_TOO or "Dataset" in op:
+        return False
+    return "Random" in op or op in _DRAW_TOO
+
+
+def hidden_draws(nodes: Iterable[Any]) -> list[str]:
+    """Such ops among the nodes of a graph."""
+    return sorted({node.op for node in nodes if is_hidden_draw(node.op)})
+
+
+def find_hidden_draws() -> None:
+    """Find tf.functions whose draws differ after a restart; the first one is reported."""
+    if not context.executing_eagerly():
+        return
+    held = context.context()
+    if not held._initialized:
+        return
+    for name in held.list_function_names() - _examined:
+        _examined.add(name)
+        if name.startswith(_EAGER) or "_Dataset_" in name:  # a feed examines those of its data
+            continue
+        ops = hidden_draws(held.get_function_def(name).node_def)
+        if ops:
+            drawing_functions.append(name)
+            if len(drawing_functions) == 1:
+                say(
+                    f"a tf.function draws random numbers by {', '.join(ops)}, whose count "
+                    f"cannot be read ({plain_name(name)}): after a restart they start over, so the "
+                    "run does not go on to the same bits.\n"
+                    "To be exact, draw from a tf.random.Generator that is part of the state, or "
+                    "by tf.random.stateless_… and Keras layers, which keep their seeds."
+                )
+
+
+def plain_name(name: str) -> str:
+    """A function's name in the script: __inference_step_517 is step.
+
+    >>> plain_name("__inference_step_517")
+    'step'
+    """
+    bare = re.sub("^__(inference|forward|backward)_", "", name)
+    head, _, number = bare.rpartition("_")
+    return head if head and number.isdigit() else bare

@@ -18,8 +18,8 @@ from typing import Any
 import tensorflow as tf
 
 COPIES = "replicas"  # the key of a variable's copies in its state
-_TPU = "tensorflow.python.distribute.tpu_values"
-_SHARDED = "tensorflow.python.distribute.sharded_variable"
+_TPU = "tensorflow.python.distribute.tpu_values."
+_SHARDED = "tensorflow.python.distribute.sharded_variable.ShardedVariableMixin"
 
 
 def is_variable(value: object) -> bool:
@@ -63,11 +63,6 @@ def _has_same_bits(one: Any, other: Any) -> bool:
         there = tf.identity(there)
         # NaN is not equal to itself: such a variable is stored copy by copy, which is exact too.
         return bool(tf.reduce_all(tf.equal(here, there)))
-
-
-def state(variable: Any) -> dict[str, Any]:
-    """The state of a variable whose copies differ."""
-    return {COPIES: list(copies(variable))}
 
 
 def assign(variable: Any, stored: Any) -> None:
@@ -118,7 +113,7 @@ def refuse(variable: Any) -> str | None:
             "tf.train.CheckpointManager."
         )
     kind: Any = type(variable)
-    if _is_of_a_tpu(kind):
+    if _has_base(kind, _TPU):
         return (
             "this variable is on a TPU (TPUStrategy), which holdfast cannot read step by step. "
             "Train with MirroredStrategy or MultiWorkerMirroredStrategy, or with JAX."
@@ -128,22 +123,14 @@ def refuse(variable: Any) -> str | None:
 
 def _is_sharded(value: object) -> bool:
     kind: Any = type(value)
-    return _is_of_shards(kind)
+    return _has_base(kind, _SHARDED)
 
 
 @functools.cache  # called for each variable of each snapshot
-def _is_of_shards(kind: Any) -> bool:
-    names = (each.__name__ for each in kind.__mro__ if _is_from(each, _SHARDED))
-    return "ShardedVariableMixin" in names
-
-
-@functools.cache
-def _is_of_a_tpu(kind: Any) -> bool:
-    return any(_is_from(each, _TPU) for each in kind.__mro__)
-
-
-def _is_from(kind: type, module: str) -> bool:
-    return kind.__module__ == module
+def _has_base(kind: Any, place: str) -> bool:
+    """Whether a class, or one of its bases, is from this module (and class)."""
+    names = (f"{each.__module__}.{each.__name__}" for each in kind.__mro__)
+    return any(name.startswith(place) for name in names)
 
 
 def cluster() -> tuple[dict[str, list[int]], str, int] | None:

@@ -1,23 +1,46 @@
-"""The callback that a user gives to a Trainer."""
+"""The callback that a user gives to a Trainer.
+
+A Trainer has a handler for SIGTERM and a resume of its own. While a training is a run, holdfast
+handles the signals, saves and exits. If the script asked for the Trainer's way, a line says that
+it is not used. Checkpoints in `output_dir` are written as usual: the best model is loaded from
+there.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from types import FrameType
 from typing import Any
 
+import transformers
+import transformers.trainer
 from transformers import Trainer, TrainerCallback
 
 from holdfast._errors import HoldfastError
+from holdfast._run.driver import run_maker
 from holdfast._run.run import Run
 from holdfast._settings import Settings
+from holdfast._text import say
 from holdfast.rules import Rule
 from holdfast.transformers.training import Training
-from holdfast.transformers.yielding import refuse_other_trainers, yield_signals
 
 _OURS = ("model", "optimizer", "scheduler", "scaler", "trainer")
-_LOOKED_AT = 6  # frames up from an event to the trainer that it comes from
+_MOST_FRAMES = 6  # up from an event to the trainer that it comes from
+# The methods of a Trainer that are replaced or called; an epoch is a method since version 5.4.
+USED_METHODS = (
+    "_inner_training_loop",
+    "_init_training_state",
+    "_prepare_for_training",
+    "_run_epoch",
+    "_maybe_log_save_evaluate",
+    "_evaluate",
+    "_finalize_training",
+    "_load_rng_state",
+)
+# The counts that a Trainer has at its first event. A missing one would be stored as nothing.
+USED_COUNTS = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "current_flos")
 
 
 class Callback(TrainerCallback):
@@ -27,8 +50,8 @@ class Callback(TrainerCallback):
     >>> trainer.train()  # doctest: +SKIP
 
     Model, optimizer, scheduler, scaler, the trainer's own counts and the position in the data are
-    kept by themselves; `more_state` is what else decides what comes next. `run.log` is given what
-    the trainer logs, but for times and speeds.
+    stored automatically. `more_state` is any other state that decides the next steps. `run.log`
+    receives what the trainer logs, except times and speeds.
     """
 
     def __init__(
@@ -39,16 +62,8 @@ class Callback(TrainerCallback):
         stop_when: Rule | None = None,
         **more_state: Any,
     ) -> None:
-        taken = sorted(set(_OURS) & set(more_state))
-        if taken:
-            raise HoldfastError(
-                f"holdfast.transformers.Callback({', '.join(taken)}=…): this is kept by itself.\n"
-                "Leave it out, or give it another name."
-            )
-        self._folder = folder
-        self._settings = settings
-        self._rule = stop_when
-        self._more_state = more_state
+        options = {"settings": settings, "stop_when": stop_when, **more_state}
+        self.make_run = run_maker("holdfast.transformers.Callback", _OURS, folder, **options)
         self._training: Training | None = None
 
     @property
@@ -56,32 +71,28 @@ class Callback(TrainerCallback):
         """The run, while `trainer.train()` trains: for `run.stop()`, `run.log`, `run.save()`."""
         return None if self._training is None else self._training.run
 
-    def make_run(self, state: dict[str, Any]) -> Run:
-        """The run of a training, not open yet."""
-        return Run(
-            self._folder,
-            settings=self._settings,
-            stop_when=self._rule,
-            **state,
-            **self._more_state,
-        )
-
     # -- what the trainer calls ----------------------------------------------------------
 
     def on_init_end(self, *_: Any, **__: Any) -> None:
         trainer = _find_trainer(sys._getframe(1), self)
         refuse_other_trainers(trainer)
-        yield_signals(trainer)
+        _remove_jit_checkpoint(trainer)
         inner = trainer._inner_training_loop
 
         def train(batch_size: int | None = None, **named: Any) -> Any:
-            if sum(isinstance(e, Callback) for e in trainer.callback_handler.callbacks) > 1:
+            callbacks = trainer.callback_handler.callbacks
+            if sum(isinstance(each, Callback) for each in callbacks) > 1:
                 raise HoldfastError(
                     "two holdfast.transformers.Callback in one Trainer: each would count the "
                     "steps.\nGive it one."
                 )
-            if self not in trainer.callback_handler.callbacks:
-                return inner(batch_size, **named)  # it was taken out again
+            if self not in callbacks:
+                return inner(batch_size, **named)  # the script has removed it
+            if named.get("trial") is not None:
+                raise HoldfastError(
+                    "hyperparameter_search with holdfast.transformers.Callback: all trials would "
+                    "be one run.\nLeave the callback out of the search."
+                )
             self._training = Training(self, trainer)
             try:
                 return self._training.train(inner, batch_size, **named)
@@ -96,6 +107,8 @@ class Callback(TrainerCallback):
                 "holdfast.transformers.Callback was added to a Trainer that was made already.\n"
                 "Give it to the Trainer when that is made: Trainer(…, callbacks=[…])."
             )
+        trainer = self._training.trainer
+        _refuse_missing([name for name in USED_COUNTS if not hasattr(trainer, name)])
         self._training.begin()
 
     def on_log(self, *_: Any, logs: Any = None, **__: Any) -> None:
@@ -104,8 +117,8 @@ class Callback(TrainerCallback):
 
 
 def _find_trainer(frame: FrameType | None, callback: Callback) -> Any:
-    """The trainer whose callback this is: events do not tell."""
-    for _ in range(_LOOKED_AT):
+    """The trainer that has this callback: an event does not name its trainer."""
+    for _ in range(_MOST_FRAMES):
         if frame is None:
             break
         found = frame.f_locals.get("self")
@@ -116,3 +129,42 @@ def _find_trainer(frame: FrameType | None, callback: Callback) -> Any:
         "holdfast.transformers.Callback: this event does not come from a Trainer of "
         "Transformers.\nGive the callback to one: Trainer(…, callbacks=[…])."
     )
+
+
+def refuse_other_trainers(trainer: Any) -> None:
+    """Refuse a Trainer of an unknown version, and one that DeepSpeed drives."""
+    missing = [name for name in USED_METHODS if not callable(getattr(trainer, name, None))]
+    if not hasattr(transformers.trainer, "skip_first_batches"):
+        missing.append("skip_first_batches")
+    _refuse_missing(missing)
+    if getattr(trainer, "is_deepspeed_enabled", False):
+        raise HoldfastError(
+            "holdfast.transformers.Callback: DeepSpeed holds model and optimizer in its own way, "
+            "and cannot be kept exactly.\nUse one device, DDP, or FSDP of version 2."
+        )
+
+
+def _refuse_missing(names: list[str]) -> None:
+    if names:
+        raise HoldfastError(
+            f"holdfast.transformers.Callback: this Trainer (Transformers "
+            f"{transformers.__version__}) has no {names[0]}.\n"
+            "Install one that has: pip install 'transformers>=5.4'"
+        )
+
+
+def _remove_jit_checkpoint(trainer: Any) -> None:
+    """Remove the Trainer's own handler: it waits for seconds, and saves in the middle of a step."""
+    handler = trainer.callback_handler
+    for callback in list(handler.callbacks):
+        if type(callback).__name__ != "JITCheckpointCallback":
+            continue
+        handler.callbacks.remove(callback)
+        jit = getattr(callback, "jit_manager", None)
+        before = getattr(jit, "_original_sigterm_handler", None)
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+        say(
+            "enable_jit_checkpoint: the Trainer's own handler for SIGTERM is switched off; "
+            "holdfast handles the signals, saves and exits.\nLeave the argument out."
+        )

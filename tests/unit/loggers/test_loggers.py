@@ -18,10 +18,9 @@ from holdfast._run.driver import LoopDriver
 from holdfast._run.metric_log import MetricLog
 from holdfast.loggers import _logger
 from holdfast.loggers._logger import Logger
-from holdfast.loggers._memory import Memory
-from holdfast.loggers._values import begin_reading
+from holdfast.loggers._sinks import Memory
 from holdfast.rules._judge import Judge
-from holdfast.rules._reading import Known
+from holdfast.rules._reading import begin_reading
 
 
 def row(mark, _between=False, **values):
@@ -36,7 +35,7 @@ def memory_at(path, target="here"):
 def log(memory, *rows):
     """What a process does with rows that come; what it logs."""
     fresh = [r for r in map(memory.without_known, rows) if r["v"]]
-    memory.note(fresh)
+    memory.record(fresh)
     return [(r["m"], r["v"]) for r in fresh]
 
 
@@ -118,7 +117,7 @@ def test_over_any_lives_every_step_is_there_once(tmp_path_factory, lives, rewind
 def logger():
     """One that sends nowhere."""
     made = Logger.__new__(Logger)
-    made._label, made._lost, made._next_look = "TensorBoard", 0, 0.0
+    made._label, made._lost, made._next_poll = "TensorBoard", 0, 0.0
     made._rows, made._waiting = collections.deque(), collections.deque()
     words = memoryview(bytearray(8 * 64)).cast("q")
     log = MetricLog(Metrics(None), Judge(None))
@@ -156,7 +155,7 @@ def test_nobody_listens_for_a_logger_whose_process_is_gone(logger):
 
 
 def test_a_value_on_a_device_is_not_waited_for_and_the_order_stays(logger, monkeypatch):
-    monkeypatch.setattr(_logger, "_LOOK_SECONDS", -1.0)
+    monkeypatch.setattr(_logger, "_POLL_SECONDS", -1.0)
     note, value = logger._listener(), OnADevice()
     note(1, {"loss": value})
     note(2, {"loss": 0.25})
@@ -189,12 +188,12 @@ def test_what_does_not_fit_is_lost_and_said_once(logger, monkeypatch, capsys):
 
 @pytest.mark.parametrize("value", [1, True, 0.5])
 def test_numbers_are_read_at_once(value):
-    assert begin_reading(value) == Known(float(value)).value()
+    assert begin_reading(value, for_rule=False) == float(value)
 
 
 def test_a_number_of_numpy_is_read_at_once():
     numpy = pytest.importorskip("numpy")
-    assert type(begin_reading(numpy.float32(0.5))) is float
+    assert type(begin_reading(numpy.float32(0.5), for_rule=False)) is float
 
 
 # -- what is refused -------------------------------------------------------------------
@@ -272,7 +271,7 @@ def test_only_the_first_rank_logs(open_run, monkeypatch):
 @pytest.mark.layer("loggers")
 def test_a_record_that_a_full_disk_cuts_short_is_cut_off_again(tmp_path, monkeypatch):
     pytest.importorskip("tensorboard", reason="pip install 'holdfast[tensorboard]'")
-    from holdfast.loggers._tensorboard import EventFiles
+    from holdfast.loggers._sinks import EventFiles
 
     plan = {"options": {"folder": str(tmp_path / "tb")}, "attempt": 1, "mark": 0}
     files = EventFiles(plan, memory_at(tmp_path))
@@ -300,7 +299,7 @@ def test_a_record_that_a_full_disk_cuts_short_is_cut_off_again(tmp_path, monkeyp
 @pytest.mark.layer("loggers")
 def test_a_later_file_has_a_later_name_whatever_the_clock_says(tmp_path):
     pytest.importorskip("tensorboard", reason="pip install 'holdfast[tensorboard]'")
-    from holdfast.loggers._tensorboard import EventFiles
+    from holdfast.loggers._sinks import EventFiles
 
     memory = memory_at(tmp_path)
     memory.stamp = 9_000_000_000  # another machine's clock is far ahead

@@ -11,7 +11,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from holdfast.loggers._memory import Memory
+from holdfast.loggers._sinks import Memory
 
 
 @pytest.fixture
@@ -80,9 +80,9 @@ def wandb(monkeypatch):
 
 
 def open_wandb(told, tmp_path, memory, mark, rewind=False, **init):
-    from holdfast.loggers._wandb import open_sink
+    from holdfast.loggers._sinks import WandBRun
 
-    sink = open_sink(plan_for(told, tmp_path, mark, rewind=rewind, init=init), memory)
+    sink = WandBRun(plan_for(told, tmp_path, mark, rewind=rewind, init=init), memory)
     sink.open(memory.rewind(mark) if sink.rewinds else [])
     return sink
 
@@ -98,7 +98,7 @@ def test_all_lives_are_one_run_of_wandb(wandb, told, tmp_path):
 
 def test_a_run_of_wandb_is_rewound_to_before_the_step(wandb, told, tmp_path):
     memory = known(tmp_path, id="one")
-    memory.note([{"m": 20, "s": 10, "t": 0.0, "v": {"validated": 1.0}, "b": 1}])
+    memory.record([{"m": 20, "s": 10, "t": 0.0, "v": {"validated": 1.0}, "b": 1}])
     sink = open_wandb(told, tmp_path, memory, 21, rewind=True)
     assert sink.rewinds
     assert wandb.asked == [{"resume_from": "one?_step=9"}]
@@ -180,10 +180,10 @@ def open_mlflow(monkeypatch, told, tmp_path):
         monkeypatch.setitem(sys.modules, module.__name__, module)
 
     def begin(memory):
-        from holdfast.loggers._mlflow import open_sink
+        from holdfast.loggers._sinks import MLflowRun
 
         options = {"tracking_uri": "http://x", "experiment": "e", "run_name": None, "tags": {}}
-        sink = open_sink(plan_for(told, tmp_path, 0, **options), memory)
+        sink = MLflowRun(plan_for(told, tmp_path, 0, **options), memory)
         sink.open([])
         return sink
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from holdfast._tools.prove.difference import distance, first_difference, relative_distance
+from holdfast._tools.prove.files import distance, first_difference
 
 torch = pytest.importorskip("torch", reason="pip install 'holdfast[torch]'")
 
@@ -75,19 +75,8 @@ FLOATS = arrays.arrays(np.float32, arrays.array_shapes(max_dims=2, max_side=4))
 @given(FLOATS)
 def test_an_array_is_not_away_from_itself(array):
     assert distance(array, array.copy()) == "not at all"
-    assert relative_distance([(array, array.copy())]) == 0
 
 
 @given(FLOATS, FLOATS)
 def test_any_two_arrays_have_a_distance(one, other):
     assert distance(one, other)
-    assert relative_distance([(one, other)]) >= 0
-
-
-def test_the_relative_distance_is_over_all_pairs():
-    pairs = [(np.array([3.0]), np.array([3.0])), (np.array([4.0]), np.array([4.5]))]
-    assert relative_distance(pairs) == pytest.approx(0.1)
-    assert relative_distance([]) == 0
-    assert relative_distance([(np.zeros(2), np.ones(2))]) == math.inf
-    assert relative_distance([(np.zeros(2), np.zeros(3))]) == math.inf
-    assert relative_distance([(np.array([math.nan]), np.array([1.0]))]) == math.inf

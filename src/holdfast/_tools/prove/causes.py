@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 Leaf = list[Any]  # [hash or text, norm or value or None, count of numbers]: a fingerprint as JSON
@@ -149,42 +149,32 @@ def renumber(items: Items, numbers: Mapping[int, int]) -> dict[str, Leaf]:
 
 
 @dataclass(frozen=True)
-class JudgedDeviation:
-    """A deviation with consequences, and its cause."""
+class Deviation:
+    """Something that differs, since which update, after which interruption; and its cause."""
 
     item: str
-    step: int | None
+    place: int | None  # of the update, in the undisturbed run
     after: int | None
     expected: Leaf | None
     found: Leaf | None
-    cause: str
+    _: KW_ONLY
+    cause: str = ""  # once it is judged
     is_ambiguous: bool = False  # another interruption may decide between two causes
     others: tuple[str, ...] = ()  # where the cause is not sure: all else that differs
 
     @classmethod
-    def of_texts(
-        cls, item: str, expected: str, found: str, cause: str, after: int | None
-    ) -> JudgedDeviation:
-        """Of something that is no fingerprint, such as a file or the end of the script."""
-        return cls(item, None, after, [expected, None, 1], [found, None, 1], cause)
+    def of_texts(cls, item: str, expected: str, found: str, after: int | None) -> Deviation:
+        """For something that has no fingerprint, such as a file or the end of the script."""
+        return cls(item, None, after, [expected, None, 1], [found, None, 1])
 
-
-@dataclass(frozen=True)
-class Deviation:
-    """Something that differs, since which update, and after which interruption."""
-
-    item: str
-    place: int | None
-    after: int | None
-    expected: Leaf | None
-    found: Leaf | None
+    @property
+    def step(self) -> int | None:
+        return None if self.place is None else self.place + 1
 
     def because(
         self, cause: str, *, is_ambiguous: bool = False, others: tuple[str, ...] = ()
-    ) -> JudgedDeviation:
-        step = None if self.place is None else self.place + 1
-        differing = (self.item, step, self.after, self.expected, self.found)
-        return JudgedDeviation(*differing, cause, is_ambiguous, others)
+    ) -> Deviation:
+        return replace(self, cause=cause, is_ambiguous=is_ambiguous, others=others)
 
 
 @dataclass(frozen=True)
@@ -209,7 +199,7 @@ class DeviationCase:
         return self.expected.boundary_id is not None
 
 
-def judge(case: DeviationCase) -> JudgedDeviation:
+def judge(case: DeviationCase) -> Deviation:
     if case.saved_in_handler and case.since_start <= 1:
         return _first(case).because("saved-in-mid-step")
     if "batch" in case.differing and case.update is not None:
@@ -228,7 +218,7 @@ def judge(case: DeviationCase) -> JudgedDeviation:
             return found.because("weights-not-restored" if case.since_start == 0 else "unknown")
         if kind in ("module", "value", "buffer") and not _counts(case, found):
             continue
-        if kind == "buffer" and (number := _number_beside(case, found)) is not None:
+        if kind == "buffer" and (number := _number_of_module(case, found)) is not None:
             return _unsure(case, number, _cause_of_number(case))
         if kind == "value" and generator is not None and _is_initial(case, generator):
             continue  # it was drawn again
@@ -250,7 +240,7 @@ def judge(case: DeviationCase) -> JudgedDeviation:
     return _unsure(case, _first(case), "unknown")
 
 
-def _unsure(case: DeviationCase, deviation: Deviation, cause: str) -> JudgedDeviation:
+def _unsure(case: DeviationCase, deviation: Deviation, cause: str) -> Deviation:
     others = [item for item in (*case.deviations, *case.differing) if item != deviation.item]
 
     def weight(item: str) -> int:
@@ -279,10 +269,10 @@ def _held_input(case: DeviationCase, generator: Deviation | None) -> Deviation |
             p for p, s in enumerate(updates) if s.items.get(deviation.item, [None])[0] == found
         ]
         is_next = case.place + 1 in places
-        is_beside = is_next or case.place - 1 in places
+        is_near = is_next or case.place - 1 in places
         if generator is not None and is_next and not _is_initial(case, generator):
             return deviation
-        if generator is None and places and (0 in places or not is_beside):
+        if generator is None and places and (0 in places or not is_near):
             return deviation
     return None
 
@@ -337,7 +327,7 @@ def _weight_of_number(case: DeviationCase, deviation: Deviation) -> int:
     return 1
 
 
-def _number_beside(case: DeviationCase, buffer: Deviation) -> Deviation | None:
+def _number_of_module(case: DeviationCase, buffer: Deviation) -> Deviation | None:
     """A number of the buffer's module that is not restored, while the buffer is."""
     if _is_initial(case, buffer):
         return None
@@ -458,7 +448,7 @@ def _batch_leaf(case: DeviationCase, update: UpdateRecord) -> Leaf:
     return [text, None, 1]
 
 
-def _judge_batch(case: DeviationCase, update: UpdateRecord) -> JudgedDeviation:
+def _judge_batch(case: DeviationCase, update: UpdateRecord) -> Deviation:
     batch = _now(case, "batch")
     if not update.batches:
         return batch.because("data-position-lost")
@@ -509,8 +499,8 @@ def _value_offset(case: DeviationCase) -> bool:
         if not item.startswith("value/") or item not in case.deviations:
             continue
         for place in (case.place - 1, case.place + 1):
-            beside = case.reference.updates[place].items.get(item)
-            if beside is not None and beside[0] == leaf[0]:
+            near = case.reference.updates[place].items.get(item)
+            if near is not None and near[0] == leaf[0]:
                 return True
     return False
 
@@ -522,7 +512,7 @@ def _last(case: DeviationCase) -> int:
 # -- two undisturbed runs ---------------------------------------------------------
 
 
-def judge_repeat(first: RankHistory, again: RankHistory) -> JudgedDeviation | None:
+def judge_repeat(first: RankHistory, again: RankHistory) -> Deviation | None:
     """The first thing in which two undisturbed runs differ; None if they are the same."""
     for place, (one, other) in enumerate(zip(first.updates, again.updates, strict=False)):
         kinds = {
@@ -569,7 +559,7 @@ def _is_other_data(item: str, one: Leaf, other: Leaf) -> bool:
     return bool(abs(one[1] - other[1]) > _ROUNDING * max(abs(one[1]), abs(other[1])))
 
 
-def _judge_repeated_boundaries(first: RankHistory, again: RankHistory) -> JudgedDeviation | None:
+def _judge_repeated_boundaries(first: RankHistory, again: RankHistory) -> Deviation | None:
     for place, (key, items) in enumerate(first.boundaries.items()):
         other = again.boundaries.get(key, {})
         differing = {i for i, leaf in items.items() if i in other and other[i][0] != leaf[0]}
@@ -607,7 +597,7 @@ CAUSES: dict[str, tuple[str, str]] = {
         "run.batches(loader) of holdfast does both.",
     ),
     "generator-not-restored": (
-        "A random generator is not where it was, and what is drawn from it differs.",
+        "A random generator is not in the state that it had, so it draws other numbers.",
         "Save and restore the states of the generators in use (torch, numpy, random, CUDA; those "
         "of Keras layers such as Dropout, which tf.train.Checkpoint leaves out).",
     ),
@@ -678,11 +668,11 @@ CAUSES: dict[str, tuple[str, str]] = {
     ),
     "resume-fails": (
         "The script cannot be started again after an interruption.",
-        "Start it by hand in the folder that --keep leaves, and look at its last words.",
+        "Start it by hand in the folder that --keep leaves, and read its last output.",
     ),
     "hangs": (
         "The script stopped making steps.",
-        "Start it by hand in the folder that --keep leaves, and look where it waits.",
+        "Start it by hand in the folder that --keep leaves, and find where it waits.",
     ),
     "result-differs": (
         "The training ends the same, but a file that it leaves does not.",
@@ -694,7 +684,7 @@ CAUSES: dict[str, tuple[str, str]] = {
         "Prove it without --reference: then the script is compared with itself.",
     ),
     "metric-differs": (
-        "The training goes on the same, but what is logged does not.",
+        "The training continues unchanged, but the logged values differ.",
         "Name what the metric is made of in the state.",
     ),
     "unseeded-generator": (
@@ -718,7 +708,7 @@ CAUSES: dict[str, tuple[str, str]] = {
         "Sort what is iterated over, and give every generator a seed.",
     ),
     "unknown": (
-        "Nothing that was seen before it differs.",
+        "No value that was observed before it differs.",
         "Replay it with --only and --keep, and compare what the script prints.",
     ),
 }

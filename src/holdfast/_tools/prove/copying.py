@@ -17,7 +17,6 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import psutil
 
@@ -91,11 +90,14 @@ def copy_folder(source: Path, target: Path, without: Collection[Path] = ()) -> l
         elif _copy(entry.path, place):
             count += 1
             copied_bytes += entry.about.st_size
-    for entry in reversed(
-        entries
-    ):  # the innermost first: a copy inside changes the time of its folder
+    # The innermost folder first: a copy inside changes the time of its folder.
+    for entry in reversed(entries):
         if entry.is_folder:
-            _dress(entry.path, target / entry.path.relative_to(source))
+            place = target / entry.path.relative_to(source)
+            with contextlib.suppress(OSError):
+                shutil.copystat(entry.path, place)
+                # The copy of a read-only folder must stay removable.
+                place.chmod(stat.S_IMODE(entry.path.stat().st_mode) | stat.S_IRWXU)
     return linked
 
 
@@ -156,41 +158,13 @@ def _copy_link(link: Path, place: Path, source: Path, target: Path) -> list[Path
 def _copy(path: Path, place: Path) -> bool:
     """Copy a file with its mode and times; False if it cannot be read."""
     try:
-        with path.open("rb") as reader, place.open("xb") as writer:
-            if not _clone(reader, writer):
-                shutil.copyfileobj(reader, writer, 1 << 20)
+        shutil.copyfile(path, place)
     except (PermissionError, FileNotFoundError):
         place.unlink(missing_ok=True)
         return False
     with contextlib.suppress(PermissionError):
         shutil.copystat(path, place)
     return True
-
-
-def _clone(reader: IO[bytes], writer: IO[bytes]) -> bool:
-    """Let the kernel copy: some file systems then share the blocks until one side changes."""
-    if not hasattr(os, "copy_file_range"):
-        return False
-    done, size = 0, os.fstat(reader.fileno()).st_size
-    with contextlib.suppress(OSError):  # across file systems, or not at all on this one
-        while done < size:
-            count = os.copy_file_range(reader.fileno(), writer.fileno(), size - done)
-            if count == 0:
-                break
-            done += count
-    if done == size:
-        return True
-    reader.seek(0)
-    writer.seek(0)
-    writer.truncate()
-    return False
-
-
-def _dress(folder: Path, place: Path) -> None:
-    with contextlib.suppress(OSError):
-        shutil.copystat(folder, place)
-        # The copy of a read-only folder must stay removable.
-        place.chmod(stat.S_IMODE(folder.stat().st_mode) | stat.S_IRWXU)
 
 
 # -- the command ------------------------------------------------------------------
@@ -205,17 +179,16 @@ def place_command(
     >>> place_command(words, Path("/a"), Path("/b"), {"{dir}": "/c"})
     ['python', '/b/t.py', '--to=/c']
     """
-    return [_place(word, folder, copy, substitutes) for word in words]
-
-
-def _place(word: str, folder: Path, copy: Path, substitutes: Mapping[str, str]) -> str:
-    name, equals, value = word.partition("=")
-    if equals and not name.startswith(("/", ".")):
-        placed = f"{name}={_place_path(value, folder, copy)}"
-    else:
-        placed = _place_path(word, folder, copy)
-    for key, text in substitutes.items():
-        placed = placed.replace(key, text)
+    placed = []
+    for word in words:
+        name, equals, value = word.partition("=")
+        if equals and not name.startswith(("/", ".")):
+            word = f"{name}={_place_path(value, folder, copy)}"
+        else:
+            word = _place_path(word, folder, copy)
+        for key, text in substitutes.items():
+            word = word.replace(key, text)
+        placed.append(word)
     return placed
 
 
@@ -237,11 +210,8 @@ def _place_path(word: str, folder: Path, copy: Path) -> str:
 
 def _inside(path: Path, folder: Path) -> Path | None:
     """The path within the folder, also where one of the two was reached through a link."""
-    for one, other in (
-        (path, folder),
-        (path, folder.resolve()),
-        (path.resolve(), folder.resolve()),
-    ):
+    resolved = folder.resolve()
+    for one, other in ((path, folder), (path, resolved), (path.resolve(), resolved)):
         if one.is_relative_to(other):
             return one.relative_to(other)
     return None

@@ -1,7 +1,8 @@
-"""Two files of results, compared by what is in them: tensor by tensor where that can be read.
+"""Two results, compared by their content: tensor by tensor where a file can be read.
 
-A file that cannot be read is a difference if the expected one can; if neither can, their
-bytes are compared. Nothing in a file is ever run.
+Tensors are compared as bytes, and so are numbers: a NaN equals itself, and minus zero is not zero.
+A file that cannot be read is a difference if the expected one can. If neither can, their bytes are
+compared. Nothing in a file is ever run.
 """
 
 from __future__ import annotations
@@ -10,34 +11,250 @@ import contextlib
 import io
 import json
 import math
+import mmap
+import struct
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from holdfast._store.format.image import STORED_AS
-from holdfast._tools.prove.difference import (
-    WHOLE,
-    Array,
-    FileDifference,
-    StoredTensor,
-    first_difference,
-    stored_array,
-    stored_bytes,
-)
 
+Array = np.ndarray[Any, Any]
+Data = bytes | mmap.mmap
+
+WHOLE = "the whole file"
+_MOST_CHARACTERS = 60
+_CHUNK = 1 << 20  # elements: as float64 they nearly fit into a processor's cache
+_NUMPY = frozenset(("bool", "float16", "float32", "float64", "complex64", "complex128"))
+_NUMPY |= {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 _TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 _OLD_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # how files begin that are no zip
 _NAMES = {stored: name for name, stored in STORED_AS.items()}
 _ITEM_BITS = {"F8_E8M0": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 _ITEM_BITS |= {"BOOL": 8, "F8_E4M3": 8, "F8_E5M2": 8, "BF16": 16}
 _ITEM_BITS |= {f"{kind}{bits}": bits for kind in "UIFC" for bits in (8, 16, 32, 64, 128)}
-_CHUNK_BYTES = 1 << 20
-_LINE_CHARACTERS = 60
-# Different in each file.
-_NOT_COMPARED = (".data/serialization_id",)
+_NOT_COMPARED = (".data/serialization_id",)  # different in each file
+
+
+@dataclass(frozen=True)
+class FileDifference:
+    """The first place where two files of results differ."""
+
+    file: str
+    item: str  # where in it, e.g. "optimizer.state[0].exp_avg"
+    expected: str
+    found: str
+    apart: str  # how far, e.g. "up to 0.0031, 1.2% of its norm"
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor as a file has it: its bytes, without a framework."""
+
+    dtype: str  # e.g. "bfloat16"
+    shape: tuple[int, ...]
+    data: Array  # of uint8, flat and in C order
+
+    def values(self) -> Array:
+        """As numbers where NumPy has the type, else as opaque items, else as bytes."""
+        if self.dtype == "bfloat16":
+            # The upper half of a float32.
+            halves = self.data.view("<u2").astype("<u4") << 16
+            return halves.view("<f4").reshape(self.shape)
+        if self.dtype in _NUMPY:
+            return self.data.view(np.dtype(self.dtype)).reshape(self.shape)
+        count = math.prod(self.shape)
+        if count == 0 or self.data.size % count or self.data.size == 0:
+            return self.data  # several of them share a byte
+        return self.data.view(f"V{self.data.size // count}").reshape(self.shape)
+
+
+def stored_bytes(data: memoryview) -> Array:
+    return np.frombuffer(data, np.uint8) if data.nbytes else np.empty(0, np.uint8)
+
+
+def stored_array(array: Array) -> StoredTensor:
+    """An array of NumPy as it would be in a file."""
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    flat = np.frombuffer(array.tobytes(), np.uint8)
+    return StoredTensor(array.dtype.name, array.shape, flat)
+
+
+def first_difference(file: str, expected: Any, found: Any, item: str = "") -> FileDifference | None:
+    """The first difference in the order of the expected tree; None if there is none."""
+    return next(_differences(file, item, expected, found), None)
+
+
+def _differences(file: str, item: str, expected: Any, found: Any) -> Iterator[FileDifference]:
+    expected, found = _simple(expected), _simple(found)
+    if isinstance(expected, StoredTensor) and isinstance(found, StoredTensor):
+        yield from _of_tensors(file, item, expected, found)
+    elif isinstance(expected, Mapping) and isinstance(found, Mapping):
+        for key, value in expected.items():
+            if key in found:
+                yield from _differences(file, _below(item, key), value, found[key])
+            else:
+                yield FileDifference(
+                    file, _below(item, key), _words(value), "nothing", "it is missing"
+                )
+        for key in found:
+            if key not in expected:
+                apart = "it should not be there"
+                yield FileDifference(file, _below(item, key), "nothing", _words(found[key]), apart)
+    elif isinstance(expected, list) and isinstance(found, list) and type(expected) is type(found):
+        for index, (one, other) in enumerate(zip(expected, found, strict=False)):
+            yield from _differences(file, f"{item}[{index}]", one, other)
+        if len(expected) != len(found):
+            counts = f"{len(expected)} items", f"{len(found)} items"
+            yield FileDifference(file, item or WHOLE, *counts, "another length")
+    elif not _is_same(expected, found):
+        apart = _apart(expected, found)
+        yield FileDifference(file, item or WHOLE, _words(expected), _words(found), apart)
+
+
+def _simple(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        array = np.asarray(value)
+        return repr(array.tolist()) if array.dtype.hasobject else stored_array(array)
+    if isinstance(value, set | frozenset):
+        return sorted(value, key=lambda one: (type(one).__name__, repr(one)))
+    if isinstance(value, tuple):
+        return list(value)
+    return value
+
+
+def _is_same(expected: Any, found: Any) -> bool:
+    if type(expected) is not type(found):
+        return False
+    if isinstance(expected, float):
+        return struct.pack("<d", expected) == struct.pack("<d", found) or (
+            expected != expected and found != found
+        )
+    return bool(expected == found)
+
+
+def _of_tensors(
+    file: str, item: str, expected: StoredTensor, found: StoredTensor
+) -> Iterator[FileDifference]:
+    if (expected.dtype, expected.shape) != (found.dtype, found.shape):
+        what = "another shape" if expected.dtype == found.dtype else "another type of number"
+        yield FileDifference(file, item or WHOLE, _words(expected), _words(found), what)
+    elif not np.array_equal(expected.data, found.data):
+        one, other = expected.values(), found.values()
+        values = _at_first(expected, found, one, other)
+        yield FileDifference(file, item or WHOLE, *values, distance(one, other))
+
+
+def _at_first(
+    expected: StoredTensor, found: StoredTensor, one: Array, other: Array
+) -> tuple[str, str]:
+    item_bytes = expected.data.size // one.size  # as stored: some are wider as numbers
+    index = int(np.argmax(expected.data != found.data)) // item_bytes
+    where = ""
+    if one.size > 1:
+        place = np.unravel_index(index, one.shape)
+        where = f" at [{', '.join(str(int(axis)) for axis in place)}]"
+    items = one.reshape(-1)[index], other.reshape(-1)[index]
+    is_opaque = one.dtype.kind == "V"
+    words = [f"0x{item.tobytes().hex()}" if is_opaque else str(item) for item in items]
+    return f"{words[0]}{where}", f"{words[1]}{where}"
+
+
+def _apart(expected: Any, found: Any) -> str:
+    if type(expected) is not type(found):
+        return "another kind of value"
+    if isinstance(expected, float):
+        return distance(np.array([expected]), np.array([found]))
+    if isinstance(expected, int) and not isinstance(expected, bool):
+        return f"by {abs(expected - found)}" if abs(expected - found) < 10**20 else "far"
+    return "another value"
+
+
+def _below(item: str, key: Any) -> str:
+    if not isinstance(key, str):
+        return f"{item}[{key!r}]"
+    return f"{item}.{key}" if item else key
+
+
+def _words(value: Any) -> str:
+    value = _simple(value)
+    if isinstance(value, StoredTensor):
+        return f"{value.dtype}, {_shape_words(value.shape)}"
+    if isinstance(value, Mapping):
+        return f"{len(value)} names"
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray):
+        return f"{len(value)} items"
+    if isinstance(value, bytes | bytearray):
+        return f"{len(value)} bytes"
+    try:
+        text = repr(value)
+    except ValueError:  # Python makes no text of a number of a few thousand digits
+        return f"a number of {value.bit_length()} bits"
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 1]}…"
+
+
+def distance(expected: Array, found: Array) -> str:
+    """How far apart two arrays are.
+
+    >>> distance(np.array([3.0, 4.0]), np.array([3.0, 4.5]))
+    'up to 0.5, 10% of its norm'
+    """
+    if expected.shape != found.shape:
+        return f"shape {_shape_words(found.shape)} in place of {_shape_words(expected.shape)}"
+    if expected.dtype != found.dtype:
+        return f"{found.dtype.name} in place of {expected.dtype.name}"
+    if expected.dtype.kind not in "fc":
+        unlike = int(np.count_nonzero(expected != found))
+        return f"{unlike} of {expected.size} elements" if unlike else "not at all"
+    most = squares = norm_squares = 0.0
+    unlike = 0  # elements that are NaN or infinite, and not the same on both sides
+    wide = np.complex128 if expected.dtype.kind == "c" else np.float64
+    # In chunks: both as float64 at once would take three times the memory.
+    for start in range(0, expected.size, _CHUNK):
+        part = slice(start, start + _CHUNK)
+        one, other = (array.reshape(-1)[part].astype(wide) for array in (expected, found))
+        with np.errstate(all="ignore"):
+            alike = (one == other) | (np.isnan(one) & np.isnan(other))
+            finite = np.isfinite(one) & np.isfinite(other)
+            unlike += int(np.count_nonzero(~alike & ~finite))
+            apart = np.abs(np.where(finite, other - one, 0))
+            most = max(most, float(apart.max(initial=0.0)))
+            squares += float(np.sum(apart**2))
+            norm_squares += float(np.sum(np.abs(np.where(np.isfinite(one), one, 0)) ** 2))
+    words = []
+    if unlike:
+        words.append(f"{unlike} of {expected.size} are NaN or infinite on one side only")
+    if most:
+        words.append(f"up to {most:.2g}{_share_words(squares, norm_squares)}")
+    if not words:
+        same = expected.tobytes() == found.tobytes()
+        return "not at all" if same else "only by the signs of zeros or the bits of NaNs"
+    return ", ".join(words)
+
+
+def _share_words(squares: float, norm_squares: float) -> str:
+    """The norm of the difference relative to the norm of the expected values."""
+    if norm_squares == 0:
+        return ", and all of it should be zero"
+    share = math.sqrt(squares) / math.sqrt(norm_squares)
+    if not math.isfinite(share) or share == 0:  # the squares are beyond what a float can hold
+        return ""
+    if share < 1e-4:
+        return f", {share:.1e} of its norm"
+    if share < 10:
+        return f", {share * 100:.2g}% of its norm" if share < 1 else f", {share:.0%} of its norm"
+    return f", {share:.2g} times its norm"
+
+
+def _shape_words(shape: tuple[int, ...]) -> str:
+    return "×".join(map(str, shape)) or "of one number"
+
+
+# -- files ------------------------------------------------------------------------
 
 
 def compare_files(name: str, expected: Path, found: Path) -> FileDifference | None:
@@ -47,15 +264,16 @@ def compare_files(name: str, expected: Path, found: Path) -> FileDifference | No
         if there == (False, False):
             return None
         if there != (True, True):
-            one, other = ("a file" if is_there else "no file" for is_there in there)
-            apart = "it is missing" if there[0] else "it should not be there"
-            return FileDifference(name, WHOLE, one, other, apart)
+            if there[0]:
+                return FileDifference(name, WHOLE, "a file", "no file", "it is missing")
+            return FileDifference(name, WHOLE, "no file", "a file", "it should not be there")
         if expected.is_dir() and found.is_dir():
             return _compare_folders(name, expected, found)
-        offset = _first_unequal(expected, found)
+        one, other = _map(expected), _map(found)
     except OSError as error:
         said = error.strerror or str(error)
         return FileDifference(name, WHOLE, "a file", "cannot be read", said)
+    offset = _first_unequal(one, other)
     if offset is None:
         return None
     for read in _readers(expected):
@@ -64,15 +282,15 @@ def compare_files(name: str, expected: Path, found: Path) -> FileDifference | No
         except Exception:  # noqa: BLE001  not of this format, whatever its name says
             continue
         try:
-            other = read(found)
+            found_tree = read(found)
         except Exception as error:  # noqa: BLE001  a damaged file raises anything
             said = str(error).partition("\n")[0][:200] or type(error).__name__
             return FileDifference(name, WHOLE, "a whole file", "cannot be read", said)
         try:
-            return first_difference(name, tree, other)
+            return first_difference(name, tree, found_tree)
         except RecursionError:  # it contains itself
             break
-    return _compare_bytes(name, expected, found, offset)
+    return _compare_bytes(name, one, other, offset)
 
 
 def _is_there(path: Path) -> bool:
@@ -90,59 +308,50 @@ def _compare_folders(name: str, expected: Path, found: Path) -> FileDifference |
     return None
 
 
-def _first_unequal(expected: Path, found: Path) -> int | None:
-    """The first byte that differs."""
-    with expected.open("rb") as one, found.open("rb") as other:
-        position = 0
-        while True:
-            a, b = one.read(_CHUNK_BYTES), other.read(_CHUNK_BYTES)
-            if a != b:
-                length = min(len(a), len(b))
-                unlike = np.frombuffer(a[:length], np.uint8) != np.frombuffer(b[:length], np.uint8)
-                return position + (int(np.argmax(unlike)) if unlike.any() else length)
-            if not a:
-                return None
-            position += len(a)
+def _first_unequal(one: Data, other: Data) -> int | None:
+    length = min(len(one), len(other))
+    for start in range(0, length, _CHUNK):
+        parts = [
+            np.frombuffer(d, np.uint8, min(_CHUNK, length - start), start) for d in (one, other)
+        ]
+        unlike = parts[0] != parts[1]
+        if unlike.any():
+            return start + int(np.argmax(unlike))
+    return None if len(one) == len(other) else length
 
 
-def _compare_bytes(name: str, expected: Path, found: Path, offset: int) -> FileDifference:
-    one, other = _line_at(expected, offset), _line_at(found, offset)
-    if one is not None and other is not None:
-        return FileDifference(name, f"line {one[0]}", one[1], other[1], "another text")
-    sizes = [f"{path.stat().st_size} bytes" for path in (expected, found)]
-    return FileDifference(name, WHOLE, sizes[0], sizes[1], f"from byte {offset} on")
+def _compare_bytes(name: str, one: Data, other: Data, offset: int) -> FileDifference:
+    start = one.rfind(b"\n", 0, offset) + 1
+    lines = _line_at(one, start, offset), _line_at(other, start, offset)
+    if lines[0] is not None and lines[1] is not None:
+        number = one[:start].count(b"\n") + 1
+        return FileDifference(name, f"line {number}", lines[0], lines[1], "another text")
+    sizes = f"{len(one)} bytes", f"{len(other)} bytes"
+    return FileDifference(name, WHOLE, *sizes, f"from byte {offset} on")
 
 
-def _line_at(path: Path, offset: int) -> tuple[int, str] | None:
-    """The number and the text of the line with this byte; None if the file is no text."""
-    number, start, done = 1, 0, 0
+def _map(path: Path) -> Data:
     with path.open("rb") as file:
-        while done < offset:
-            piece = file.read(min(_CHUNK_BYTES, offset - done))
-            if not piece or b"\0" in piece:
-                return None
-            number += piece.count(b"\n")
-            if b"\n" in piece:
-                start = done + piece.rindex(b"\n") + 1
-            done += len(piece)
-        # Of a very long line, the text around the byte.
-        begin = max(start, offset - _LINE_CHARACTERS)
-        file.seek(begin)
-        rest = file.read(offset - begin + _LINE_CHARACTERS)
-    if b"\0" in rest:
+        # An empty file cannot be mapped.
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if file.read(1) else b""
+
+
+def _line_at(data: Data, start: int, offset: int) -> str | None:
+    """The text of the line with this byte; None if the data are no text."""
+    end = data.find(b"\n", offset)
+    end = len(data) if end < 0 else end
+    # Of a very long line, the text around the byte.
+    first, last = max(start, offset - _MOST_CHARACTERS), min(end, offset + _MOST_CHARACTERS)
+    if data.find(b"\0", 0, last) >= 0:
         return None
-    line, has_end, _ = rest.partition(b"\n")
-    cut = bool(has_end) or len(rest) < offset - begin + _LINE_CHARACTERS
+    is_cut = first > start or last < end
     try:
-        text = line.decode() if begin == start and cut else line.decode(errors="ignore")
+        text = data[first:last].decode(errors="ignore" if is_cut else "strict").rstrip()
     except UnicodeDecodeError:
         return None
-    if not text and not rest:
-        return number, "the end of the file"
-    return number, f"{'' if begin == start else '…'}{text.rstrip()}{'' if cut else '…'}"
-
-
-# -- formats ----------------------------------------------------------------------
+    if start == len(data):
+        return "the end of the file"
+    return f"{'…' if first > start else ''}{text}{'…' if last < end else ''}"
 
 
 def _readers(path: Path) -> Iterator[Callable[[Path], Any]]:
@@ -150,7 +359,7 @@ def _readers(path: Path) -> Iterator[Callable[[Path], Any]]:
     suffix = path.suffix.lower()
     is_zip = _begins(path, b"PK\x03\x04")  # zipfile.is_zipfile raises where one is damaged
     if suffix == ".json":
-        yield _read_json
+        yield lambda file: json.loads(file.read_bytes())
     elif suffix == ".safetensors":
         yield _read_safetensors
     elif suffix == ".npy":
@@ -179,10 +388,6 @@ def _is_by_torch(path: Path, is_zip: bool) -> bool:
         return False
 
 
-def _read_json(path: Path) -> Any:
-    return json.loads(path.read_bytes())
-
-
 def _read_npz(path: Path) -> dict[str, Any]:
     with zipfile.ZipFile(path) as archive:
         return {n.removesuffix(".npy"): _array_of(archive.read(n)) for n in archive.namelist()}
@@ -199,11 +404,9 @@ def _array_of(data: bytes) -> StoredTensor:
 
 
 def _read_torch(path: Path) -> Any:
-    from holdfast.torch import pt_file
+    from holdfast.torch.pt_file import read_pt
 
-    return pt_file.read_pt(
-        path, lambda dtype, shape, data: StoredTensor(dtype, shape, stored_bytes(data))
-    )
+    return read_pt(path, lambda dtype, shape, data: StoredTensor(dtype, shape, stored_bytes(data)))
 
 
 def _read_members(path: Path) -> dict[str, Any]:
@@ -220,15 +423,12 @@ def _read_members(path: Path) -> dict[str, Any]:
 
 
 def _read_safetensors(path: Path) -> dict[str, Any]:
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > size - 8:
-            raise ValueError("it ends within its header")
-        header = json.loads(file.read(length))
-    data: Array = np.empty(0, np.uint8)
-    if size > 8 + length:
-        data = np.memmap(path, np.uint8, "r", 8 + length)
+    whole = _map(path)
+    length = int.from_bytes(whole[:8], "little")
+    if len(whole) < 8 or length > len(whole) - 8:
+        raise ValueError("it ends within its header")
+    header = json.loads(whole[8 : 8 + length])
+    data = np.frombuffer(whole, np.uint8)[8 + length :]
     metadata = header.pop("__metadata__", None) or {}
     tree: dict[str, Any] = {}
     for name, about in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):

@@ -1,15 +1,25 @@
-"""The interrupted training: interrupt, restart, and compare with the undisturbed one."""
+"""The interrupted training: interrupt it, restart it, and compare it with the undisturbed one."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from holdfast._tools.prove.causes import JudgedDeviation, UpdateRecord
+from holdfast._tools.prove.causes import (
+    Deviation,
+    DeviationCase,
+    Items,
+    RankHistory,
+    UpdateRecord,
+    cause_of,
+    counts_in_the_end,
+    judge,
+    renumber,
+    weights_key,
+)
 from holdfast._tools.prove.proof import Interruption, Planned, Watcher
-from holdfast._tools.prove.rank_comparison import RankComparison
 from holdfast._tools.prove.script_run import Client, Event, Hung, Saved, ScriptRun, UndisturbedRun
 
 _VAGUE = ("generator-not-restored", "unknown")
@@ -18,6 +28,222 @@ _AT_THE_BEGINNING = ("start", "load")
 _NEAR = 0.25  # of the training: wait for a save that comes so soon
 _LEAST_UPDATES_BETWEEN = 4  # in a process that survives an interruption
 _MOST_STARTS_WITHOUT_PROGRESS = 3
+_DECIDES = ("weight", "setting", "gradient")
+_MOST_NOTES = 3
+
+
+class RankComparison:
+    """Compares one rank of an interrupted training with the undisturbed one, update by update.
+
+    Some values decide an update and must be equal at once: weights, rates, batches, gradients.
+    Others may differ without consequence, for a while or for good. They are remembered as
+    deviations, and count when a deciding value differs later, or when they differ at the end.
+    """
+
+    def __init__(self, reference: RankHistory, volatile: frozenset[str] = frozenset()) -> None:
+        self._reference = reference
+        self._volatile = volatile
+        self._deviations: dict[str, Deviation] = {}
+        self._after: int | None = None
+        self._expected_start = 0
+        self._saved_in_handler = False
+        self._since_start = 0
+        self._numbers: dict[int, int] = {}  # of optimizers: in this attempt, and undisturbed
+        self._passed: set[str] = set()  # boundaries, in all attempts
+        self.notes: list[str] = []
+        self.finding: Deviation | None = None
+        self.started_at: int | None = None  # of this attempt
+        self.place = 0  # updates of the undisturbed run that this attempt has made
+        self.reached = 0  # the furthest place of all attempts
+
+    def begin_attempt(self, after: int | None, expected_start: int, saved_in_handler: bool) -> None:
+        self._after = after
+        self._expected_start = expected_start
+        self._saved_in_handler = saved_in_handler
+        self._since_start = 0
+        self._numbers.clear()
+        self.started_at = None
+
+    def compare_update(self, update: UpdateRecord) -> None:
+        known = self._reference.updates
+        if self.started_at is None:
+            self.started_at = self.place = self._align(update)
+        place, self.place = self.place, self.place + 1
+        self.reached = max(self.reached, place)
+        if self.finding is None and place < len(known):
+            self._numbers.setdefault(update.optimizer, known[place].optimizer)
+            self._compare(update.renumbered(self._numbers), known[place], place)
+        self._since_start += 1
+
+    def compare_boundary(self, key: str, step: int, items: Items) -> None:
+        self._passed.add(key)
+        expected = self._reference.boundaries.get(key)
+        if expected is None or self.finding is not None:
+            return
+        for item, leaf in expected.items():
+            found = items.get(item)
+            if item in self._volatile or item.startswith("input/"):
+                continue  # an input only hints at the cause
+            if found is None or found[0] != leaf[0]:
+                cause = "metric-differs" if item.startswith("metric/") else "state-not-named"
+                case = self._case(None, max(0, self.place - 1), [item])
+                finding = judge(case) if case is not None else None
+                if finding is None or finding.cause == "unknown":
+                    finding = self._boundary_finding(item, step, expected, items, cause)
+                self.finding = finding
+                return
+
+    def _boundary_finding(
+        self, item: str, step: int, expected: Items, items: Items, cause: str
+    ) -> Deviation:
+        """The run restores its state, so the cause is a value that was not given to it."""
+        others = [i for i, leaf in expected.items() if items.get(i, [None])[0] != leaf[0]]
+        held = [i for i in others if i.startswith("input/") and i in items]
+        item = (held or [item])[0]
+        others = sorted(i for i in others if i != item and i not in self._volatile)
+        leaves = expected[item], items.get(item)
+        return Deviation(item, step - 1, self._after, *leaves, cause=cause, others=tuple(others))
+
+    def finish(self, end: Items | None) -> None:
+        """The script is over: it must have made all steps, and its end be the same."""
+        if self.finding is not None:
+            return
+        total = len(self._reference.updates)
+        missing = self._reference.boundaries.keys() - self._passed
+        if missing:
+            counts = len(self._reference.boundaries), len(self._passed)
+            self._find_count("boundaries", counts, len(self._passed), "other-number-of-steps")
+            return
+        if self.started_at is not None and self.place != total:
+            is_one_off = abs(self.place - total) == 1
+            cause = "off-by-one-step" if is_one_off else "other-number-of-steps"
+            self._find_count("steps", (total, self.place), min(self.place, total), cause)
+            return
+        renumbered = renumber(end or {}, self._numbers)
+        for item, leaf in (self._reference.end or {}).items():
+            other = renumbered.get(item)
+            if other is None or item in self._volatile or other[0] == leaf[0]:
+                continue
+            deviation = self._deviations.get(item) or Deviation(
+                item, total, self._after, leaf, other
+            )
+            case = self._case(None, total - 1, [])
+            if case is not None and counts_in_the_end(case, deviation):
+                self.finding = deviation.because(cause_of(case, deviation))
+                return
+            if item in self._deviations and leaf[2] > 1 and len(self.notes) < _MOST_NOTES:
+                name = self._reference.display(item)
+                self.notes.append(
+                    f"{name} is not as undisturbed in the end, since interruption "
+                    f"{deviation.after}; nothing else is, so it may be for display only."
+                )
+
+    def suspect(self) -> Deviation | None:
+        """A deviation of some attempt that was not seen to end."""
+        case = self._case(None, len(self._reference.updates) - 1, [])
+        for deviation in self._deviations.values():
+            if case is not None and counts_in_the_end(case, deviation):
+                self.finding = deviation.because(cause_of(case, deviation))
+                return self.finding
+        return None
+
+    def _align(self, update: UpdateRecord) -> int:
+        """Where in the undisturbed run this attempt begins."""
+        reference = self._reference
+        places = reference.by_weights.get(weights_key(update), [])
+        if update.boundary_id is not None and update.boundary_id in reference.by_boundary_id:
+            marked = reference.by_boundary_id[update.boundary_id]
+            return next((place for place in marked if place in places), marked[0])
+        if not places:
+            return min(self._expected_start, max(0, len(reference.updates) - 1))
+
+        def likeness(place: int) -> tuple[int, int]:
+            items = reference.updates[place].items
+            equal = sum(items.get(k, [None])[0] == v[0] for k, v in update.items.items())
+            return equal, -abs(place - self._expected_start)
+
+        return max(places, key=likeness)
+
+    def _compare(self, update: UpdateRecord, expected: UpdateRecord, place: int) -> None:
+        differing = []
+        for item, leaf in expected.items.items():
+            kind, found = item.partition("/")[0], update.items.get(item)
+            is_unseen = found is None and (kind != "moment" or update.is_unbuilt)
+            if item in self._volatile or is_unseen:
+                continue
+            if found is not None and found[0] == leaf[0]:
+                self._deviations.pop(item, None)
+            elif kind in _DECIDES:
+                differing.append(item)
+            elif item not in self._deviations:
+                self._deviations[item] = Deviation(item, place, self._after, leaf, found)
+        if self._since_start == 0:
+            self._record_numbers(update, expected, place)
+        if not same_batches(update, expected, is_first=self._since_start == 0):
+            differing.append("batch")
+        if differing:
+            case = self._case(update, place, differing)
+            if case is not None:
+                self.finding = judge(case)
+
+    def _record_numbers(self, update: UpdateRecord, expected: UpdateRecord, place: int) -> None:
+        """The script's numbers that differ at the first update of an attempt."""
+        numbers = update.numbers
+        for item, leaf in expected.numbers.items():
+            found = numbers.get(item)
+            self._deviations.pop(item, None)
+            if found is not None and found[0] != leaf[0] and item not in self._volatile:
+                self._deviations[item] = Deviation(item, place, self._after, leaf, found)
+
+    def _case(
+        self, update: UpdateRecord | None, place: int, differing: list[str]
+    ) -> DeviationCase | None:
+        known = self._reference.updates
+        if not known:
+            return None
+        return DeviationCase(
+            reference=self._reference,
+            update=update,
+            place=min(place, len(known) - 1),
+            differing=differing,
+            deviations=self._deviations,
+            after=self._after,
+            since_start=self._since_start,
+            saved_in_handler=self._saved_in_handler,
+        )
+
+    def _find_count(self, unit: str, counts: tuple[int, int], place: int, cause: str) -> None:
+        leaves = ([f"{count} {unit}", None, 1] for count in counts)
+        deviation = Deviation("number of steps", place, self._after, *leaves)
+        self.finding = deviation.because(cause)
+
+
+def same_batches(update: UpdateRecord, expected: UpdateRecord, *, is_first: bool) -> bool:
+    """Whether the batches for an update are the same, not counting those skipped before it.
+
+    In the first update of an attempt, batches may be missing that were for no update.
+    """
+    count = len(expected.batches)
+    if is_first and update.batches:
+        count = min(count, len(update.batches))
+    if not count:
+        return True
+    wanted = expected.batches[-count:]
+    return [b["bytes"] for b in update.batches[-count:]] == [b["bytes"] for b in wanted]
+
+
+@dataclass
+class _Attempt:
+    """What one attempt of the script has done so far."""
+
+    newest_at_start: Saved | None  # the newest checkpoint when it began
+    struck: Interruption | None = None  # the last one
+    updates_since: int = 0  # that interruption
+    here: int = 0  # boundaries of the undisturbed run that it has passed
+    saves_here: int = 0  # since the last step
+    has_trained: bool = False
+    has_ended: bool = False
+    ends: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # the last state, by rank
 
 
 class InterruptedRun:
@@ -39,25 +265,21 @@ class InterruptedRun:
         self._watcher = watcher
         self._deadline = deadline
         self._compares = compares
-        self._newest_at_start: Saved | None = None
         self._comparisons = {
             rank: RankComparison(history, volatile) for rank, history in reference.histories.items()
         }
         self._passed: set[str] = set()  # boundaries of runs, in all attempts
-        self._here = 0  # boundaries of the undisturbed run that this attempt has passed
         history = reference.histories.get(0)
         keys = [] if history is None else list(history.boundaries)
         self._boundary_places = {key: place for place, key in enumerate(keys, start=1)}
         self._made = 0  # steps of the first rank in all attempts
-        self._has_ended = False
         self._left_unfinished: list[int] = []  # interruptions after which it ended with status 0
         self._due: float | None = None  # when the signal of the present interruption goes out
         self._present: Planned | None = None
-        self._struck: Interruption | None = None  # the last one, in this attempt
-        self._updates_since = 0
+        self._attempt = _Attempt(None)
         self.interruptions: list[Interruption] = []
         self.blamed: int | None = None  # the last interruption of an attempt that has trained
-        self.finding: JudgedDeviation | None = None
+        self.finding: Deviation | None = None
         self.finding_rank: int | None = None
 
     def notes(self) -> list[str]:
@@ -70,7 +292,7 @@ class InterruptedRun:
             numbers = ", ".join(map(str, self._left_unfinished))
             found.append(
                 f"After interruption {numbers} the script ended with status 0 though it was not "
-                "complete: whatever starts it takes it for finished."
+                "complete: a launcher would not start it again."
             )
         return found
 
@@ -103,26 +325,23 @@ class InterruptedRun:
             self._end_attempt(status)
             if self.finding is not None:
                 return
-            if status == 0 and (self._struck is None or self._is_complete()):
+            if status == 0 and (self._attempt.struck is None or self._is_complete()):
                 self._finish()
                 return
-            if self._struck is None:
+            if self._attempt.struck is None:
                 self._fail_to_resume(status)
                 return
             if status == 0:
-                self._left_unfinished.append(self._struck.number)
+                self._left_unfinished.append(self._attempt.struck.number)
             barren = barren + 1 if self._reached() <= reached and not self._plan else 0
             if barren > _MOST_STARTS_WITHOUT_PROGRESS:
                 self._fail("resume-fails", "the script goes on", "it ends again and again")
                 return
 
     def _begin_attempt(self) -> None:
-        self._newest_at_start = self._script.file_log.newest
+        self._attempt = _Attempt(self._script.file_log.newest)
         for comparison in self._comparisons.values():
             self._begin_comparison(comparison)
-        self._struck, self._has_ended, self._updates_since = None, False, 0
-        self._has_trained, self._saves_here, self._here = False, 0, 0
-        self._ends: dict[int, Mapping[str, Any]] = {}
         self._take_next()
         if self._present is not None and self._present.moment == "start":
             self._due = time.monotonic() + self._present.delay * self._reference.start_seconds
@@ -133,7 +352,7 @@ class InterruptedRun:
         comparison.begin_attempt(self.blamed, newest.place if newest else 0, is_in_handler)
 
     def _take_next(self, *, in_this_attempt: bool = False) -> None:
-        """The next interruption; in a process that goes on, none that is for a beginning."""
+        """The next interruption; in a process that survives, none that is for a start."""
         self._due = self._present = None
         if self._deadline is not None and time.monotonic() > self._deadline:
             self._plan.clear()
@@ -152,10 +371,10 @@ class InterruptedRun:
         return first if first and first[0].moment in _AT_THE_BEGINNING else [*due, *first]
 
     def _end_attempt(self, status: int) -> None:
-        if self._struck is not None:
-            self._struck.status = status
-            if self._has_trained or self.blamed is None:
-                self.blamed = self._struck.number
+        if self._attempt.struck is not None:
+            self._attempt.struck.status = status
+            if self._attempt.has_trained or self.blamed is None:
+                self.blamed = self._attempt.struck.number
         if self._present is not None:
             self._plan.insert(0, self._present)
             self._present = None
@@ -176,7 +395,7 @@ class InterruptedRun:
 
     def _find_lost_progress(self) -> None:
         """A checkpoint that could not be read, and a training that silently starts over."""
-        failed, newest = self._script.file_log.failed, self._newest_at_start
+        failed, newest = self._script.file_log.failed, self._attempt.newest_at_start
         comparison = self._comparisons.get(0)
         if self.finding is not None or not failed or newest is None or not newest.place:
             return
@@ -186,17 +405,17 @@ class InterruptedRun:
 
     def _is_complete(self) -> bool:
         if not self._has_updates():
-            return self._has_ended or len(self._passed) >= self._reference.steps
+            return self._attempt.has_ended or len(self._passed) >= self._reference.steps
         return self._reached() >= len(self._reference.histories[0].updates)
 
     def _finish(self) -> None:
         if not self._compares:
             return
         for rank, comparison in self._comparisons.items():
-            comparison.finish(self._ends.get(rank))
+            comparison.finish(self._attempt.ends.get(rank))
         self._choose_rank()
 
-    def suspect(self) -> JudgedDeviation | None:
+    def suspect(self) -> Deviation | None:
         """What may be behind a result that differs: a value that was seen to start over."""
         return next(
             filter(None, (comparison.suspect() for comparison in self._comparisons.values())), None
@@ -217,8 +436,9 @@ class InterruptedRun:
         self._fail(cause, expected, f"{found}: {error}", f"checkpoint {name}")
 
     def _fail(self, cause: str, expected: str, found: str, item: str = "the restart") -> None:
-        finding = JudgedDeviation.of_texts(item, expected, found, cause, self.blamed)
-        self.finding = replace(finding, step=self._reached() or None)
+        finding = Deviation.of_texts(item, expected, found, self.blamed).because(cause)
+        reached = self._reached()
+        self.finding = replace(finding, place=reached - 1 if reached else None)
 
     # -- events -----------------------------------------------------------------------
 
@@ -228,17 +448,19 @@ class InterruptedRun:
         if client.rank == 0:
             self._script.file_log.record(event, self._place())
         if kind == "end" and client.trains:
-            self._has_ended = True
-            self._ends[client.rank] = event["items"]
+            self._attempt.has_ended = True
+            self._attempt.ends[client.rank] = event["items"]
         elif kind == "sight" and comparison is not None:
-            self._has_trained = True
+            self._attempt.has_trained = True
             if event["number"] == 0 and comparison.started_at is not None:
                 self._begin_comparison(comparison)  # restarted by its launcher, as torchrun does
             comparison.compare_update(UpdateRecord.from_event(event))
             if client.rank == 0:
                 self._record_progress(comparison.place)
                 if self.interruptions and self.interruptions[-1].resumed_at is None:
-                    began = comparison.started_at if self._struck is None else comparison.place
+                    began = (
+                        comparison.started_at if self._attempt.struck is None else comparison.place
+                    )
                     self.interruptions[-1].resumed_at = began
         elif kind == "run" and not self._has_updates() and self.interruptions:
             last = self.interruptions[-1]
@@ -246,20 +468,20 @@ class InterruptedRun:
         elif kind == "boundary":
             if comparison is not None:
                 comparison.compare_boundary(event["key"], event["step"], event["items"])
-            self._has_trained = True
+            self._attempt.has_trained = True
             if client.rank == 0:
                 self._passed.add(event["key"])
-                self._here = self._boundary_places.get(event["key"], self._here + 1)
+                self._attempt.here = self._boundary_places.get(event["key"], self._attempt.here + 1)
                 if not self._has_updates():
-                    self._record_progress(self._here)
+                    self._record_progress(self._attempt.here)
         if client.rank == 0:
             return self._strike_if_due(client, event)
         return None
 
     def _record_progress(self, place: int) -> None:
-        self._updates_since += 1
+        self._attempt.updates_since += 1
         self._made += 1
-        self._saves_here = 0
+        self._attempt.saves_here = 0
         self._watcher.step(place, self._reference.steps)
 
     def _strike_if_due(self, client: Client, event: Event) -> Mapping[str, Any] | None:
@@ -269,8 +491,11 @@ class InterruptedRun:
         if self._due is not None and planned.moment not in _AT_THE_BEGINNING:
             return None
         if self._compares and any(comparison.finding for comparison in self._comparisons.values()):
-            return None  # it goes on to its end, to measure how far apart the ends are
-        if self._struck is not None and self._updates_since < _LEAST_UPDATES_BETWEEN:
+            return None  # it runs to its end, to measure how far apart the ends are
+        if (
+            self._attempt.struck is not None
+            and self._attempt.updates_since < _LEAST_UPDATES_BETWEEN
+        ):
             return None
         if kind == "here" or kind == planned.moment == "load":
             self._strike(client)
@@ -315,8 +540,8 @@ class InterruptedRun:
     def _strike_save(self, client: Client, planned: Planned) -> Mapping[str, Any] | None:
         """Of several files that are saved together, any may be the one that is interrupted."""
         together = self._reference.script.file_log.save_places.count(self._place())
-        self._saves_here += 1
-        if self._saves_here <= min(round(planned.delay * together), together - 1):
+        self._attempt.saves_here += 1
+        if self._attempt.saves_here <= min(round(planned.delay * together), together - 1):
             return None
         if planned.signal == "KILL":
             return {"arm": "tear"}  # in the middle of the file
@@ -336,16 +561,16 @@ class InterruptedRun:
         planned, process = self._present, self._script.process
         assert planned is not None
         assert process is not None
-        self._struck = Interruption(
+        self._attempt.struck = Interruption(
             planned.number, planned.signal, planned.moment, self._place(), struck=True
         )
-        self.interruptions.append(self._struck)
-        self._updates_since = self._saves_here = 0
+        self.interruptions.append(self._attempt.struck)
+        self._attempt.updates_since = self._attempt.saves_here = 0
         several = (
             len(self._comparisons) > 1 or len({c.rank for c in self._clients() if c.trains}) > 1
         )
-        self._struck.target = process.strike(planned, client, has_ranks=several)
-        self._watcher.interruption(self._struck)
+        self._attempt.struck.target = process.strike(planned, client, has_ranks=several)
+        self._watcher.interruption(self._attempt.struck)
         self._take_next(in_this_attempt=True)
 
     def _has_updates(self) -> bool:
@@ -356,7 +581,7 @@ class InterruptedRun:
     def _place(self) -> int:
         """How many steps of the undisturbed run this attempt has behind it."""
         if not self._has_updates():
-            return self._here
+            return self._attempt.here
         comparison = self._comparisons[0]
         return comparison.place if comparison.started_at is not None else 0
 

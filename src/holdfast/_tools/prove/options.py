@@ -50,7 +50,7 @@ def parse_budget(text: str | float) -> float:
     seconds = parse_seconds(written, "--budget")
     if seconds <= 0:
         raise SettingsError(
-            f"--budget {_name(text)} leaves no time at all.\nValid: for example 2min, 90s or 1h."
+            f"--budget {_name(text)} leaves no time.\nValid: for example 2min, 90s or 1h."
         )
     return seconds
 
@@ -61,9 +61,7 @@ def parse_signals(names: str | Sequence[str]) -> tuple[str, ...]:
     words = [word.strip().upper().removeprefix("SIG") for word in text.split(",") if word.strip()]
     unknown = [word for word in words if word not in _SIGNALS]
     if unknown or not words:
-        problem = (
-            f"{unknown[0]} is no signal to interrupt with" if unknown else "no signal is named"
-        )
+        problem = f"{unknown[0]} cannot be used to interrupt" if unknown else "no signal is named"
         raise SettingsError(
             f"--signals {_name(text)}: {problem}.\nValid: some of {','.join(_SIGNALS)}, "
             "with commas between."
@@ -156,7 +154,9 @@ def make_request(
         )
     where = Path.cwd() if folder is None else Path(folder).absolute()
     if not where.is_dir():
-        raise FolderError(f"{folder}: is no folder.\nName the one that the script is started in.")
+        raise FolderError(
+            f"{folder}: is not a folder.\nName the one that the script is started in."
+        )
     words = set_ranks(tuple(command), ranks)
     _check_program(words, where)
     resume: tuple[str, ...] | None = None
@@ -223,7 +223,7 @@ def _relative(text: str, folder: Path) -> str:
 
 def _check_keep(keep: Path) -> Path:
     if keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
-        raise FolderError(f"{keep}: is there already.\nChoose a folder that is not there yet.")
+        raise FolderError(f"{keep}: exists already.\nChoose a folder that does not exist yet.")
     return keep.absolute()
 
 

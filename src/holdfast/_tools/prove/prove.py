@@ -9,7 +9,7 @@ from pathlib import Path
 from holdfast._environment import variables
 from holdfast._tools.prove.causes import (
     CAUSES,
-    JudgedDeviation,
+    Deviation,
     Leaf,
     RankHistory,
     judge_repeat,
@@ -32,7 +32,6 @@ from holdfast._tools.prove.proof import (
 from holdfast._tools.prove.results import (
     ReferenceRun,
     compare_results,
-    describe_distance,
     end_distance,
     list_compared,
 )
@@ -259,14 +258,15 @@ class _Prover:
             proof.compared = list_compared(reference, script)
             return
         proof.verdict = DIFFERS
-        at_the_end = None if distance is None else describe_distance(distance)
+        at_the_end = None
+        if distance is not None:
+            apart = f"{distance:.2%} apart" if distance else "the same"
+            at_the_end = f"the weights are {apart} in the end"
         proof.difference = self._difference(
             finding, reference.histories.get(rank, RankHistory()), rank, at_the_end
         )
 
-    def _resolve_ambiguity(
-        self, finding: JudgedDeviation, reference: UndisturbedRun
-    ) -> JudgedDeviation:
+    def _resolve_ambiguity(self, finding: Deviation, reference: UndisturbedRun) -> Deviation:
         """Decide between two causes by other interruptions.
 
         One batch into a pass, one step too early and the pass's beginning are the same.
@@ -307,7 +307,7 @@ class _Prover:
 
     def _difference(
         self,
-        finding: JudgedDeviation,
+        finding: Deviation,
         history: RankHistory,
         rank: int,
         at_the_end: str | None = None,

@@ -38,6 +38,11 @@ _MOMENTS = {
     "commit": "commit",
     "phase": "evaluation",
 }
+_SPREADS = {
+    None: "not compared: the undisturbed runs have to be the same first",
+    True: "no further from the undisturbed runs than they are from each other",
+    False: "further from the undisturbed runs than they are from each other",
+}
 Rows = list[tuple[str, str]]
 _MOST_OTHERS = 12
 _TARGET_AT = 2  # behind the signal, where there are several ranks
@@ -48,9 +53,10 @@ def headline(proof: Proof) -> str:
         struck = _count(proof)
         if not struck:
             return "Equal, but no interruption struck: nothing is shown by this."
+        times = "once" if struck == 1 else f"{struck} times"
         return (
-            f"Equal to the bit: interrupted {_times(struck)} and started again, the script ends "
-            "as if nothing had happened."
+            f"Equal to the bit: interrupted {times} and started again, the script ends as if "
+            "nothing had happened."
         )
     if proof.verdict == DIFFERS:
         return f"NOT equal: {_where(proof)} the script is not what it was."
@@ -59,7 +65,7 @@ def headline(proof: Proof) -> str:
         since = "" if step is None else f", from step {step} on"
         return f"Not repeatable by itself: two undisturbed runs differ from each other{since}."
     assert proof.verdict == UNTRIED
-    reason = (proof.trouble or "nothing is known of why").strip().splitlines()[0]
+    reason = (proof.trouble or "the reason is not known").strip().splitlines()[0]
     return f"Not tried: {reason}"
 
 
@@ -71,7 +77,7 @@ def details(proof: Proof) -> Rows:
     if proof.unrepeatable is not None:
         rows += _difference(proof.unrepeatable, ("one run", "the other"))
     if proof.verdict == UNREPEATABLE:
-        rows += [("interrupted", _spread(proof))]
+        rows += [("interrupted", _SPREADS[proof.within_spread])]
     if proof.difference is not None and proof.within_spread is not True:
         rows += _difference(proof.difference, ("expected", "found"))
     if proof.replay is not None:
@@ -97,18 +103,19 @@ def _with_target(proof: Proof, row: tuple[str, ...], target: str) -> tuple[str, 
 
 
 def interruption_rows(proof: Proof) -> list[tuple[str, ...]]:
-    return [_with_target(proof, _row_of(each), each.target or "") for each in proof.interruptions]
-
-
-def _row_of(each: Interruption) -> tuple[str, ...]:
-    return (
-        str(each.number),
-        each.signal,
-        moment(each),
-        "" if each.step is None else str(each.step),
-        ended_with(each),
-        _went_on(each),
-    )
+    rows = []
+    for each in proof.interruptions:
+        resumed = "" if each.resumed_at is None else f"step {each.resumed_at}"
+        row = (
+            str(each.number),
+            each.signal,
+            moment(each),
+            "" if each.step is None else str(each.step),
+            ended_with(each),
+            "the beginning" if each.resumed_at == 0 else resumed,
+        )
+        rows.append(_with_target(proof, row, each.target or ""))
+    return rows
 
 
 def moment(interruption: Interruption) -> str:
@@ -204,14 +211,6 @@ def _where(proof: Proof) -> str:
     return f"after interruption {after} ({found.signal}{whom}, {moment(found)}{step})"
 
 
-def _spread(proof: Proof) -> str:
-    if proof.within_spread is None:
-        return "not compared: the undisturbed runs have to be the same first"
-    if proof.within_spread:
-        return "no further from the undisturbed runs than they are from each other"
-    return "further from the undisturbed runs than they are from each other"
-
-
 def _made(proof: Proof) -> str:
     struck = _count(proof)
     meant = len(proof.interruptions)
@@ -219,7 +218,7 @@ def _made(proof: Proof) -> str:
     parts = [
         _text.count(proof.steps, "step"),
         f"{count} {'interruption' if count == '1' else 'interruptions'}",
-        f"{proof.lives} {'start' if proof.lives == 1 else 'starts'}",
+        _text.count(proof.lives, "start"),
     ]
     if proof.ranks > 1:
         parts += [f"{proof.ranks} ranks"]
@@ -228,16 +227,6 @@ def _made(proof: Proof) -> str:
 
 def _count(proof: Proof) -> int:
     return sum(each.struck for each in proof.interruptions)
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
-
-
-def _went_on(each: Interruption) -> str:
-    if each.resumed_at is None:
-        return ""
-    return "the beginning" if each.resumed_at == 0 else f"step {each.resumed_at}"
 
 
 def _align(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -271,7 +260,9 @@ def read_proofs(path: Path) -> list[view.ProofRecord]:
         trees = tree if isinstance(tree, list) else tree.get("proofs", [tree])
         return [_for_page(from_json(each), written) for each in trees]
     except (ValueError, TypeError, AttributeError, KeyError, AssertionError) as error:
-        raise SettingsError(f"{path}: is no proof of `holdfast prove`.\n{hint}") from error
+        raise SettingsError(
+            f"{path}: is not the output of `holdfast prove --json`.\n{hint}"
+        ) from error
 
 
 def _for_page(proof: Proof, written: float) -> view.ProofRecord:

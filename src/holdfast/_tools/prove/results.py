@@ -20,14 +20,14 @@ from holdfast._store.format.tree import Pairs, TreeVisitor
 from holdfast._store.read.find import attempts_in_memory
 from holdfast._store.read.merge_ranks import read_checkpoint, read_world
 from holdfast._store.read.verify import Loaded
-from holdfast._tools.prove.causes import JudgedDeviation
-from holdfast._tools.prove.difference import (
+from holdfast._tools.prove.causes import Deviation
+from holdfast._tools.prove.files import (
     FileDifference,
     StoredTensor,
+    compare_files,
     first_difference,
     stored_bytes,
 )
-from holdfast._tools.prove.files import compare_files
 from holdfast._tools.prove.script_run import ScriptRun, UndisturbedRun
 
 _CHECKPOINT = "the newest checkpoint"
@@ -71,9 +71,13 @@ def compare_runs(
     if len(one.ranks) != len(other.ranks):
         counts = str(len(one.ranks)), str(len(other.ranks))
         return FileDifference(other.name, "the number of ranks", *counts, "by their number")
-    for rank, (there, here) in enumerate(zip(one.ranks, other.ranks, strict=True)):
-        parts = _without(there, unseeded), _without(here, unseeded)
-        difference = first_difference(other.name, *parts)
+    for rank, pair in enumerate(zip(one.ranks, other.ranks, strict=True)):
+        there, here = (
+            parts
+            | {_GENERATORS: {n: v for n, v in parts[_GENERATORS].items() if n not in unseeded}}
+            for parts in pair
+        )
+        difference = first_difference(other.name, there, here)
         if difference is not None and len(one.ranks) > 1:
             return replace(difference, item=f"rank {rank}: {difference.item}")
         if difference is not None:
@@ -93,16 +97,6 @@ def unlike_generators(expected: Path, found: Path) -> frozenset[str]:
         for name in {**one[_GENERATORS], **other[_GENERATORS]}
         if first_difference("", one[_GENERATORS].get(name), other[_GENERATORS].get(name))
     )
-
-
-def newest_step(folder: Path) -> int:
-    """The step of the state that a run would resume from."""
-    return _newest(folder).step
-
-
-def _without(parts: dict[str, Any], unseeded: Collection[str]) -> dict[str, Any]:
-    compared = {n: state for n, state in parts[_GENERATORS].items() if n not in unseeded}
-    return parts | {_GENERATORS: compared}
 
 
 def _said(error: Exception) -> str:
@@ -186,7 +180,7 @@ class ReferenceRun(UndisturbedRun):
     def __init__(self, folder: Path, script: ScriptRun) -> None:
         super().__init__(script)
         self.folder = folder
-        self._steps = newest_step(folder)
+        self._steps = _newest(folder).step
         self.start_seconds = 2.0
         self.notes: list[str] = []
 
@@ -197,12 +191,13 @@ class ReferenceRun(UndisturbedRun):
     def moments(self) -> list[str]:
         return ["start", "step", "boundary", "commit"]
 
-    def compare(self, script: ScriptRun, after: int | None) -> JudgedDeviation | None:
+    def compare(self, script: ScriptRun, after: int | None) -> Deviation | None:
         """The first difference of the newest checkpoints."""
         folder = self._counterpart(script)
         if folder is None:
             missing = "the script opened no run"
-            return JudgedDeviation.of_texts("the run", str(self.folder), missing, "unknown", after)
+            lost = Deviation.of_texts("the run", str(self.folder), missing, after)
+            return lost.because("unknown")
         unlike = unlike_generators(self.folder, folder)
         difference = compare_runs(self.folder, folder, unlike)
         if difference is None:
@@ -231,18 +226,12 @@ def end_distance(one: ScriptRun, other: ScriptRun) -> float | None:
     return apart / whole if whole else apart
 
 
-def describe_distance(distance: float) -> str:
-    if distance == 0.0:
-        return "the weights are the same in the end"
-    return f"the weights are {distance:.2%} apart in the end"
-
-
 def compare_results(
     scripts: tuple[ScriptRun, ScriptRun, ScriptRun],
     asked: tuple[str, ...],
     after: int | None,
     note: Callable[[str], None],
-) -> JudgedDeviation | None:
+) -> Deviation | None:
     """The first file that differs, of those asked for and those that the script saves as results.
 
     A file that it resumes from is no result: the interruptions decide when it was saved last.
@@ -270,9 +259,9 @@ def compare_results(
     return None
 
 
-def _judged(found: FileDifference, item: str, cause: str, after: int | None) -> JudgedDeviation:
+def _judged(found: FileDifference, item: str, cause: str, after: int | None) -> Deviation:
     text = f"{found.found} ({found.apart})"
-    return JudgedDeviation.of_texts(item, found.expected, text, cause, after)
+    return Deviation.of_texts(item, found.expected, text, after).because(cause)
 
 
 def _place(script: ScriptRun, name: str) -> Path:

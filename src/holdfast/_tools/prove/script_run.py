@@ -236,7 +236,9 @@ class ScriptProcess:
         if planned.signal == "STOP":
             self._wake_at, self._stopped = time.monotonic() + _STOPPED_SECONDS, pids
         if planned.signal == "INT" and (not pids or self.leader.pid in pids):
-            self._signal_group(number)
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                if self.leader.poll() is None:
+                    os.killpg(self.leader.pid, number)
             pids = [pid for pid in pids if not self._is_in_group(pid)]
         for pid in pids:
             _send(pid, number)
@@ -272,11 +274,6 @@ class ScriptProcess:
 
     def _training_pids(self) -> list[int]:
         return [client.pid for client in self.listener.clients if client.trains]
-
-    def _signal_group(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            if self.leader.poll() is None:
-                os.killpg(self.leader.pid, number)
 
     def _is_in_group(self, pid: int) -> bool:
         with contextlib.suppress(ProcessLookupError):
@@ -514,11 +511,10 @@ class UndisturbedRun:
         self.start_seconds = 0.0
         self.step_seconds = 0.02
         self.phases = 0
-        self._update_times: list[float] = []
-        self._boundary_times: list[float] = []
 
     def run(self, on_step: Callable[[int], None]) -> int:
         began = time.monotonic()
+        times: dict[str, list[float]] = {"sight": [], "boundary": []}
 
         def receive(client: Client, event: Event) -> None:
             now = time.monotonic()
@@ -529,18 +525,16 @@ class UndisturbedRun:
                 self.start_seconds = self.start_seconds or now - began
             if history is not None and client.trains:
                 history.record(event)
-            if kind == "sight" and client.rank == 0:
-                self._update_times.append(now)
-            if kind == "boundary" and client.rank == 0:
-                self._boundary_times.append(now)
             if client.rank == 0:
+                if kind in times:
+                    times[kind].append(now)
                 on_step(self.steps)
                 self.phases += kind == "phase"
                 self.script.file_log.record(event, self.steps)
 
         status = self.script.run_once(receive)
-        times = self._update_times or self._boundary_times
-        gaps = sorted(after - before for before, after in itertools.pairwise(times))
+        steps = times["sight"] or times["boundary"]
+        gaps = sorted(after - before for before, after in itertools.pairwise(steps))
         if gaps:
             self.step_seconds = gaps[len(gaps) // 2]
         return status

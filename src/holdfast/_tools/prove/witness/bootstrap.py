@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -10,13 +11,10 @@ import signal
 import sys
 from collections.abc import Callable
 from types import FrameType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from holdfast._run.witness.fingerprint import digest_of
 from holdfast._state.capture import capture_generators
-
-if TYPE_CHECKING:
-    from holdfast._run.witness.observer import Observer
 
 #: The states of the generators at the start, by name. An unused one may differ.
 FRESH: dict[str, str] = {}
@@ -28,11 +26,11 @@ _handlers: set[Any] = set()  # the code of each function that was ever set as a 
 
 
 def bootstrap() -> None:
-    for name, watch in _WATCHES.items():
+    for name in _WATCHES:
         if name in sys.modules:
-            watch()
+            _watch(name)
         else:
-            sys.meta_path.insert(0, _AfterImport(name, watch))
+            sys.meta_path.insert(0, _AfterImport(name, functools.partial(_watch, name)))
     record_fresh_generators()
     record_seeds(random, "seed", "python")
     _record_handlers()
@@ -68,35 +66,23 @@ class _AfterImport(importlib.abc.MetaPathFinder):
         return spec
 
 
-def _watch_torch() -> None:
-    from holdfast._tools.prove.witness.torch_watch import watch
-
-    _with_observer(watch)
-
-
-def _watch_tensorflow() -> None:
-    from holdfast._tools.prove.witness.tensorflow_watch import watch
-
-    _with_observer(watch)
-
-
-def _watch_keras() -> None:
-    # On another backend only the run's boundaries are observed.
-    if hasattr(sys.modules.get("tensorflow"), "__version__"):
-        from holdfast._tools.prove.witness.tensorflow_watch import watch_keras
-
-        _with_observer(watch_keras)
-
-
-def _with_observer(watch: Callable[[Observer], None]) -> None:
+def _watch(framework: str) -> None:
+    """Watch a framework that was just imported."""
     from holdfast._run.witness.observer import find_observer
 
+    module, function = _WATCHES[framework]
     observer = find_observer()  # closed in a child, which may still turn out to be a rank
+    if framework == "keras" and not hasattr(sys.modules.get("tensorflow"), "__version__"):
+        return  # on another backend only the run's boundaries are observed
     if observer is not None:
-        watch(observer)
+        getattr(importlib.import_module(f"{__package__}.{module}"), function)(observer)
 
 
-_WATCHES = {"torch": _watch_torch, "tensorflow": _watch_tensorflow, "keras": _watch_keras}
+_WATCHES = {
+    "torch": ("torch_watch", "watch"),
+    "tensorflow": ("tensorflow_watch", "watch"),
+    "keras": ("tensorflow_watch", "watch_keras"),
+}
 
 
 def record_fresh_generators() -> None:

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from holdfast._run.witness.fingerprint import Leaf, leaf_of, whole_leaf
 from holdfast._run.witness.observer import Observer
-from holdfast._tools.prove.witness.state_reader import (
+from holdfast._tools.prove.witness.recorder import (
     MOST_VALUES,
     Items,
     StateReader,
@@ -26,6 +26,8 @@ from holdfast._tools.prove.witness.state_reader import (
     is_numpy_leaf,
 )
 from holdfast.tensorflow.distribute import copies
+
+Around = dict[str, tuple[int, Leaf]]  # each with the identity of its variable
 
 _ALL = "all"  # in place of a parameter's number: of the optimizer as a whole
 
@@ -37,7 +39,7 @@ class StateBefore:
     counts: list[int]  # of the updates of each optimizer
     leaves: dict[int, Leaf]  # of variables, by their identity
     settings: list[Items]
-    around: Items
+    around: Around
     counters: dict[str, int | float]
 
 
@@ -98,7 +100,7 @@ class KerasStateReader(StateReader):
         moments = _moments_of(optimizer, number)
         known = {k: before.leaves[id(v)] for k, v in moments.items() if id(v) in before.leaves}
         items |= known
-        items |= self._without(before.around, trained)
+        items |= _without(before.around, trained)
         if gradients is None:
             gradients = whole_leaf([_leaf_of(variable) for variable in trained])
         items[f"gradient/{number}"] = gradients
@@ -124,7 +126,7 @@ class KerasStateReader(StateReader):
             held = {f"weight/{number}/{i}": v for i, v in enumerate(_trained(optimizer))}
             held |= _moments_of(optimizer, number)
             items |= {k: last.leaves[id(v)] for k, v in held.items() if id(v) in last.leaves}
-        items |= self._without(last.around, trained)
+        items |= _without(last.around, trained)
         arrays = [_array_of(variable) for variable in trained]
         if arrays:
             self.dump(sum(array.size for array in arrays), lambda: arrays)
@@ -142,49 +144,45 @@ class KerasStateReader(StateReader):
                 living += value.variables
         return living
 
-    def _around(self) -> Items:
+    def _around(self) -> Around:
         """All but the optimizers: generators, and other variables of models and of the script.
 
         Those of the script come first: they are a likelier cause than the global generators.
         """
-        items: Items = {}
+        items: Around = {}
+
+        def add(item: str, value: Any) -> None:
+            leaf = _leaf_of(value)
+            if leaf is not None:
+                items.setdefault(item, (id(value), leaf))
+
         for path, value in self._found.items():
             if isinstance(value, keras.Layer):
                 for kind, name, variable in _parts_of(value):
-                    leaf = _leaf_of(variable)
-                    if leaf is not None:
-                        items.setdefault(f"{kind}/{path}.{name}", leaf)
+                    add(f"{kind}/{path}.{name}", variable)
             elif isinstance(value, tf.Module):
                 for number, variable in enumerate(value.variables):
-                    _add(items, "module", f"{path}.{number}", variable)
+                    add(f"module/{path}.{number}", variable)
             elif isinstance(value, keras.random.SeedGenerator | tf.random.Generator):
-                _add(items, "generator", path, value.state)
+                add(f"generator/{path}", value.state)
             elif isinstance(value, keras.optimizers.LossScaleOptimizer):
                 continue  # a scaler, below
             elif (state := generator_state(value)) is not None:
-                items[f"generator/{path}"] = state
+                items[f"generator/{path}"] = (0, state)
             else:
                 kind = "value" if tf.as_dtype(value.dtype).is_floating else "index"
-                _add(items, kind, path, value)
+                add(f"{kind}/{path}", value)
         for number, optimizer in enumerate(_scalers_among(self._found)):
-            items[f"scaler/{number}/dynamic_scale"] = leaf_of(_array_of(optimizer.dynamic_scale))
-            items[f"scaler/{number}/step_counter"] = leaf_of(_array_of(optimizer.step_counter))
-        return items | self.global_generators()
+            add(f"scaler/{number}/dynamic_scale", optimizer.dynamic_scale)
+            add(f"scaler/{number}/step_counter", optimizer.step_counter)
+        return items | {item: (0, leaf) for item, leaf in self.global_generators().items()}
 
-    def _without(self, around: Items, trained: list[Any]) -> Items:
-        """Without the trained weights, which are sent as such."""
-        own = {id(variable) for variable in trained}
-        own |= {id(variable.value) for variable in trained if hasattr(variable, "value")}
-        known = set()
-        for path, value in self._found.items():
-            if isinstance(value, keras.Layer):
-                known |= {f"{k}/{path}.{n}" for k, n, v in _parts_of(value) if id(v) in own}
-            elif isinstance(value, tf.Module):
-                enumerated = enumerate(value.variables)
-                known |= {f"module/{path}.{n}" for n, v in enumerated if id(v) in own}
-            elif id(value) in own:
-                known |= {f"value/{path}"}
-        return {item: leaf for item, leaf in around.items() if item not in known}
+
+def _without(around: Around, trained: list[Any]) -> Items:
+    """Without the trained weights, which are sent as such."""
+    own = {id(variable) for variable in trained}
+    own |= {id(variable.value) for variable in trained if hasattr(variable, "value")}
+    return {item: leaf for item, (owner, leaf) in around.items() if owner not in own}
 
 
 # -- optimizers -----------------------------------------------------------------------
@@ -272,12 +270,6 @@ def _leaf_of(value: Any) -> Leaf | None:
         return leaf_of(_array_of(value))
     except (ValueError, TypeError, AttributeError, NotImplementedError, tf.errors.OpError):
         return None
-
-
-def _add(items: Items, kind: str, path: str, value: Any) -> None:
-    leaf = _leaf_of(value)
-    if leaf is not None:
-        items[f"{kind}/{path}"] = leaf
 
 
 def _is_leaf(value: Any) -> bool:

@@ -26,8 +26,12 @@ from tensorflow.python.eager.polymorphic_function.polymorphic_function import Fu
 from holdfast._run.witness.fingerprint import Leaf, digest_of, whole_leaf
 from holdfast._run.witness.observer import Observer
 from holdfast._tools.prove.witness.bootstrap import record_fresh_generators
-from holdfast._tools.prove.witness.recorder import ScriptRecorder, intercept, path_of
-from holdfast._tools.prove.witness.state_reader import own_frames
+from holdfast._tools.prove.witness.recorder import (
+    ScriptRecorder,
+    intercept,
+    own_frames,
+    path_of,
+)
 
 if TYPE_CHECKING:
     from holdfast._tools.prove.witness.tensorflow_state import KerasStateReader

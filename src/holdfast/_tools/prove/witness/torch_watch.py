@@ -13,6 +13,7 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -21,13 +22,25 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
-from torch.utils.data import dataloader
+from torch.utils.data import DataLoader, Dataset, Sampler, dataloader
 
+from holdfast._run.witness.fingerprint import leaf_of, whole_leaf
 from holdfast._run.witness.observer import Observer
 from holdfast._tools.prove.witness.bootstrap import record_fresh_generators
-from holdfast._tools.prove.witness.recorder import ScriptRecorder, intercept, path_of
-from holdfast._tools.prove.witness.state_reader import name_arguments, own_frames
-from holdfast._tools.prove.witness.torch_state import TorchStateReader
+from holdfast._tools.prove.witness.recorder import (
+    MOST_VALUES,
+    Items,
+    ScriptRecorder,
+    StateReader,
+    generator_state,
+    intercept,
+    is_numpy_leaf,
+    is_own_class,
+    name_arguments,
+    own_frames,
+    path_of,
+)
+from holdfast.torch.adapter import ADAPTER
 
 
 def watch(observer: Observer) -> None:
@@ -155,3 +168,190 @@ def _watch_modules(observer: Observer) -> None:
             calls.clear()
 
     torch.nn.Module.__call__ = call_recorded  # type: ignore[method-assign]
+
+
+# -- the state ------------------------------------------------------------------------
+
+
+class TorchStateReader(StateReader):
+    """Reads the state before each update, and once more when the script ends."""
+
+    def __init__(self, observer: Observer) -> None:
+        super().__init__(observer, _is_leaf, _is_closed)
+        self.schedulers: list[Any] = []
+        self.scalers: list[Any] = []
+        self.optimizers: list[Optimizer] = []
+        self._stepped: list[Optimizer] = []
+
+    def read(
+        self, optimizer: Optimizer, frames: list[FrameType], *, has_gradients: bool
+    ) -> dict[str, Any]:
+        """The state before this optimizer's update."""
+        if not any(known is optimizer for known in self.optimizers):
+            self.optimizers.append(optimizer)  # made before the watch began
+        if not any(known is optimizer for known in self._stepped):
+            self._stepped.append(optimizer)
+        counters = self.find(frames)
+        number = self._number_of(optimizer)
+        for path, value in self._found.items():
+            if isinstance(value, torch.nn.Module):
+                counters |= _numbers_of(path, value)
+        items = self._around([optimizer]) | _items_of(optimizer, number)
+        if has_gradients:
+            items[f"gradient/{number}"] = whole_leaf(_gradients(optimizer))
+        names = self.changed_names(self._names())
+        return {"optimizer": number, "items": items, "counters": counters, "names": names}
+
+    def read_last(self) -> dict[str, Any]:
+        """The state when the script is over, of all that it has trained."""
+        if self._frames:
+            self.find(self._frames)
+        items = self._around(self._stepped)
+        for number, optimizer in enumerate(self.optimizers):
+            if any(known is optimizer for known in self._stepped):
+                items |= _items_of(optimizer, number)
+        parameters = [p for optimizer in self._stepped for p in _parameters(optimizer)]
+        if parameters:
+            self.dump(
+                sum(p.numel() for p in parameters),
+                lambda: [ADAPTER.part_here(p).detach().double().cpu().numpy() for p in parameters],
+            )
+        return {"items": items}
+
+    def _around(self, optimizers: list[Optimizer]) -> Items:
+        """All but the optimizers: schedulers, scalers, generators, other modules and tensors."""
+        items: Items = {}
+        for optimizer in optimizers:
+            items |= self._schedules_of(optimizer)
+        for number, scaler in enumerate(self.scalers):
+            for key, value in scaler.state_dict().items():
+                items[f"scaler/{number}/{key}"] = leaf_of(value)
+        items |= self.global_generators()
+        trained = {id(p) for optimizer in optimizers for p in _parameters(optimizer)}
+        for path, value in self._found.items():
+            if isinstance(value, torch.nn.Module):
+                for kind, name, tensor in _tensors_of(value):
+                    if id(tensor) not in trained:
+                        items.setdefault(f"{kind}/{path}.{name}", leaf_of(tensor))
+            elif isinstance(value, torch.Tensor):
+                if id(value) not in trained:
+                    kind = "value" if value.is_floating_point() else "index"
+                    items[f"{kind}/{path}"] = leaf_of(value)
+            elif isinstance(value, torch.Generator):
+                items[f"generator/{path}"] = leaf_of(value.get_state())
+            elif (state := generator_state(value)) is not None:
+                items[f"generator/{path}"] = state
+            else:
+                items[f"{'value' if value.dtype.kind == 'f' else 'index'}/{path}"] = leaf_of(value)
+        return items
+
+    def _number_of(self, optimizer: Optimizer) -> int:
+        return next(i for i, known in enumerate(self.optimizers) if known is optimizer)
+
+    def _schedules_of(self, optimizer: Optimizer) -> Items:
+        """Its schedulers, by its number: a restart may not make those of an earlier stage."""
+        number = self._number_of(optimizer)
+        own = [s for s in self.schedulers if getattr(s, "optimizer", None) is optimizer]
+        return {
+            f"scheduler/{number}/{index}/{key}": leaf_of(value)
+            for index, scheduler in enumerate(own)
+            for key, value in vars(scheduler).items()
+            if not key.startswith("_") and _is_plain(value)
+        }
+
+    def _names(self) -> dict[str, str]:
+        """The names of the trained parameters in the script."""
+        called: dict[int, str] = {}
+        for path, value in self._found.items():
+            if isinstance(value, torch.nn.Module):
+                for name, tensor in value.named_parameters(remove_duplicate=False):
+                    called.setdefault(id(tensor), f"{path.split('.')[-1]}.{name}")
+        return {
+            f"{number}/{index}": called[id(parameter)]
+            for number, optimizer in enumerate(self.optimizers)
+            for index, parameter in enumerate(_parameters(optimizer))
+            if id(parameter) in called
+        }
+
+
+def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _items_of(optimizer: Optimizer, number: int) -> Items:
+    items: Items = {}
+    index = 0
+    for place, group in enumerate(optimizer.param_groups):
+        for key, value in group.items():
+            if key != "params":
+                items[f"setting/{number}/{place}/{key}"] = leaf_of(value)
+        for parameter in group["params"]:
+            items[f"weight/{number}/{index}"] = leaf_of(parameter)
+            for key, value in optimizer.state.get(parameter, {}).items():
+                items[f"moment/{number}/{index}/{key}"] = leaf_of(value)
+            index += 1
+    return items
+
+
+def _tensors_of(module: torch.nn.Module) -> list[tuple[str, str, torch.Tensor]]:
+    found: list[tuple[str, str, torch.Tensor]]
+    found = [("module", name, p) for name, p in module.named_parameters()]
+    found += [("buffer", name, b) for name, b in module.named_buffers()]
+    for prefix, part in module.named_modules():
+        for key, value in vars(part).items():
+            if isinstance(value, torch.Tensor):  # not in a state_dict
+                found.append(("value", f"{prefix}.{key}" if prefix else key, value))
+    return found
+
+
+def _numbers_of(path: str, module: torch.nn.Module) -> dict[str, int | float]:
+    """The plain numbers that modules of the script's own classes hold: no state_dict has them."""
+    return {
+        f"{path}.{prefix}.{key}" if prefix else f"{path}.{key}": value
+        for prefix, part in module.named_modules()
+        if is_own_class(part.__class__)
+        for key, value in vars(part).items()
+        if isinstance(value, int | float) and type(value) is not bool
+    }
+
+
+def _gradients(optimizer: Optimizer) -> list[Any]:
+    """All but those of zeros, which zero_grad(set_to_none=False) leaves."""
+    return [
+        (index, parameter.grad)
+        for index, parameter in enumerate(_parameters(optimizer))
+        if parameter.grad is not None and bool(ADAPTER.part_here(parameter.grad).any())
+    ]
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(isinstance(item, int | float) for item in value)
+    return isinstance(value, int | float)
+
+
+def _is_leaf(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return (
+            value.layout is torch.strided
+            and not value.is_meta
+            and value.dtype is not torch.bool
+            and value.grad_fn is None  # else it is a result of this step
+            and 0 < value.numel() <= MOST_VALUES
+        )
+    return isinstance(value, torch.nn.Module | torch.Generator) or is_numpy_leaf(value)
+
+
+def _is_closed(value: Any) -> bool:
+    return isinstance(
+        value,
+        torch.nn.Module
+        | torch.Tensor
+        | Optimizer
+        | DataLoader
+        | Dataset
+        | Sampler
+        | dataloader._BaseDataLoaderIter
+        | torch.optim.lr_scheduler.LRScheduler
+        | torch.amp.GradScaler,
+    )

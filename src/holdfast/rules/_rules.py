@@ -1,0 +1,647 @@
+"""The rules, and how two of them are combined."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
+from typing import Any, Self
+
+from holdfast._errors import SettingsError
+from holdfast._settings import check_count
+
+SUCCESS, FAILURE = "success", "failure"
+SAMPLES = "samples"
+_STEPS_BEFORE_A_HINT = 10
+_MOST_NAMES = 6
+_TEXT_LENGTH = 300
+
+
+class Rule:
+    """Something that may stop a run; combine two with `|` (either) and `&` (both at once)."""
+
+    def __or__(self, other: object) -> Rule:
+        return AnyOf((self, other)) if isinstance(other, Rule) else NotImplemented
+
+    def __and__(self, other: object) -> Rule:
+        return AllOf((self, other)) if isinstance(other, Rule) else NotImplemented
+
+    # -- for the judge ------------------------------------------------------------------
+
+    def fresh(self) -> Rule:
+        """A copy without observations: one rule may be given to several runs."""
+        raise NotImplementedError
+
+    def leaves(self) -> Iterator[Leaf]:
+        """The single rules of which it consists."""
+        raise NotImplementedError
+
+    def holding(self) -> list[Leaf]:
+        """The single rules for which it stops the run now; empty if it does not."""
+        raise NotImplementedError
+
+
+class Leaf(Rule):
+    """A single rule, and what it has observed."""
+
+    metric = ""  # the one that decides, if there is one
+    uses_all = False  # True if it uses the newest values of all metrics
+    is_clock = False  # True if it may hold at a boundary where nothing was logged
+    names_tensors = False  # True if a stop should name the tensors that are not finite
+
+    def __init__(self, outcome: str) -> None:
+        if outcome not in (SUCCESS, FAILURE):
+            raise SettingsError(
+                f"{self.kind}(outcome={outcome!r}): there is no such outcome.\n"
+                "Valid: 'success' (the training is complete) or 'failure' (it has gone wrong)."
+            )
+        self.outcome = outcome
+        self.reset()
+
+    @property
+    def kind(self) -> str:
+        return type(self).__name__
+
+    @property
+    def key(self) -> str:
+        """The name of its state in a checkpoint; its numbers may change between two attempts."""
+        return f"{self.kind}({self.metric})"
+
+    def fresh(self) -> Rule:
+        found = copy.copy(self)  # shallow: the objects of a user's callable stay
+        found.reset()
+        return found
+
+    def leaves(self) -> Iterator[Leaf]:
+        yield self
+
+    def holding(self) -> list[Leaf]:
+        return [self] if self.holds() else []
+
+    # -- what each kind defines ---------------------------------------------------------
+
+    def reset(self) -> None:
+        """Forget everything."""
+
+    def uses(self, name: str) -> bool:
+        """Whether it uses the values of this metric."""
+        return name == self.metric
+
+    def observe(self, name: str, value: float, step: int) -> None:
+        """A value was logged in this step."""
+
+    def tick(self, step: int, world: int) -> None:
+        """A boundary: `step` steps are complete."""
+
+    def evaluate(self, latest: Mapping[str, float], step: int) -> None:
+        """All values of a step were observed."""
+
+    def holds(self) -> bool:
+        """Whether it stops the run."""
+        raise NotImplementedError
+
+    def because(self) -> str:
+        """Why, with the numbers."""
+        raise NotImplementedError
+
+    def state(self) -> dict[str, Any]:
+        """What the next attempt needs: small, and of the same size each time."""
+        return {}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` has returned."""
+
+
+class _CombinedRule(Rule):
+    _sign = ""
+
+    def __init__(self, parts: tuple[Rule, ...]) -> None:
+        self._parts = parts
+
+    def fresh(self) -> Self:
+        return type(self)(tuple(part.fresh() for part in self._parts))
+
+    def leaves(self) -> Iterator[Leaf]:
+        for part in self._parts:
+            yield from part.leaves()
+
+    def __repr__(self) -> str:
+        return f" {self._sign} ".join(
+            f"({part!r})" if isinstance(part, _CombinedRule) else repr(part) for part in self._parts
+        )
+
+
+class AnyOf(_CombinedRule):
+    """Stops the run when one of its parts does."""
+
+    _sign = "|"
+
+    def holding(self) -> list[Leaf]:
+        return [leaf for part in self._parts for leaf in part.holding()]
+
+
+class AllOf(_CombinedRule):
+    """Stops the run when all of its parts would, at one boundary."""
+
+    _sign = "&"
+
+    def holding(self) -> list[Leaf]:
+        found = [part.holding() for part in self._parts]
+        return [leaf for each in found for leaf in each] if all(found) else []
+
+
+def _check_metric(kind: str, metric: object) -> str:
+    if not isinstance(metric, str) or not metric:
+        raise SettingsError(
+            f"{kind}({metric!r}): this is no name of a metric.\n"
+            f"Name one that run.log() is given, for example {kind}('val_loss', …)."
+        )
+    return metric
+
+
+def _check_number(what: str, value: object, *, least: float, is_open: bool = False) -> float:
+    """A finite number that is large enough."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        found = float(value)
+        if found > least or (found == least and not is_open):
+            return found
+    bound = f", above {least:g}" if is_open else f", {least:g} or more"
+    if math.isinf(least):
+        bound = ", and a finite one"
+    raise SettingsError(f"{what}={value!r}: this is a number{bound}.")
+
+
+def plain(value: float | None) -> float | str | None:
+    """For JSON, which has no infinity."""
+    return value if value is None or math.isfinite(value) else str(value)
+
+
+def _from_plain(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def _words(value: float) -> str:
+    return f"{value:.6g}"
+
+
+# -- rules on metrics ---------------------------------------------------------------
+
+
+class _Streak(Leaf):
+    """Counts values in a row, and keeps the best value."""
+
+    _count_name = ""  # in the stored state
+    patience: int
+
+    def reset(self) -> None:
+        self._best: float | None = None
+        self._best_step = 0
+        self._last: float | None = None
+        self._count = 0
+
+    def holds(self) -> bool:
+        return self._count >= self.patience
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "best": plain(self._best),
+            "best_step": self._best_step,
+            "last": plain(self._last),
+            self._count_name: self._count,
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self._best, self._last = _from_plain(state["best"]), _from_plain(state["last"])
+        self._best_step, self._count = int(state["best_step"]), int(state[self._count_name])
+
+
+class Plateau(_Streak):
+    """A metric has not become better for `patience` values in a row.
+
+    Better is lower (or higher, with mode="max") than the best so far by more than `min_delta`.
+
+    >>> Plateau("val_loss", patience=5, min_delta=0.001)
+    Plateau('val_loss', patience=5, min_delta=0.001, mode='min')
+    """
+
+    _count_name = "waited"
+
+    def __init__(
+        self,
+        metric: str,
+        patience: int,
+        min_delta: float = 0.0,
+        mode: str = "min",
+        outcome: str = SUCCESS,
+    ) -> None:
+        self.metric = _check_metric("Plateau", metric)
+        check_count(patience, f"Plateau(patience={patience!r})", least=1)
+        if mode not in ("min", "max"):
+            raise SettingsError(
+                f"Plateau(mode={mode!r}): there is no such mode.\n"
+                "Valid: 'min' (lower is better) or 'max'."
+            )
+        self.patience = patience
+        self.min_delta = _check_number("Plateau(min_delta)", min_delta, least=0.0)
+        self.mode = mode
+        super().__init__(outcome)
+
+    def __repr__(self) -> str:
+        return (
+            f"Plateau({self.metric!r}, patience={self.patience}, min_delta={self.min_delta:g}, "
+            f"mode={self.mode!r})"
+        )
+
+    @property
+    def key(self) -> str:
+        return f"{self.kind}({self.metric} {self.mode})"  # the lowest value is not the highest
+
+    def observe(self, name: str, value: float, step: int) -> None:  # noqa: ARG002  it uses one
+        self._last = value
+        sign = 1.0 if self.mode == "min" else -1.0
+        is_better = math.isfinite(value) and (
+            self._best is None or sign * value < sign * self._best - self.min_delta
+        )
+        if is_better:
+            self._best, self._best_step, self._count = value, step, 0
+        else:
+            self._count += 1
+
+    def because(self) -> str:
+        best = "no finite value"
+        if self._best is not None:
+            best = f"{_words(self._best)} (step {self._best_step})"
+        delta = f" by more than {_words(self.min_delta)}" if self.min_delta else ""
+        last = "" if self._last is None else f", the last is {_words(self._last)}"
+        values = "1 value" if self._count == 1 else f"{self._count} values"
+        return f"{self.metric} has not improved{delta} for {values}; the best is {best}{last}"
+
+
+class Threshold(Leaf):
+    """A metric has come above, or below, a value.
+
+    >>> Threshold("accuracy", above=0.95)
+    Threshold('accuracy', above=0.95, outcome='success')
+    """
+
+    def __init__(
+        self,
+        metric: str,
+        *,
+        above: float | None = None,
+        below: float | None = None,
+        outcome: str = SUCCESS,
+    ) -> None:
+        self.metric = _check_metric("Threshold", metric)
+        if (above is None) == (below is None):
+            raise SettingsError(
+                f"Threshold({metric!r}) wants one of above= and below=.\n"
+                f"For example: Threshold({metric!r}, above=0.95)"
+            )
+        limit = above if above is not None else below
+        name = "above" if above is not None else "below"
+        self._limit = _check_number(f"Threshold({name})", limit, least=-math.inf)
+        self._is_above = above is not None
+        super().__init__(outcome)
+
+    def __repr__(self) -> str:
+        side = "above" if self._is_above else "below"
+        return f"Threshold({self.metric!r}, {side}={self._limit:g}, outcome={self.outcome!r})"
+
+    @property
+    def key(self) -> str:
+        return f"{self.kind}({self.metric} {'above' if self._is_above else 'below'})"
+
+    def reset(self) -> None:
+        self._last: float | None = None
+
+    def observe(self, name: str, value: float, step: int) -> None:  # noqa: ARG002  it uses one
+        self._last = value
+
+    def holds(self) -> bool:
+        if self._last is None:
+            return False
+        return self._last > self._limit if self._is_above else self._last < self._limit
+
+    def because(self) -> str:
+        side = "above" if self._is_above else "below"
+        return f"{self.metric} is {_words(self._last or 0.0)}, {side} {_words(self._limit)}"
+
+    def state(self) -> dict[str, Any]:
+        return {"last": plain(self._last)}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self._last = _from_plain(state["last"])
+
+
+class NotFinite(Leaf):
+    """A metric is NaN or infinite: of those named, or of all that are logged.
+
+    To include the gradients, log their norm: `run.log(loss=loss, grad_norm=norm)`.
+
+    >>> NotFinite()
+    NotFinite()
+    """
+
+    names_tensors = True
+
+    def __init__(self, *metrics: str, outcome: str = FAILURE) -> None:
+        self._metrics = tuple(_check_metric("NotFinite", metric) for metric in metrics)
+        super().__init__(outcome)
+
+    def __repr__(self) -> str:
+        return f"NotFinite({', '.join(map(repr, self._metrics))})"
+
+    @property
+    def key(self) -> str:
+        return f"{self.kind}({', '.join(self._metrics)})"
+
+    def reset(self) -> None:
+        self._found: dict[str, tuple[float, int]] = {}  # with the step
+
+    def uses(self, name: str) -> bool:
+        return not self._metrics or name in self._metrics
+
+    def observe(self, name: str, value: float, step: int) -> None:
+        if not math.isfinite(value):
+            self._found[name] = (value, step)
+        elif name in self._found and self._found[name][1] != step:
+            del self._found[name]  # combined by `&` with something that did not hold then
+
+    def holds(self) -> bool:
+        return bool(self._found)
+
+    def because(self) -> str:
+        names = [f"{name} is {value}" for name, (value, _) in self._found.items()]
+        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+        return ", ".join(names[:_MOST_NAMES]) + more
+
+    def state(self) -> dict[str, Any]:
+        return {name: [str(value), step] for name, (value, step) in self._found.items()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self._found = {name: (float(found[0]), int(found[1])) for name, found in state.items()}
+
+
+class Diverged(_Streak):
+    """A metric has become worse than `factor` times its best value, or is not finite any more.
+
+    With `patience`, so many values in a row.
+
+    >>> Diverged("loss", factor=10)
+    Diverged('loss', factor=10, patience=1)
+    """
+
+    _count_name = "worse"
+
+    def __init__(
+        self, metric: str, factor: float, *, patience: int = 1, outcome: str = FAILURE
+    ) -> None:
+        self.metric = _check_metric("Diverged", metric)
+        self.factor = _check_number("Diverged(factor)", factor, least=1.0, is_open=True)
+        check_count(patience, f"Diverged(patience={patience!r})", least=1)
+        self.patience = patience
+        super().__init__(outcome)
+
+    def __repr__(self) -> str:
+        return f"Diverged({self.metric!r}, factor={self.factor:g}, patience={self.patience})"
+
+    def observe(self, name: str, value: float, step: int) -> None:  # noqa: ARG002  it uses one
+        self._last = value
+        if not math.isfinite(value):
+            self._count += 1
+        elif self._best is None or value < self._best:
+            self._best, self._best_step, self._count = value, step, 0
+        elif self._best and value > self._best + (self.factor - 1) * abs(self._best):
+            self._count += 1
+        else:
+            self._count = 0
+
+    def because(self) -> str:
+        last = math.nan if self._last is None else self._last
+        if self._best is None:
+            return f"{self.metric} is {_words(last)}, and never was finite"
+        often = f", {self._count} values in a row" if self.patience > 1 else ""
+        worse = f"more than {_words(self.factor)} times its best"
+        if not math.isfinite(last):
+            worse = "not finite any more; its best was"
+        return f"{self.metric} is {_words(last)}, {worse} {_words(self._best)} of step " + (
+            f"{self._best_step}{often}"
+        )
+
+
+# -- rules on time, steps and samples ----------------------------------------------------
+
+
+class Budget(Leaf):
+    """The run has used its hours, steps or samples, in all its attempts together.
+
+    Samples are the numbers given to `run.log(samples=…)`: those of this step, on this rank. The
+    hours are those in which the run was open.
+
+    >>> Budget(hours=12)
+    Budget(hours=12)
+    """
+
+    is_clock = True
+
+    def __init__(
+        self,
+        *,
+        hours: float | None = None,
+        steps: int | None = None,
+        samples: int | None = None,
+        outcome: str = SUCCESS,
+    ) -> None:
+        given = {"hours": hours, "steps": steps, SAMPLES: samples}
+        chosen = [name for name, value in given.items() if value is not None]
+        if len(chosen) != 1:
+            raise SettingsError(
+                "Budget() wants one of hours=, steps= and samples=.\n"
+                "For several write: Budget(hours=12) | Budget(steps=100_000)"
+            )
+        self._what = chosen[0]
+        limit = given[self._what]
+        if self._what == "hours":
+            self._limit = _check_number("Budget(hours)", limit, least=0.0, is_open=True)
+        else:
+            check_count(limit, f"Budget({self._what}={limit!r})", least=1)
+            self._limit = float(limit or 0)
+        super().__init__(outcome)
+
+    def __repr__(self) -> str:
+        return f"Budget({self._what}={self._limit:g})"
+
+    @property
+    def key(self) -> str:
+        return f"{self.kind}({self._what})"
+
+    @property
+    def wants_samples(self) -> bool:
+        """Whether it can never hold, because no samples are logged."""
+        return self._what == SAMPLES and not self._used and self._ticks >= _STEPS_BEFORE_A_HINT
+
+    def reset(self) -> None:
+        self._used = 0.0  # in earlier attempts; samples also in this one
+        self._steps = 0
+        self._ticks = 0
+        self._world = 1
+        self._since = time.monotonic()
+
+    def uses(self, name: str) -> bool:
+        return name == SAMPLES and self._what == SAMPLES
+
+    def observe(self, name: str, value: float, step: int) -> None:  # noqa: ARG002  it uses one
+        # All ranks train on as many samples; other ranks do not send theirs at each step.
+        self._used += value * self._world
+
+    def tick(self, step: int, world: int) -> None:
+        self._steps, self._world = step, world
+        self._ticks += 1
+
+    def _now(self) -> float:
+        if self._what == "steps":
+            return float(self._steps)
+        if self._what == SAMPLES:
+            return self._used
+        return self._used + (time.monotonic() - self._since) / 3600
+
+    def holds(self) -> bool:
+        return self._now() >= self._limit
+
+    def because(self) -> str:
+        return f"{_words(self._now())} of {_words(self._limit)} {self._what} are used"
+
+    def state(self) -> dict[str, Any]:
+        return {} if self._what == "steps" else {"used": self._now()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self._used = float(state.get("used", 0.0))
+        self._since = time.monotonic()
+
+
+class At(Leaf):
+    """A moment has come: a datetime, or a text such as "2026-03-01 18:00" (in local time).
+
+    >>> At("2026-03-01 18:00")
+    At('2026-03-01 18:00:00')
+    """
+
+    is_clock = True
+
+    def __init__(self, moment: datetime | str, *, outcome: str = SUCCESS) -> None:
+        found = moment
+        if isinstance(moment, str):
+            try:
+                found = datetime.fromisoformat(moment)
+            except ValueError:
+                found = ""
+        if not isinstance(found, datetime):
+            raise SettingsError(
+                f"At({moment!r}): this is no moment.\n"
+                "Give a datetime, or a text with date and time such as '2026-03-01 18:00'."
+            )
+        self._moment = found
+        self._seconds = found.timestamp()
+        super().__init__(outcome)
+
+    def __repr__(self) -> str:
+        return f"At({str(self._moment)!r})"
+
+    def holds(self) -> bool:
+        return time.time() >= self._seconds
+
+    def because(self) -> str:
+        return f"it is {self._moment}"
+
+
+# -- a function of the user ----------------------------------------------------------------
+
+
+class Seen(Mapping[str, float]):
+    """The newest value of each metric, by its name, and the step."""
+
+    def __init__(self, values: Mapping[str, float], step: int) -> None:
+        self._values = values
+        self.step = step
+        self.missed: str | None = None  # a metric that was used, and not logged yet
+
+    def __getitem__(self, name: str) -> float:
+        if name not in self._values:
+            self.missed = name
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+class When(Leaf):
+    """A function of the user decides: it returns something true, or a text with the reason.
+
+    It receives the newest value of each metric, at each boundary whose step has logged something.
+    While it uses a metric that was not logged yet, the rule does not hold.
+
+    >>> When(lambda seen: seen["loss"] < 0.1 and seen.step > 100)  # doctest: +ELLIPSIS
+    When(<lambda>, outcome='success')
+    """
+
+    uses_all = True
+
+    def __init__(self, check: Callable[[Seen], object], *, outcome: str = SUCCESS) -> None:
+        if not callable(check):
+            raise SettingsError(
+                f"When({check!r}): this cannot be called.\n"
+                "Give a function of the metrics: When(lambda seen: seen['loss'] < 0.1)"
+            )
+        self._check = check
+        super().__init__(outcome)
+
+    @property
+    def _name(self) -> str:
+        return str(getattr(self._check, "__name__", type(self._check).__name__))
+
+    def __repr__(self) -> str:
+        return f"When({self._name}, outcome={self.outcome!r})"
+
+    @property
+    def key(self) -> str:
+        return f"{self.kind}({self._name})"
+
+    def reset(self) -> None:
+        self._said = ""
+        self._holds = False
+
+    def uses(self, name: str) -> bool:  # noqa: ARG002  it may use any
+        return True
+
+    def evaluate(self, latest: Mapping[str, float], step: int) -> None:
+        seen = Seen(latest, step)
+        try:
+            found = self._check(seen)
+        except KeyError:
+            if seen.missed is None:
+                raise  # a mistake in the function
+            found = False
+        self._holds = bool(found)
+        if isinstance(found, str):
+            self._said = found[:_TEXT_LENGTH]
+        elif self._holds:
+            values = [f"{name} {value:.6g}" for name, value in latest.items()]
+            self._said = f"{self._name} says so ({', '.join(values[:_MOST_NAMES])})"
+
+    def holds(self) -> bool:
+        return self._holds
+
+    def because(self) -> str:
+        return self._said
+
+    def state(self) -> dict[str, Any]:
+        return {"holds": self._holds, "said": self._said}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self._holds, self._said = bool(state["holds"]), str(state["said"])
