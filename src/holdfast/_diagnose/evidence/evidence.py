@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from holdfast._diagnose.texts.sign import Sign
 
 Record = dict[str, Any]
+# Of a job in SLURM that is not over.
+LIVE_STATES = (
+    *("RUNNING", "PENDING", "CONFIGURING", "SUSPENDED", "REQUEUED", "RESIZING", "COMPLETING"),
+)
 
 
 @dataclass

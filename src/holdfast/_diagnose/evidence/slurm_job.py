@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from holdfast import _text
-from holdfast._diagnose.evidence.evidence import Evidence, Record
+from holdfast._diagnose.evidence.evidence import LIVE_STATES, Evidence, Record
 from holdfast._diagnose.texts.log_file import read_log
 from holdfast._environment import variables
 from holdfast._environment.slurm.controller import can_ask, describe_job
@@ -21,7 +21,6 @@ _ACCOUNTED = (
     *("JobID", "JobName", "State", "ExitCode", "DerivedExitCode", "Reason", "NodeList"),
     *("MaxRSS", "ReqMem", "End", "Comment"),
 )
-_LIVE = ("RUNNING", "PENDING", "CONFIGURING", "SUSPENDED", "REQUEUED", "RESIZING", "COMPLETING")
 _ENDED = ("CANCELLED", "COMPLETED", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT",
           "DEADLINE", "BOOT_FAIL", "LAUNCH_FAILED")  # fmt: skip
 
@@ -45,7 +44,7 @@ def gather_slurm(job: str) -> Evidence:
         return evidence
     evidence.job = facts = _merge(controller, accounting)
     state = str(facts.get("state", ""))
-    evidence.is_live = any(word in state for word in _LIVE) and not any(
+    evidence.is_live = any(word in state for word in LIVE_STATES) and not any(
         word in state for word in _ENDED
     )
     _add_outputs(evidence, controller)

@@ -116,8 +116,8 @@ def gist(message: str) -> str:
 
 def kind_of_sign(sign: Sign) -> str:
     """What a line is about that is one of these."""
-    is_unset = sign.kind == "rendezvous" and sign.details.get("what") == "unset"
-    return "environment" if is_unset else KINDS[sign.kind]
+    # MASTER_ADDR and the like are not set: no other rank is needed to tell.
+    return "environment" if "variable" in sign.details else KINDS[sign.kind]
 
 
 @dataclass

@@ -44,12 +44,11 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from holdfast._diagnose.texts.frameworks import TORCH
-from holdfast._diagnose.texts.launchers import read_launchers
+from holdfast._diagnose.texts.launchers import read_launchers, read_system
 from holdfast._diagnose.texts.lines import Text
+from holdfast._diagnose.texts.patterns import PATTERNS, sign_of
 from holdfast._diagnose.texts.python import Traceback, read_last_lines, read_python, tracebacks
-from holdfast._diagnose.texts.sign import Marks, Sign, make_sign, sign_of
-from holdfast._diagnose.texts.system import SYSTEM, read_system
+from holdfast._diagnose.texts.sign import Marks, Sign, make_sign
 
 __all__ = ["Sign", "culprits_of", "last_traceback", "read_signs"]
 
@@ -85,7 +84,7 @@ def read_signs(text: str, first_line: int = 1) -> list[Sign]:
     found = list(read_python(whole))
     found += read_launchers(whole, [each for each in found if each.kind == "python_exception"])
     found += read_system(whole)
-    for row in (*TORCH, *SYSTEM):
+    for row in PATTERNS:
         for line in whole.hits(row.needle):
             sign = sign_of(row, line)
             if sign is not None:
