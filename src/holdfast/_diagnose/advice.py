@@ -101,7 +101,7 @@ def go_on(case: Case) -> list[str]:
     """How to continue from the last durable step."""
     if case.evidence.kind != "run":
         return []
-    attempt, newest = case.evidence.attempt, case.evidence.newest
+    attempt, newest = case.evidence.attempt, case.evidence.run.newest
     if attempt and newest and attempt < newest:
         return [f"The run has gone on since, in attempt {attempt + 1}: holdfast why RUN"]
     step = case.durable_step
@@ -221,7 +221,7 @@ def lost(case: Case) -> list[str]:
 
 # -- Hints: a message that says what is wrong, and the remedy that it does not say ----------------
 
-# Other causes have advice of their own, which knows more than the words.
+# Other causes have advice of their own, which is more exact.
 _HINTED = (
     *(Cause.PYTHON_EXCEPTION, Cause.CONFIGURATION, Cause.ENVIRONMENT, Cause.RENDEZVOUS),
     *(Cause.PEER_LOST, Cause.CUDA_ERROR, Cause.BAD_TRAINING, Cause.CXX_EXCEPTION),

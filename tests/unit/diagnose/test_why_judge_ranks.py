@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast._diagnose.deaths.judge import judge_strictly
-from holdfast._diagnose.evidence.evidence import Evidence, RankEvidence
+from holdfast._diagnose.evidence.evidence import Evidence, RankEvidence, RunFacts
 from holdfast._diagnose.texts.signs import read_signs
 from holdfast._diagnose.verdict import Cause, Sure, Verdict
 from tests.unit.why_evidence import NOW, counters
@@ -43,7 +43,7 @@ def verdict_on(
         Evidence(
             kind="run",
             ranks=found,
-            ranks_planned=len(ranks),
+            run=RunFacts(ranks_planned=len(ranks)),
             journal=list(journal),
             exit=more.get("exit", how),
             led=more.get("led"),

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from holdfast._diagnose.texts.lines import split_prefix
 from holdfast._diagnose.texts.patterns import PATTERNS
-from holdfast._diagnose.texts.signs import Sign, culprits_of, last_traceback, read_signs
+from holdfast._diagnose.texts.signs import Sign, culprits_of, read_signs
 
 TEXTS = Path(__file__).parents[1] / "deaths_texts"
 
@@ -240,23 +240,6 @@ def test_colours_and_progress_bars_hide_nothing() -> None:
     )
     (sign,) = read_signs(text)
     assert (sign.details["type"], sign.details["message"], sign.line) == ("ValueError", "bad", 3)
-    assert last_traceback(text) == (
-        "Traceback (most recent call last):\n"
-        '  File "/home/u/a.py", line 3, in step\n'
-        "ValueError: bad"
-    )
-
-
-def test_the_last_traceback_is_that_of_the_rank_without_its_prefix() -> None:
-    found = last_traceback(read("nccl_peer_lost"))
-    assert found is not None
-    assert found.splitlines()[0] == "Traceback (most recent call last):"
-    assert "[rank2]" not in found
-    *_, error, remote, _, last = found.splitlines()
-    assert error.startswith("torch.distributed.DistBackendError")
-    assert remote.startswith("ncclRemoteError")
-    assert last.endswith("Connection reset by peer")  # all that its message has
-    assert last_traceback("step 1\n") is None
 
 
 NEEDLES = sorted({row.needle for row in PATTERNS})
@@ -278,7 +261,6 @@ def test_no_text_is_too_much(parts: list[str]) -> None:
     for sign in signs:
         assert 1 <= sign.line <= text.count("\n") + 1
         assert sign.details["from_end"] >= 0
-    last_traceback(text)
 
 
 @pytest.mark.parametrize("many", ["log", "tracebacks", "one line"])

@@ -83,7 +83,7 @@ def judge_asked(case: Case) -> Finding | None:
     if status is not None:
         evidence.append(f"it left with status {status}")
     evidence += senders + _requests(case)
-    said = _text.text(case.evidence.requeue.get("said"))
+    said = _text.text(case.evidence.run.requeue.get("said"))
     if said:
         evidence.append(f"SLURM: {_text.one_line(said)}")
     by = f"; {senders[-1]}" if senders else ""
@@ -107,7 +107,7 @@ def judge_asked(case: Case) -> Finding | None:
             "Give it more time between the warning and the kill: docker stop --time=60, in "
             "Kubernetes terminationGracePeriodSeconds, sbatch --signal=USR1@120"
         )
-    elif cause is Cause.TIME_LIMIT and not case.evidence.requeue:
+    elif cause is Cause.TIME_LIMIT and not case.evidence.run.requeue:
         lines.append("To have such a job go on by itself: sbatch --requeue, see holdfast lint")
     if cause is not Cause.ASKED and "by itself" in said:
         return Finding(cause, sentence, Sure.CERTAIN, evidence, [*lines, said])
@@ -308,6 +308,7 @@ _STATES = (
 _SIGNS = (
     ("slurm_time_limit", Cause.TIME_LIMIT, "SLURM ended the job at its time limit"),
     ("slurm_preempted", Cause.PREEMPTED, "SLURM preempted the job"),
+    ("slurm_requeued", Cause.PREEMPTED, "SLURM put the job back into its queue"),
     ("slurm_node_fail", Cause.MACHINE_LOST, "SLURM lost a node of the job"),
     ("slurm_oom", Cause.OOM_CGROUP, "A process of the job was killed by SLURM's memory limit"),
     ("slurm_cancelled", Cause.ASKED, "The job was cancelled"),
@@ -325,7 +326,6 @@ _FACTS = {
 
 
 def judge_slurm(case: Case) -> Finding | None:
-    """By the job's state, else by the lines in its log."""
     return _by_state(case) or _by_signs(case)
 
 

@@ -8,7 +8,7 @@ from holdfast._diagnose.deaths.ranks import kind_of
 from holdfast._diagnose.evidence.case import Case, Finding
 from holdfast._diagnose.evidence.evidence import Evidence, Record
 from holdfast._diagnose.evidence.memory import moved, read_use, tell_memory
-from holdfast._diagnose.hangs.judge import HangFinding, explain
+from holdfast._diagnose.hangs.judge import HangFinding, as_told, explain
 from holdfast._diagnose.verdict import Cause, Sure
 
 _ENDED_BY_OTHERS = (-9, -15, -6)  # a kill, a cancel, NCCL's own watchdog
@@ -46,7 +46,7 @@ def judge_hung_and_killed(case: Case) -> Finding | None:
 
 def _of_hang(case: Case, hang: Record, sure: Sure, how: str) -> HangFinding:
     found = explain(hang)
-    told = _as_told(hang)
+    told = as_told(hang)
     if not _text.records(hang.get("looks")):
         found = told
     elif hang.get("by") != "leader" and told.cause is not Cause.UNKNOWN:
@@ -59,24 +59,6 @@ def _of_hang(case: Case, hang: Record, sure: Sure, how: str) -> HangFinding:
         *advice.go_on(case),
     ]
     return found
-
-
-def _as_told(hang: Record) -> HangFinding:
-    """Where only the words of the record are left."""
-    try:
-        cause = Cause(hang.get("cause"))
-    except ValueError:
-        cause = Cause.UNKNOWN
-    sentence = _text.one_line(_text.text(hang.get("sentence")), 600) or "It made no more steps."
-    return HangFinding(
-        cause, sentence, Sure.LIKELY, _lines(hang, "evidence"), _lines(hang, "advice")
-    )
-
-
-def _lines(record: Record, name: str) -> list[str]:
-    told = record.get(name)
-    texts = [each for each in told if isinstance(each, str)] if isinstance(told, list) else []
-    return [_text.one_line(each, 400) for each in texts]
 
 
 def _text_file(case: Case) -> str:
@@ -134,7 +116,7 @@ def judge_lost(case: Case) -> Finding | None:
         told.append(f"its last heartbeat is of {_text.clock(last)}, and no record is newer")
     sample = _text.record(evidence.beat.get("memory"))
     told += tell_memory([sample], last) if sample else []
-    if evidence.has_rebooted:
+    if evidence.run.has_rebooted:
         told.append("the machine has been started again since")
         sentence = "The machine went down with the run: a power cut, a crash or a restart."
         return Finding(Cause.MACHINE_LOST, sentence, Sure.CERTAIN, told, lost)
@@ -149,7 +131,7 @@ def judge_lost(case: Case) -> Finding | None:
         cause = Cause.OOM_CGROUP if use.is_near_limit else Cause.OOM_MACHINE
         lines = advice.host_memory(case, use, is_machine=cause is Cause.OOM_MACHINE)
         return Finding(cause, _OOM, Sure.LIKELY, told, lines)
-    if evidence.is_here:
+    if evidence.run.is_here:
         told.append("the machine has not been started again since: it was not a power cut")
         return Finding(Cause.KILLED, _TOGETHER, Sure.BY_EXCLUSION, told, lost)
     return Finding(Cause.MACHINE_LOST, _AT_ONCE, Sure.BY_EXCLUSION, told, lost)

@@ -74,18 +74,13 @@ def judge(evidence: Evidence) -> Verdict:
 def judge_strictly(evidence: Evidence) -> Verdict:
     """The same, for tests: what goes wrong here is a bug."""
     if evidence.is_live:
-        return _with_folder(evidence, _in_lines(judge_live(evidence)))
-    evidence, past = _without_past(evidence)
-    case = open_case(evidence)
-    found = next((f for rule in _RULES if (f := rule(case)) is not None), None)
-    return _with_folder(evidence, _verdict(case, found or _unknown(case, past)))
-
-
-def _without_past(evidence: Evidence) -> tuple[Evidence, list[Sign]]:
-    """The evidence without signs that the training recovered from; and those signs."""
+        return _printable(evidence, judge_live(evidence))
+    # The training recovered from past signs: they only show where no rule has an answer.
     past = [sign for sign in evidence.signs if sign.details.get("is_past")]
-    kept = [sign for sign in evidence.signs if not sign.details.get("is_past")]
-    return replace(evidence, signs=kept), past
+    now = [sign for sign in evidence.signs if not sign.details.get("is_past")]
+    case = open_case(replace(evidence, signs=now))
+    found = next((f for rule in _RULES if (f := rule(case)) is not None), None)
+    return _printable(evidence, _verdict(case, found or _unknown(case, past)))
 
 
 def _unknown(case: Case, past: list[Sign]) -> Finding:
@@ -141,16 +136,16 @@ def _verdict(case: Case, found: Finding) -> Verdict:
     host = end.host or _text.text(_text.record(case.evidence.lease.get("process")).get("host"))
     return Verdict(
         found.cause,
-        _one_line(found.sentence),
+        found.sentence,
         sure,
-        tuple(dict.fromkeys(map(_one_line, told))),
-        tuple(dict.fromkeys(map(_one_line, [*_hints(case, found), *found.advice]))),
+        tuple(told),
+        (*_hints(case, found), *found.advice),
         rank=rank,
         host=host or None,
         time=end.time,
         step=end.step,
         durable_step=durable,
-        others=tuple(map(_one_line, others)),
+        others=tuple(others),
         # A run that was ended because it hung did not finish, whatever held it.
         restart=Restart.BACKOFF if is_hang else restart_after(found.cause),
     )
@@ -162,24 +157,19 @@ def _hints(case: Case, found: Finding) -> list[str]:
     return hints_for(found.cause, "\n".join([found.sentence, *found.evidence, *raised]))
 
 
-def _in_lines(verdict: Verdict) -> Verdict:
-    """The verdict with every text in one line that a terminal can show."""
+def _printable(evidence: Evidence, verdict: Verdict) -> Verdict:
+    """Every text in one line that a terminal can show, and the folder in place of RUN."""
+    advice = [_one_line(each) for each in verdict.advice]
+    if evidence.kind == "run" and evidence.subject:
+        folder = shlex.quote(evidence.subject)
+        advice = [_RUN.sub(lambda found: f"{found[1]} {folder}", each) for each in advice]
     return replace(
         verdict,
         sentence=_one_line(verdict.sentence),
-        evidence=tuple(map(_one_line, verdict.evidence)),
-        advice=tuple(map(_one_line, verdict.advice)),
+        evidence=tuple(dict.fromkeys(map(_one_line, verdict.evidence))),
+        advice=tuple(dict.fromkeys(advice)),
         others=tuple(map(_one_line, verdict.others)),
     )
-
-
-def _with_folder(evidence: Evidence, verdict: Verdict) -> Verdict:
-    """The verdict with its folder in place of RUN, so that commands can be typed as they are."""
-    if evidence.kind != "run" or not evidence.subject:
-        return verdict
-    folder = shlex.quote(evidence.subject)
-    advice = (_RUN.sub(lambda found: f"{found[1]} {folder}", each) for each in verdict.advice)
-    return replace(verdict, advice=tuple(advice))
 
 
 def _lines_after(evidence: Evidence) -> int:

@@ -31,7 +31,6 @@ _OF_PEERS = ("timeout", "peer_lost")  # kinds of an end that blame another rank
 
 
 def open_case(evidence: Evidence) -> Case:
-    """The case, with the rank to blame."""
     ends = ends_of(evidence)
     if len(ends) == 1:
         child = _child_to_blame(ends[0])
@@ -189,7 +188,6 @@ def _progress(end: End) -> tuple[float, int]:
 
 
 def _then(end: End) -> str:
-    """What became of a rank that was not to blame."""
     name = end.name()
     if end.fault is not None:
         return f"{name} then saw: {end.fault.sentence(160)}"

@@ -74,7 +74,6 @@ class End:
 
     @property
     def signal(self) -> str | None:
-        """The name of the signal of which it died."""
         return _text.signal_name(self.status)
 
     def has(self, *kinds: str) -> Sign | None:
@@ -201,7 +200,6 @@ class Trouble:
 
     @property
     def record(self) -> dict[str, Any]:
-        """The trainer's own record of it."""
         return self.fault.record if self.fault is not None else {}
 
     @property
@@ -238,7 +236,7 @@ def ends_of(evidence: Evidence) -> list[End]:
     spoken = {s.rank for s in evidence.signs if s.rank is not None}
     spoken |= set(culprits_of(evidence.signs)[:64])  # they may have printed nothing
     known = {each.rank for each in evidence.ranks}
-    planned = evidence.ranks_planned or 0
+    planned = evidence.run.ranks_planned or 0
     is_many = planned > 1 or len(known | set(by_rank) | set(failures) | spoken) > 1
     if not is_many and not evidence.ranks:
         only = _only_end(evidence, RankEvidence())
@@ -258,8 +256,8 @@ def ends_of(evidence: Evidence) -> list[End]:
             end.status = _shell_status(_text.whole(exited.details.get("exitcode")))
         ends.append(end)
     _add_parting(ends, evidence)
-    # If one rank failed, lines without a rank are its own.
-    failed = [end for end in ends if (end.status or 0) > 0 or end.fault is not None]
+    # If one rank failed, lines without a rank are its own. NCCL's watchdog aborts its process.
+    failed = [e for e in ends if (e.status or 0) > 0 or e.status == -6 or e.fault is not None]
     if len(failed) == 1 and failed[0].fault is None and evidence.kind == "log":
         failed[0].fault = fault_of_signs(s for s in evidence.signs if s.rank is None)
     return ends
@@ -305,10 +303,10 @@ def _only_end(evidence: Evidence, found: RankEvidence) -> End:
         is_over = "COMPLETED" in _text.text(_text.record(evidence.job).get("state"))
         if end.status == 0 and (not is_over or fault_of_signs(evidence.signs) is not None):
             end.status = None
-    if len(ranks := {p.get("rank") for p in processes} - {None}) == 1 and end.status == 1:
+    ranked = [p for p in processes if _text.whole(p.get("rank")) is not None]
+    if len({p["rank"] for p in ranked}) == 1 and end.status == 1:
         # torchrun with one rank: its own status 1 tells nothing.
-        theirs = [p for p in processes if p.get("rank") in ranks]
-        _add_process(end, theirs[-1] if theirs else {}, over=True)
+        _add_process(end, ranked[-1], over=True)
     failures = _torchrun_failures(evidence.signs)
     _add_failure(end, next(iter(failures.values()), {}))
     if end.status is None and (exited := end.has("launcher_exit", "srun_exit")) is not None:
@@ -329,7 +327,6 @@ def _only_end(evidence: Evidence, found: RankEvidence) -> End:
 
 
 def _end_of(evidence: Evidence, found: RankEvidence, rank: int | None) -> End:
-    """From the rank's own records."""
     death = found.death
     # Without a type the record is a suspicion, not an exception: it tells neither end nor step.
     error = found.error if _text.text(found.error.get("type")) else {}
@@ -443,7 +440,6 @@ def _number(value: object) -> int | None:
 
 
 def _job_status(job: Record | None) -> int | None:
-    """The status in SLURM's `code:signal`."""
     said = _text.record(job).get("exit_code")
     code, _, number = _text.text(said).partition(":")
     try:

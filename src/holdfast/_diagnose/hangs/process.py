@@ -29,7 +29,7 @@ from holdfast._environment.processes.activity import (
 
 Record = dict[str, Any]
 
-PULSE_SECONDS = 5.0  # without a beat of its own thread: nothing of it that is Python runs
+PULSE_SECONDS = 5.0  # without a beat of its own thread: no Python code of it runs
 _FAULTS_PER_SECOND = 100.0  # pages that come back from swap
 _MOST_THREADS = 6
 _SMALL_SHM_BYTES = 2 << 30  # a container has 64 MB of it, a machine half of its memory
@@ -49,7 +49,7 @@ _OF_A_FILE_SYSTEM = ("fuse", "nfs", "netfs", "disk", "file")
 
 @dataclass
 class Held:
-    """What holds it: `words` go on after its name, and `hint` is what to do about it."""
+    """What holds a process: `words` continue after its name, `hint` is the remedy."""
 
     cause: Cause
     words: str
@@ -57,6 +57,10 @@ class Held:
     standing: ThreadStanding
     evidence: list[str] = field(default_factory=list)
     hint: str = ""
+
+    @property
+    def advice(self) -> list[str]:
+        return [f"{self.hint}."] if self.hint else []
 
 
 def what_holds(look: Record) -> Held:
@@ -73,7 +77,7 @@ _BY_THE_KERNEL = (Cause.STOPPED, Cause.FROZEN)
 
 
 def has_stack(look: Record) -> bool:
-    """Whether a stack of Python was read: without one it is unknown what the program should do."""
+    """Whether a stack of Python was read."""
     processes = words.records(look.get("processes"))
     threads = (each for process in processes for each in words.records(process.get("threads")))
     return any(words.records(each.get("frames")) for each in threads)
@@ -86,8 +90,7 @@ def _what_holds(look: Record) -> Held:
         if found is not None:
             return found
     if unread_of(look):
-        at = f" at {standing.place}" if standing.place else ""
-        said = f"waits until its output is read{at}"
+        said = f"waits until its output is read{standing.at}"
         hint = "Read on there: leave the pager, or press Ctrl-Q after Ctrl-S"
         return Held(Cause.HANG_CALL, said, Sure.CERTAIN, standing, _state(look), hint)
     workers = workers_of(look, standing.kind)
@@ -136,7 +139,7 @@ def _in_debugger(look: Record, standing: ThreadStanding) -> Held | None:
         found = held_thread(look)
         if found is not None and found[1] is not trainer_of(look):
             who, where = f"waits while {_pid(found[1])} ", read_thread(dict(found[2]))
-        said = f"{who}is held by {by}" + (f" at {where.place}" if where.place else "")
+        said = f"{who}is held by {by}{where.at}"
         hint = _HINTS.get(_BY_PERSON.get(by, ""), _HINTS["debugger"])
         return Held(Cause.DEBUGGER, said, Sure.CERTAIN, standing, _state(look), hint)
     process = tracer_of(look)
@@ -196,15 +199,14 @@ def _holding_gil(look: Record, standing: ThreadStanding) -> Held | None:
     threads = words.records(trainer_of(look).get("threads"))
     owner = next((t for t in threads if t.get("owns_gil") is True), None)
     if owner is None and any(t.get("owns_gil") is False for t in threads):
-        return None  # all were asked, and none has it
+        return None  # all threads were asked, and none holds it
     if owner is not None and owner.get("moved") is True:
         return None
     where, who = standing, ""
     if owner is not None and owner is not main_thread(trainer_of(look)):
         where = read_thread(owner)
         who = f"its thread {_name(owner)} "
-    at = f" at {where.place}" if where.place else ""
-    said = f"{who}is in a call that holds the interpreter{at}: no other thread of it can run"
+    said = f"{who}is in a call that holds the interpreter{where.at}: no other thread of it can run"
     evidence = [f"its own thread has not beaten for {words.duration(age)}", *_state(look)]
     if owner is not None:
         evidence.append(f"thread {_name(owner)} holds the GIL")
@@ -214,7 +216,7 @@ def _holding_gil(look: Record, standing: ThreadStanding) -> Held | None:
 
 
 def _of_workers(look: Record, standing: ThreadStanding, workers: Workers) -> Held:
-    """In the data loader or a pool: the line of the worker is what counts."""
+    """In the data loader or a pool: the worker's line counts."""
     cause = _CAUSES[standing.kind]
     evidence = [*workers.lines(), *_state(look)]
     said = standing.tell()
@@ -257,7 +259,7 @@ def _of_workers(look: Record, standing: ThreadStanding, workers: Workers) -> Hel
 
 
 def _size_of_shm(look: Record) -> str:
-    """Where it is small, as in a container: then it is the likely reason."""
+    """A small /dev/shm, as in a container, is the likely reason."""
     total = words.whole(words.record(look.get("shm")).get("total"))
     return f", which has only {words.size(total)}" if total and total < _SMALL_SHM_BYTES else ""
 
@@ -278,18 +280,17 @@ _DISK_HINT = (
 
 def _on_disk(look: Record, standing: ThreadStanding) -> Held:
     said = standing.words if standing.kind in _OF_A_FILE_SYSTEM else "waits for a file system"
-    at = f" at {standing.place}" if standing.place else ""
     is_in_d = _is_in_d(look)
     evidence = _state(look)
     if is_in_d:
         evidence.append("its state is D: not even SIGKILL ends such a wait")
     sure = Sure.CERTAIN if is_in_d and standing.kind in ("fuse", "nfs", "netfs") else Sure.LIKELY
-    return Held(Cause.HANG_DISK, f"{said}{at}", sure, standing, evidence, _DISK_HINT)
+    return Held(Cause.HANG_DISK, f"{said}{standing.at}", sure, standing, evidence, _DISK_HINT)
 
 
 def _computing(look: Record, standing: ThreadStanding) -> Held:
     cores = words.real(trainer_of(look).get("cpu")) or 0.0
-    at = f" at {standing.place}" if standing.place else ""
+    at = standing.at
     inside = f" in {standing.call}" if standing.call else ""
     if main_thread(trainer_of(look)).get("moved") is True:
         said = f"is at work{inside}{at} ({cores:.1f} cores)"
@@ -343,7 +344,6 @@ def _on_child(look: Record, standing: ThreadStanding) -> Held:
 
 
 def other_threads(look: Record) -> list[tuple[str, ThreadStanding]]:
-    """The other threads of the trainer that are on a line of the user's own."""
     trainer = trainer_of(look)
     main = main_thread(trainer)
     found = []
@@ -355,7 +355,6 @@ def other_threads(look: Record) -> list[tuple[str, ThreadStanding]]:
 
 
 def children_at_work(look: Record) -> list[tuple[str, ThreadStanding]]:
-    """The processes that it has started, those on a line of the user's own."""
     found = []
     for process in words.records(look.get("processes"))[1:]:
         theirs = read_thread(main_thread(process))
@@ -418,8 +417,6 @@ _MOST_WORKERS = 8
 
 @dataclass
 class Workers:
-    """The workers of a data loader or of a pool."""
-
     count: int = 0
     at_work: list[tuple[str, ThreadStanding]] = field(default_factory=list)  # stuck ones first
     on_disk: tuple[str, ThreadStanding] | None = None
@@ -434,7 +431,6 @@ class Workers:
 
 
 def workers_of(look: Record, kind: str) -> Workers:
-    """The workers of a loader (`loader`) or of a pool (`pool`)."""
     workers = Workers()
     if kind not in _LOOPS:
         return workers
@@ -464,7 +460,6 @@ def workers_of(look: Record, kind: str) -> Workers:
 
 
 def _pool_threads(look: Record, workers: Workers) -> list[tuple[bool, str, ThreadStanding]]:
-    """The threads of a pool that are at work."""
     trainer, found = trainer_of(look), []
     main = main_thread(trainer)
     for thread in words.records(trainer.get("threads")):

@@ -117,7 +117,7 @@ WCHANS = {
         "waits for a network file system",
     ),
     "flock|posix_lock|fcntl_setlk|locks_lock": ("filelock", "waits for a lock on a file"),
-    "wait_for_partner|fifo_open": ("fifo", "opens a FIFO that nobody else has open"),
+    "wait_for_partner|fifo_open": ("fifo", "opens a FIFO that no other process has open"),
     (
         r"io_schedule|folio_wait|wait_on_page|jbd2|ext4|xfs|btrfs|blk_|bit_wait|submit_bio"
         r"|filemap|rwsem_down"

@@ -119,12 +119,15 @@ class ThreadStanding:
     place: Place | None  # the innermost line that is the user's own
     path: tuple[tuple[str, int], ...] = ()  # all lines that are the user's own, innermost first
 
+    @property
+    def at(self) -> str:
+        return f" at {self.place}" if self.place else ""
+
     def tell(self) -> str:
-        """What it does, and where."""
-        return f"{self.words} at {self.place}" if self.place else self.words
+        return f"{self.words}{self.at}"
 
     def where(self) -> str:
-        """In few words: `in all_reduce at train.py:41`."""
+        """As `in all_reduce at train.py:41`."""
         at = self.place.short if self.place else ""
         if self.call:
             return f"in {self.call} at {at}" if at else f"in {self.call}"
@@ -175,7 +178,7 @@ def read_stack(
 def _meaning(
     inside: Sequence[Place], place: Place | None, wchan: str, state: str, call: str, path: str
 ) -> tuple[str, str, str]:
-    """Kind, words, and the function that it is in where a rule names one."""
+    """Kind, words, and the function of the library where a rule names one."""
     kernel = _of_kernel(wchan)
     if kernel is not None and kernel[0] in _SPECIFIC:
         return kernel[0], f"{kernel[1]}{_of_file(path)}", ""
@@ -237,25 +240,22 @@ def _of_kernel(wchan: str) -> tuple[str, str] | None:
 
 
 def _call_of(inside: Sequence[Place]) -> str:
-    """The library's function that the user's line called."""
     names = (each.name.rsplit(".", 1)[-1] for each in reversed(inside))
     return next((name for name in names if not _WRAPPERS.fullmatch(name)), "")
 
 
 def trainer_of(look: Record) -> Record:
-    """The training process of a look, which comes first."""
+    """The training process of an inspection, which comes first."""
     found = words.records(look.get("processes"))
     return found[0] if found else {}
 
 
 def main_thread(process: Record) -> Record:
-    """The thread that trains; the first where none is named so."""
     threads = words.records(process.get("threads"))
     return next((t for t in threads if t.get("is_main") is True), threads[0] if threads else {})
 
 
 def standing_of(look: Record) -> ThreadStanding:
-    """What the main thread of the trainer does."""
     process = trainer_of(look)
     thread = main_thread(process)
     for name in ("wchan", "state"):

@@ -31,6 +31,7 @@ _OF_A_VICTIM = re.compile(
     r"|successfully reached monitoredBarrier|Connection refused"
 )
 # Other launchers, and Python's own subprocess, with the status of their child.
+_SIGNAL_STATUS = r"[:= ]{1,3}(?P<code>-[1-9]\d?|1(?:29|3\d|4[0-3]))\W*$"
 _EXITS = {
     "exits with return code = ": r"(?:--local_rank[= ](?P<rank>\d{1,6})\b.*)?"
     r"exits with return code = (?P<code>-?\d{1,3})\b",
@@ -42,12 +43,18 @@ _EXITS = {
     "Main process exited, ": r"Main process exited, code=(?:exited, status=(?P<code>\d{1,3})"
     r"|(?:killed|dumped), status=(?P<signal>\d{1,2}))/",
     "MPI_ABORT was invoked on rank ": r"MPI_ABORT was invoked on rank (?P<rank>\d{1,6})",
+    "Container rank ": r"Container rank (?P<rank>\d{1,6}) status failed .*"
+    r"\bcode (?P<code>-?\d{1,3})\b",
+    # The status of any other launcher: that of a signal, at the end of a line. Prose has others.
+    "xit code": rf"xit code{_SIGNAL_STATUS}",
+    "xit Code": rf"xit Code{_SIGNAL_STATUS}",
+    "xit status": rf"xit status{_SIGNAL_STATUS}",
+    "xitcode": rf"xitcode{_SIGNAL_STATUS}",
     "Process name: [[": r"Process name: \[\[\d+,\d+\],(?P<rank>\d{1,6})\]",
     "died with <Signals.": r"died with <Signals\.\w+: (?P<signal>\d{1,2})>",
     " exited on signal ": r"process rank (?P<rank>\d{1,6}) .*"
     r"exited on signal (?P<signal>\d{1,2})\b",
-    "command terminated with exit code ": r"command terminated with exit code "
-    r"(?P<code>\d{1,3})\b",
+    "command terminated with exit code ": r"command terminated with exit code (?P<code>\d{1,3})\b",
 }
 _MOST_SUMMARIES = 4  # one of each attempt, in a log that several have written to
 _TIMED_OUT = re.compile(r"Timed out waiting|operation timeout|monitoredBarrier|wait timeout after")
@@ -184,7 +191,6 @@ def _failures(lines: Iterator[Line]) -> list[dict[str, Any]]:
 
 
 def _close(found: list[dict[str, Any]], last: str) -> None:
-    """The last line of a traceback is its exception."""
     if found and not found[-1]["error"] and found[-1].get("traceback", "").startswith("Traceback"):
         found[-1]["error"] = last[:600]
 
@@ -234,6 +240,7 @@ _ZSH = re.compile(
     r"(?P<what>killed|segmentation fault|abort|bus error|illegal hardware instruction|terminated)"
     r"(?P<core> +\(core dumped\))?(?P<command>\s{2,}.*|)\s*"
 )
+_PROGRESS_BAR = re.compile(r".*\d(?:it/s|s/it)[^\]]*\]")  # it stays in the line of the shell
 _SRUN = re.compile(
     r"srun: error: (?P<node>[^:\s]+): tasks? (?P<tasks>[\d,\-]+): (?P<what>.+?)"
     r"(?P<core> \(core dumped\))?\s*$"
@@ -242,6 +249,12 @@ _CANCELLED = re.compile(
     r"\*\*\* (?P<what>JOB|STEP) (?P<id>[\w.+\[\]-]+) ON (?P<node>\S+) CANCELLED AT (?P<at>\S+)"
     r"(?P<why> DUE (?:TO|to) .*?)?(?:, SEE [^*]*)? \*\*\*"
 )
+_REASONS = {
+    "TIME LIMIT": "slurm_time_limit",
+    "PREEMPT": "slurm_preempted",
+    "NODE FAIL": "slurm_node_fail",
+    "REQUEUE": "slurm_requeued",
+}
 _TERMINATE = re.compile(r"terminate called after throwing an instance of '(?P<type>[^']*)'")
 
 
@@ -267,7 +280,7 @@ def _shell(line: Line) -> Sign | None:
     """A shell reports the signal of its command; prose with the same words has more words."""
     if is_source_code(line.text, 0) or len(line.text) > 2000:
         return None
-    said = line.text.strip()
+    said = _PROGRESS_BAR.sub("", line.text.strip())
     match = _SHELL.fullmatch(said) or _ZSH.fullmatch(said) or _GLUED.fullmatch(said)
     if match is None:
         return None
@@ -303,27 +316,13 @@ def _cancelled(line: Line) -> Sign | None:
     if match is None:
         return None
     why = (match["why"] or "").upper()
-    details: dict[str, Any] = {
-        "what": match["what"].lower(),
-        "id": match["id"],
-        "node": match["node"],
-        "at": match["at"],
-    }
-    if "TIME LIMIT" in why:
-        kind = "slurm_time_limit"
-    elif "PREEMPT" in why:
-        kind = "slurm_preempted"
-    elif "NODE FAIL" in why:
-        kind = "slurm_node_fail"
-    elif "REQUEUE" in why:
-        kind = "slurm_requeued"
-    elif match["what"] == "STEP" and not why:
+    details = {"what": match["what"].lower(), **{key: match[key] for key in ("id", "node", "at")}}
+    kind = next((kind for word, kind in _REASONS.items() if word in why), "slurm_cancelled")
+    if match["what"] == "STEP" and not why:
         # Every step with a failed task ends so; of a cancelled job, the job does.
         kind = "slurm_step_cancelled"
-    else:
-        kind = "slurm_cancelled"
-        if signal := re.search(r"SIGNAL (\w+)", why):
-            details["signal_name"] = signal[1].capitalize()
+    elif kind == "slurm_cancelled" and (signal := re.search(r"SIGNAL (\w+)", why)):
+        details["signal_name"] = signal[1].capitalize()
     return make_sign(kind, line, details, None)
 
 

@@ -53,6 +53,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "slurm_preempted": (
         *("TaintManagerEviction", "compute.instances.preempted", "instance preempted"),
         r"Preempted\s.*«Preempted by »",
+        r"\b(?i:cluster|instance|node|VM|job) (?:is|was|has been) «preempted»",
         r"[Ss]pot (?:instance )?«interruption »(?:notice|warn)",
     ),
     "timed_out_line": (r"«timeout: sending signal »(?P<signal_name>\w+) to command",),
@@ -61,7 +62,9 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"SignalException: Process \d+ «got signal: »(?P<signal>\d+)",
         r"^(?:[\w.]+\.)?«SIGTERMException»$",
     ),
-    "abort_line": (r"«*** SIG»(?P<_name>ABRT|SEGV|BUS|ILL|FPE|TERM) received (?:by PID|at time)",),
+    "abort_line": (
+        r"«*** SIG»(?P<_name>ABRT|SEGV|BUS|ILL|FPE|TERM)(?: \(@\w+\))? received (?:by PID|at time)",
+    ),
     # -- C++ and libc
     "cxx_exception": (
         "terminating (?:due to|with) «uncaught exception of type »(?P<type>.+?)(?:: "
@@ -89,7 +92,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "rip:|$)",
     ),
     # -- Disks and files
-    "quota": ("Disk quota exceeded",),
+    "quota": ("[Dd]isk «quota exceeded»",),
     "disk_full": (
         r"^(?!.*(?:/dev/shm|</torch_\d+|shared memory)).*«No space left on device»",
         "[Cc]an't write data.*«errno = 28»",
@@ -126,6 +129,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"operator (?P<name>[\w.]+::[\w.]+)« does not exist»",
         r"«Call to ibv_»\w+ failed with error Cannot allocate",
         *("OCI runtime create failed", "couldn't start container", "module(s) are unknown"),
+        "spank: required plugin ",
         *("Unable to locate a modulefile for", "CreateContainerConfigError"),
         *("Insufficient nvidia.com/gpu", "not enough slots available in the system"),
         "CUDA driver version is insufficient for CUDA runtime version",
@@ -155,6 +159,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *("MPS backend out of memory", "CUDA error: out of memory"),
         *("cudaMalloc failed: out of memory", "Out of memory error on GPU"),
         *("CUBLAS_STATUS_ALLOC_FAILED", "Dst tensor is not initialized", "hipErrorOutOfMemory"),
+        "cudaErrorMemoryAllocation",
         "Ran out of memory in memory space",
         "«RESOURCE_EXHAUSTED: ».*[Oo]ut of memory",
         "«OOM when allocating tensor»(?!.*device:CPU)",
@@ -181,6 +186,9 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"«CUBLAS_STATUS_»(?!SUCCESS|ALLOC)\w+",
         "«device-side assert»(?:ion)? (?:triggered|.{0,40}failed)",
         r"«Cuda failure»(?: \d+)? '?(?P<what>[^'\n]+)",
+        r"(?P<what>\b«cudaError»(?!MemoryAllocation|NoDevice|Insufficient|NoKernel|InvalidDevice)"
+        r"[A-Z]\w+(?:: [^\n]+)?)",
+        *("an illegal memory access was encountered", "unspecified launch failure"),
         r"(?:Error|INTERNAL|F\d{4} )\b.*(?P<what>«CUDA_ERROR_»(?!OUT_OF_MEMORY|NO_DEVICE)\w+)",
         *("cuDNN failed to initialize", "unhandled cuda error"),
         "«Unable to determine the device handle for GPU».*",
@@ -207,7 +215,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"«Timed out waiting »(?P<_ms>\d+) ?ms for (?P<operation>\w+) operation",
         r"\[Rank (?P<rank>\d+)\]: Ranks? (?P<_names>[\d, ]+) «failed to pass monitoredBarrier»",
         r"Rank (?P<rank>\d+) «successfully reached monitoredBarrier»",
-        "«Barrier timed out»(?!.*(?:PjRT|Connect))",
+        "«Barrier timed out»(?!.*(?:PjRT|Connect|_register))",
         r"«[missing ranks: »(?P<_names>[\d, ]+)\]",
         r"«received the Notify record from remote rank»: ?\[(?P<_names>\d+)\]",
         *("Remote Rank did not send the data in time", "Application timeout caused pair closure"),
@@ -234,6 +242,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "Failed to send RPC to coordination service",
         r"Task /job:\w+/replica:\d+/task:(?P<_names>\d+)« heartbeat timeout»",
         *("Horovod has been shut down", "Collective ops is aborted by"),
+        "peer process has unexpectedly disconnected",
+        "ORTE has lost communication with a remote daemon",
     ),
     "rendezvous": (
         r"environment variable (?P<variable>\w+)« expected, but not set»",
@@ -242,11 +252,12 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"«wait timeout after »(?P<_ms>\d+)ms, keys: (?P<keys>[^\n]*)",
         r"«The client socket has »(?:timed out after (?P<timeout_ms>\d+)ms|failed).{0,40}?connect "
         r"to (?:any network address of )?\((?P<host>[^,)]+), (?P<port>\d+)\)",
-        "«Barrier timed out».*(?:PjRT|Connect)",
+        "«Barrier timed out».*(?:PjRT|Connect|_register)",
         r"network addresses of \((?P<host>[^,)]+), (?P<port>\d+)\) «cannot be retrieved»",
         *("Gloo connectFullMesh failed", "Bootstrap : no socket interface found"),
         *("RendezvousTimeoutError", "RendezvousConnectionError", "RendezvousClosedError"),
         "Default process group has not been initialized",
+        "DEADLINE_EXCEEDED: Connect() timed out",
     ),
     "address_in_use": (
         r"(?:port: (?P<port>\d+).*)?«EADDRINUSE»",

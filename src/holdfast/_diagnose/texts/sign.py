@@ -32,7 +32,6 @@ class Sign:
 def make_sign(
     kind: str, line: Line, details: dict[str, Any] | None = None, rank: int | None = None
 ) -> Sign:
-    """A sign at a line, which says how far from the end it stands."""
     return Sign(
         kind,
         line.text.strip()[:TEXT_MOST],
