@@ -74,4 +74,4 @@ def test_a_task_of_an_array_and_a_job_that_nobody_knows(cluster: Cluster, tmp_pa
     assert any("5" in line for line in [said["sentence"], *said["evidence"]])
     unknown = why(cluster, tmp_path, "999999")
     assert unknown["cause"] == "unknown"
-    assert any("knows no job 999999" in line for line in unknown["evidence"])
+    assert any("does not know job 999999" in line for line in unknown["evidence"])

@@ -1,74 +1,152 @@
-"""What to do next, for each cause: concrete, with the line to type."""
+"""What to do next: for each cause, and for messages that name the error and not the remedy."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from holdfast import _text
 from holdfast._diagnose.evidence.case import Case
 from holdfast._diagnose.evidence.memory import Use, tell_graphs
+from holdfast._diagnose.verdict import Cause
 from holdfast._store.folder.attempts import read_json
 from holdfast._store.folder.layout import RunLayout
 
-_MEMORY_STEPS = 5.0  # per cent of the memory that a hint must be about to be worth it
+_MUCH = 0.05  # the share of memory that makes a hint about it worth a line
+
+LARGER_SHM = (
+    "Make it larger: docker run --shm-size=8g, or --ipc=host; in Kubernetes an emptyDir with "
+    "medium: Memory, mounted at /dev/shm; else: sudo mount -o remount,size=8g /dev/shm",
+    "Or need less of it: fewer num_workers, a smaller prefetch_factor or batch size, or "
+    "torch.multiprocessing.set_sharing_strategy('file_system').",
+    "See what is in it: ls -l /dev/shm; what dead runs left there: holdfast clean",
+)
+ONCE_RIGHT = "It happens again at every start: put that right first, then start it again."
+_BY_NAME = {
+    "environment": (ONCE_RIGHT,),
+    "shm_full": LARGER_SHM,
+    "nan": (
+        "Started again it would do the same: lower the learning rate, clip gradients, check the "
+        "data of the last steps; torch.autograd.set_detect_anomaly(True) names the operation. "
+        "Earlier checkpoints: holdfast ls RUN",
+    ),
+    "cuda_error": (
+        "The line in the traceback may be a later one: errors come when the GPU is waited for. For "
+        "the right line: CUDA_LAUNCH_BLOCKING=1",
+        "A device-side assert is mostly an index out of range (labels, embeddings): run the same "
+        "batch on the CPU, which says which.",
+        "For a broken GPU: nvidia-smi -q -d ECC, and sudo dmesg | grep -i xid",
+    ),
+    "disk_full": (
+        "Make room: df -h {where}; df -i {where} (inodes run out too); quota -s",
+        "Keep fewer checkpoints (keep_last=…), write them elsewhere, and see what dead runs have "
+        "left: holdfast clean",
+    ),
+    "crashed": (
+        "Most such crashes are a library's: see that torch, its CUDA and extensions fit each other "
+        "(python -m torch.utils.collect_env), and whether a newer version helps.",
+        "With num_workers=0 a crash of a data-loader worker shows in the training process. "
+        "Libraries that do not survive fork (OpenCV, HDF5, CUDA) crash there.",
+        "For a core file: ulimit -c unlimited, then coredumpctl gdb or gdb python core",
+    ),
+    "worker_died": (
+        "Run it with num_workers=0: then the worker's own error shows, with its traceback.",
+        "If it crashes only in a worker: multiprocessing_context='spawn', and "
+        "cv2.setNumThreads(0) for OpenCV.",
+    ),
+    "timed_out": (
+        "See what {who} did at that moment: its stack, its log, its data. The others only waited "
+        "for it.",
+        "Ranks that do unequal work (a rank-0 validation, an uneven last batch) need a longer "
+        "timeout: init_process_group(timeout=timedelta(minutes=60)), or join=… for the batches.",
+        "To learn which collective it was: TORCH_DISTRIBUTED_DEBUG=DETAIL, and for NCCL "
+        "TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1 NCCL_DEBUG=INFO",
+    ),
+    "mismatched": (
+        "Every rank must call the same collectives in the same order, and have as many batches: "
+        "look for a condition on the rank or its data, a loader without drop_last=True, a "
+        "parameter that not every batch uses (find_unused_parameters=True).",
+        "TORCH_DISTRIBUTED_DEBUG=DETAIL names the collective that does not match.",
+    ),
+    "peer_lost": (
+        "Look at the logs of all ranks: the one that does not say 'closed by peer' ended first. "
+        "Under `holdfast run -- torchrun …` the order of their ends is recorded.",
+        "If all ranks lived, it is the network: NCCL_DEBUG=INFO, NCCL_SOCKET_IFNAME=… and "
+        "GLOO_SOCKET_IFNAME=… name the interface.",
+    ),
+    "rendezvous": (
+        "All ranks need the same MASTER_ADDR and MASTER_PORT, and must reach it: nc -vz "
+        "$MASTER_ADDR $MASTER_PORT from every node; WORLD_SIZE must be the number that starts.",
+        "If the name resolves to a wrong interface, give the address itself.",
+    ),
+    "time_limit": (
+        "Ask for more time (sbatch --time=…), or let it go on by itself: holdfast submit, or "
+        "--requeue with --signal=USR1@120; holdfast lint SCRIPT checks that.",
+    ),
+    "preempted": ("With sbatch --requeue it comes back by itself.",),
+    "refused": (
+        "Look at the node's slurmd log, or ask its administrators: scontrol show node NODE",
+    ),
+}
+_NO_RESTART = ("environment", "nan", "refused")  # the same command would fail again
+
+
+def advise(case: Case, name: str, **figures: str) -> list[str]:
+    """The advice of this name, and how to continue."""
+    lines = [line.format(who=case.who, **figures) for line in _BY_NAME[name]]
+    return lines if name in _NO_RESTART else [*lines, *go_on(case)]
 
 
 def go_on(case: Case) -> list[str]:
-    """How to go on from what is safe."""
+    """How to continue from the last durable step."""
     if case.evidence.kind != "run":
         return []
-    attempt, newest = case.evidence.attempt, case.evidence.newest
+    attempt, newest = case.evidence.attempt, case.evidence.run.newest
     if attempt and newest and attempt < newest:
         return [f"The run has gone on since, in attempt {attempt + 1}: holdfast why RUN"]
     step = case.durable_step
-    if step is None:
-        # A start that was cut while it fetched has nothing here yet, and all of it there.
-        known = _mirror_step(Path(case.evidence.subject))
-        if known is not None:
-            return [f"Start the same command again: its mirror has step {known}."]
-        return ["Start the same command again: nothing was durable, so it begins at the beginning."]
-    return [f"Start the same command again: it goes on at step {step}."]
-
-
-def _mirror_step(folder: Path) -> int | None:
-    """The newest step in the run's mirror, by what was noted of it."""
-    held = _text.records(read_json(RunLayout(folder.absolute()).mirror).get("checkpoints"))
-    return _text.whole(held[-1].get("step")) if held else None
+    if step is not None:
+        return [f"Start the same command again: it goes on at step {step}."]
+    # A start that was cut while it fetched has nothing in the folder yet; its mirror has all of it.
+    known = read_json(RunLayout(Path(case.evidence.subject).absolute()).mirror)
+    held = _text.records(known.get("checkpoints"))
+    step = _text.whole(held[-1].get("step")) if held else None
+    if step is not None:
+        return [f"Start the same command again: its mirror has step {step}."]
+    return ["Start the same command again: nothing was durable, so it begins at the beginning."]
 
 
 def host_memory(case: Case, use: Use, *, is_machine: bool = False) -> list[str]:
-    """Less memory, or more of it."""
     return [*less_memory(case, use), _more_memory(case, is_machine=is_machine), *go_on(case)]
 
 
 def less_memory(case: Case, use: Use) -> list[str]:
-    """What a training can do without."""
     whole = use.tree or use.used or 0
-    said = []
+    lines = []
     graphs = tell_graphs(case.end.graphs)
     if graphs:
-        said.append(
-            f"Let the graphs go: {graphs[0]}. Keep loss.item() or loss.detach() there, not the "
+        lines.append(
+            f"Release the graphs: {graphs[0]}. Keep loss.item() or loss.detach() there, not the "
             "loss itself."
         )
-    if use.worker_count and use.workers and use.workers > whole * _MEMORY_STEPS / 100:
+    if use.worker_count and use.workers and use.workers > whole * _MUCH:
         each = _text.size(use.workers / use.worker_count)
-        said.append(
+        lines.append(
             f"Use fewer data-loader workers: DataLoader(…, num_workers={use.worker_count // 2}) "
             f"(each of the {use.worker_count} had {each}), or a smaller prefetch_factor."
         )
     if use.shm and use.limit and use.shm > use.limit / 10:
-        said.append(
+        lines.append(
             f"/dev/shm counts too ({_text.size(use.shm)} of it were in use): pin_memory=False and "
             "fewer prefetched batches make it smaller. Old files there: holdfast clean"
         )
     if not graphs:
-        said.append(
+        lines.append(
             "If memory grew step by step, something is kept: sum up loss.item() or loss.detach(), "
             "not the loss itself, which keeps its whole graph; a list in a Dataset grows in every "
             "worker."
         )
-    return said
+    return lines
 
 
 def _more_memory(case: Case, *, is_machine: bool) -> str:
@@ -86,10 +164,9 @@ def _more_memory(case: Case, *, is_machine: bool) -> str:
 
 
 def worker_memory(case: Case) -> list[str]:
-    """Where a worker was the victim."""
     return [
         "Use fewer data-loader workers (num_workers) or a smaller prefetch_factor: each worker "
-        "holds whole batches, and its own copy of whatever its Dataset touches.",
+        "holds whole batches, and its own copy of what its Dataset touches.",
         "Keep big tables in a Dataset as one numpy array or tensor, not as a list of Python "
         "objects: reading those copies them into every worker.",
         _more_memory(case, is_machine=False),
@@ -97,158 +174,191 @@ def worker_memory(case: Case) -> list[str]:
     ]
 
 
-LARGER_SHM = (
-    "Make it larger: docker run --shm-size=8g, or --ipc=host; in Kubernetes an emptyDir with "
-    "medium: Memory, mounted at /dev/shm; else: sudo mount -o remount,size=8g /dev/shm",
-    "Or need less of it: fewer num_workers, a smaller prefetch_factor or batch size, or "
-    "torch.multiprocessing.set_sharing_strategy('file_system').",
-    "See what is in it: ls -l /dev/shm; what dead runs left there: holdfast clean",
-)
-
-
-def shm_full(case: Case) -> list[str]:
-    """A /dev/shm that is too small for the batches on their way."""
-    return [*LARGER_SHM, *go_on(case)]
-
-
 def cuda_memory(case: Case, *, is_fragmented: bool, keeps_graphs: bool) -> list[str]:
-    """GPU memory."""
-    said = []
+    lines = []
     if keeps_graphs:
-        said.append(
-            "Let the graphs go: collect loss.item() or loss.detach() and not loss, and call "
+        lines.append(
+            "Release the graphs: collect loss.item() or loss.detach() and not loss, and call "
             "backward() in every step of an accumulation, not once on a sum of losses."
         )
     if is_fragmented:
-        said.append(
+        lines.append(
             "Much is reserved and not used, so it is fragmentation. Start it with: "
             "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
         )
-    said += [
+    lines += [
         "Make the batch smaller and accumulate gradients over several (backward() each time).",
         "Trade time for memory: torch.utils.checkpoint, bfloat16 (torch.autocast), "
         "optimizer.zero_grad(set_to_none=True), torch.no_grad() around the validation.",
-        "See who else is on the GPU: nvidia-smi",
+        "See what else is on the GPU: nvidia-smi",
     ]
     if not is_fragmented:
-        said.append("If sizes of batches vary: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
-    return [*said, *go_on(case)]
-
-
-def cuda_error(case: Case) -> list[str]:
-    """An error of the device, told at some later call."""
-    return [
-        "The line in the traceback may be a later one: errors come when the GPU is waited for. For "
-        "the right line: CUDA_LAUNCH_BLOCKING=1",
-        "A device-side assert is mostly an index out of range (labels, embeddings): run the same "
-        "batch on the CPU, which says which.",
-        "For a broken GPU: nvidia-smi -q -d ECC, and sudo dmesg | grep -i xid",
-        *go_on(case),
-    ]
-
-
-def disk_full(case: Case, path: str) -> list[str]:
-    """No room."""
-    where = path or "the folder that it wrote to"
-    return [
-        f"Make room: df -h {where}; df -i {where} (inodes run out too); quota -s",
-        "Keep fewer checkpoints (keep_last=…), write them elsewhere, and see what dead runs have "
-        "left: holdfast clean",
-        *go_on(case),
-    ]
+        lines.append("If sizes of batches vary: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
+    return [*lines, *go_on(case)]
 
 
 def killed(case: Case, *, knows_counters: bool) -> list[str]:
-    """Somebody's SIGKILL."""
-    said = [
+    lines = [
         "Linux does not record the sender of a SIGKILL. Candidates: you (kill -9, an IDE's stop "
-        "button), another of the machine's users, a script that cleans up, a container's runtime."
+        "button), another user of the machine, a script that cleans up, a container's runtime."
     ]
     if case.is_in_slurm:
-        said.append("SLURM may know: sacct -j JOBID --format=JobID,State,ExitCode,DerivedExitCode")
+        lines.append("SLURM may know: sacct -j JOBID --format=JobID,State,ExitCode,DerivedExitCode")
     if not knows_counters:
-        said.append(
-            "As root, the kernel log tells an OOM kill: dmesg -T | grep -i 'killed process'"
-        )
-    return [*said, *go_on(case)]
-
-
-def crashed(case: Case, *, has_stack: bool) -> list[str]:
-    """A crash outside Python."""
-    said = []
-    if not has_stack:
-        said.append("For the Python stack of the next one: PYTHONFAULTHANDLER=1")
-    said += [
-        "Most are a library's: see that torch, its CUDA and extensions fit each other "
-        "(python -m torch.utils.collect_env), and whether a newer version helps.",
-        "With num_workers=0 it crashes in the open, if a data-loader worker or a library that does "
-        "not survive fork (OpenCV, HDF5, CUDA) is behind it.",
-        "For a core file: ulimit -c unlimited, then coredumpctl gdb or gdb python core",
-    ]
-    return [*said, *go_on(case)]
-
-
-def worker_died(case: Case) -> list[str]:
-    """A data-loader worker that is gone, for another reason than memory."""
-    return [
-        "Run it with num_workers=0: then the worker's own error shows, with its traceback.",
-        "If the worker crashes only in a worker: multiprocessing_context='spawn', and "
-        "cv2.setNumThreads(0) for OpenCV.",
-        *go_on(case),
-    ]
-
-
-def timed_out(case: Case) -> list[str]:
-    """A collective that not all ranks came to."""
-    return [
-        f"See what {case.who} did at that moment: its stack, its log, its data. The others only "
-        "waited for it.",
-        "Ranks that do unequal work (a rank-0 validation, an uneven last batch) need a longer "
-        "timeout: init_process_group(timeout=timedelta(minutes=60)), or join=… for the batches.",
-        "To learn which collective it was: TORCH_DISTRIBUTED_DEBUG=DETAIL, and for NCCL "
-        "TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1 NCCL_DEBUG=INFO",
-        *go_on(case),
-    ]
-
-
-def mismatched(case: Case) -> list[str]:
-    """Ranks that do not call the same collectives."""
-    return [
-        "Every rank must call the same collectives in the same order, and have as many batches: "
-        "look for a condition on the rank or its data, a loader without drop_last=True, a "
-        "parameter that not every batch uses (find_unused_parameters=True).",
-        "TORCH_DISTRIBUTED_DEBUG=DETAIL names the collective that does not match.",
-        *go_on(case),
-    ]
-
-
-def peer_lost(case: Case) -> list[str]:
-    """A connection that broke, with nobody's death known."""
-    return [
-        "Look at the logs of all ranks: the one that does not say 'closed by peer' ended first. "
-        "Under `holdfast run -- torchrun …` the order of their ends is recorded.",
-        "If all ranks lived, it is the network: NCCL_DEBUG=INFO, NCCL_SOCKET_IFNAME=… and "
-        "GLOO_SOCKET_IFNAME=… name the interface.",
-        *go_on(case),
-    ]
-
-
-def rendezvous(case: Case) -> list[str]:
-    """Ranks that did not find each other."""
-    return [
-        "All ranks need the same MASTER_ADDR and MASTER_PORT, and must reach it: nc -vz "
-        "$MASTER_ADDR $MASTER_PORT from every node; WORLD_SIZE must be the number that starts.",
-        "If the name resolves to a wrong interface, give the address itself.",
-        *go_on(case),
-    ]
+        lines.append("As root, the kernel log shows OOM kills: dmesg -T | grep -i 'killed process'")
+    return [*lines, *go_on(case)]
 
 
 def lost(case: Case) -> list[str]:
-    """A machine that went away, or everything on it."""
-    said = [
+    lines = [
         "Look at the machine: uptime, last -x reboot shutdown, journalctl -b -1 -e; for a "
         "container: docker inspect CONTAINER (OOMKilled, ExitCode); for a pod: kubectl describe pod"
     ]
     if case.is_in_slurm:
-        said.append("SLURM may know: sacct -j JOBID --format=JobID,State,ExitCode,NodeList,End")
-    return [*said, *go_on(case)]
+        lines.append("SLURM may know: sacct -j JOBID --format=JobID,State,ExitCode,NodeList,End")
+    return [*lines, *go_on(case)]
+
+
+# -- Hints: a message that says what is wrong, and the remedy that it does not say ----------------
+
+# Other causes have advice of their own, which is more exact.
+_HINTED = (
+    *(Cause.PYTHON_EXCEPTION, Cause.CONFIGURATION, Cause.ENVIRONMENT, Cause.RENDEZVOUS),
+    *(Cause.PEER_LOST, Cause.CUDA_ERROR, Cause.BAD_TRAINING, Cause.CXX_EXCEPTION),
+)
+_HINTS = {
+    (
+        r"environment variable \w+ expected|\b(?:MASTER_(?:ADDR|PORT)|WORLD_SIZE)\b.*not set"
+        r"|KeyError: '(?:(?:LOCAL_)?RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT)'"
+    ): "Start it with torchrun (torchrun --nproc-per-node=2 train.py), which sets MASTER_ADDR, "
+    "MASTER_PORT, RANK and WORLD_SIZE, or set them yourself.",
+    r"(?i)address already in use|EADDRINUSE": "Another process has the port, often an earlier "
+    "start of the same job: ss -tlnp | grep PORT. Choose another: torchrun --master-port=29501, "
+    "or --rdzv-endpoint=localhost:0",
+    r"ibv_\w+ failed|NET/IB|infiniband": "InfiniBand or RoCE does not get through: ibstat, "
+    "NCCL_IB_HCA=…, NCCL_IB_GID_INDEX=3; to see whether it is that: NCCL_IB_DISABLE=1. For rail "
+    "networks: NCCL_CROSS_NIC=0",
+    r"finished its bootstrapping phase": "Put what the script does under `if __name__ == "
+    "'__main__':`, since each spawned worker imports it again.",
+    r"re-initialize CUDA in forked subprocess": "Start the workers with spawn "
+    "(multiprocessing_context='spawn'), or keep CUDA out of them.",
+    r"Can't pickle|cannot pickle|Can't get local object": "What goes to a worker or into a file "
+    "must be a function or class of a module: no lambda, no function inside another, no open "
+    "file.",
+    r"could not select device driver|nvidia-container-cli": (
+        "Install the NVIDIA Container Toolkit on the host (nvidia-ctk runtime configure), and "
+        "restart docker."
+    ),
+    r"couldn't start container|container creation failed|OCI runtime|ImagePull|ErrImage": (
+        "The container did not start: see what its runtime printed above (the image, its mounts, "
+        "nvidia-container-cli), and start it once by hand on that node."
+    ),
+    r"busy or unavailable": "Another process has the GPU, which is in exclusive mode: nvidia-smi "
+    "shows it; or take another one: CUDA_VISIBLE_DEVICES=…",
+    r"not enough slots": "Start fewer ranks (-np), or give mpirun the nodes: --hostfile, "
+    "--map-by :OVERSUBSCRIBE",
+    r"no kernel image|not compatible with the current PyTorch": (
+        "Install a build for this GPU: python -c 'import torch; print(torch.version.cuda, "
+        "torch.cuda.get_arch_list())' must have its capability (nvidia-smi --query-gpu=compute_cap "
+        "--format=csv)"
+    ),
+    r"Driver/library version mismatch": "The driver was updated under the running kernel: "
+    "reboot, or reload the nvidia modules.",
+    r"(?i)nvidia driver|cuda driver|CUDA GPUs|gpu backend|compiled with CUDA": (
+        "Compare: nvidia-smi (the driver and the CUDA that it can), and python -c 'import torch; "
+        "print(torch.version.cuda, torch.cuda.is_available())'; see CUDA_VISIBLE_DEVICES."
+    ),
+    r"undefined symbol|binary incompatibility|compiled using NumPy 1": (
+        "That extension was built for another version: install or build it again for the torch and "
+        "numpy that are here (pip install --force-reinstall --no-cache-dir …)."
+    ),
+    r"cannot open shared object|GLIBC(?:XX)?_": "See which library is found: LD_DEBUG=libs "
+    "python …; module list; echo $LD_LIBRARY_PATH",
+    r"has no attribute .*(?:removed|deprecated alias)|module 'numpy' has no attribute": (
+        "The library is newer than the script: change that line, or pin the older version."
+    ),
+    r"(?i)wandb.*(?:timed out|commerror|network)|Run initialization has timed out": (
+        "wandb did not reach its server: see the network and the key, or train without it: "
+        "WANDB_MODE=offline (wandb sync sends it later)."
+    ),
+    r"gated repo|GatedRepo|RepositoryNotFound|401 Client Error|403 Client Error": (
+        "Ask for access on the model's page, and log in where the job runs: huggingface-cli login, "
+        "or HF_TOKEN=…"
+    ),
+    (
+        r"(?i)name resolution|Max retries exceeded|couldn't connect to|ConnectTimeout"
+        r"|Network is unreachable|SSLError|CERTIFICATE_VERIFY"
+    ): "That node has no way to the internet, or through a proxy: fetch it beforehand on a login "
+    "node, then HF_HUB_OFFLINE=1; else set https_proxy.",
+    (
+        r"(?i)unable to locate credentials|NoCredentials|AccessDenied|InvalidAccessKey"
+        r"|DefaultCredentialsError"
+    ): "Give the job its credentials: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a role, or "
+    "~/.aws as the user that it runs as; for others likewise.",
+    (
+        r"failed finding central directory|reading zip archive|deserializing header"
+        r"|IncompleteBuffer|invalid load key|Ran out of input|truncated file|not a gzip"
+        r"|BadZipFile|Truncated File Read|file signature not found"
+    ): "The file is damaged or incomplete, mostly cut short while it was written or fetched: see "
+    "its size, take an earlier checkpoint, or copy or download it again.",
+    r"[Ww]eights only load failed|weights_only": "torch 2.6 loads tensors only: torch.load(…, "
+    "weights_only=False) for a file that you trust, or torch.serialization.add_safe_globals([…]).",
+    r"size mismatch for |Missing key\(s\) in state_dict|Unexpected key\(s\) in state_dict": (
+        "The checkpoint is of another model: give the settings that it was saved with, or load "
+        "what fits: strict=False for names, and leave out what differs in shape."
+    ),
+    r"[Ss]tale file handle|Errno 116": "The file was replaced or removed on its NFS server, or "
+    "that was restarted: mount it again, and do not write to a data set that is being read.",
+    r"Input/output error|Errno 5\]": "The disk or the file system failed under it: sudo dmesg | "
+    "tail, df -h, smartctl -a; on NFS or Lustre see the server and its quota.",
+    r"[Rr]ead-only file system|Errno 30\]": "The file system is mounted read-only, on purpose or "
+    "after an error: mount | grep ro, sudo dmesg | tail; or write elsewhere.",
+    r"unable to lock file|Resource temporarily unavailable": (
+        "Another process has the file open: a worker that was forked, or a second job; save under "
+        "another name, or HDF5_USE_FILE_LOCKING=FALSE"
+    ),
+    r"File too large|Errno 27\]": "Files may not be that large there: ulimit -f unlimited",
+    r"can't start new thread|pthread_create|Resource temporarily unavailable": (
+        "A limit on threads or memory was hit: ulimit -u, ulimit -v, OMP_NUM_THREADS=1, fewer "
+        "workers; in a container --pids-limit."
+    ),
+    r"(?i)\bECC\b|fallen off the bus|\bXid\b|GPU is lost|NVLink|row remap": (
+        "The GPU itself failed: take another node and tell its administrators; nvidia-smi -q, sudo "
+        "nvidia-smi --gpu-reset -i N or a reboot may bring it back, else it is the hardware."
+    ),
+    r"n_classes|nll_loss|index out of bounds|indexSelect|ScatterGather|srcIndex": (
+        "A label or an index is out of range: see that it lies in 0 … classes - 1 (or is "
+        "ignore_index), and ids below the size of the embedding."
+    ),
+    r"CUDNN_STATUS|[Cc]udnn handle|cuDNN failed": "Mostly the GPU's memory is full, or cuDNN "
+    "does not fit: see nvidia-smi, make the batch smaller; in TensorFlow set_memory_growth(gpu, "
+    "True); compare the versions of CUDA and cuDNN.",
+    r"out of resource: shared memory": "That is the GPU's own shared memory: smaller blocks or "
+    "num_stages for that kernel, or torch.compile off (TORCH_COMPILE_DISABLE=1).",
+    r"std::bad_alloc": "It got no more memory: see free -h and its limits (ulimit -v, --mem), "
+    "and load less at once.",
+    r"finished reduction in the prior iteration|parameters that were not used in producing": (
+        "Some parameters got no gradient in that step: DistributedDataParallel(…, "
+        "find_unused_parameters=True) (strategy='ddp_find_unused_parameters_true'), or take them "
+        "out of the model."
+    ),
+    r"loss scale already at minimum": "The gradients overflowed in fp16 in every step: bf16 in "
+    "its place, a lower learning rate, or a NaN in the data.",
+    r"backward through the graph a second time": "Call backward() once for each forward, "
+    "detach() what is kept from step to step, or retain_graph=True.",
+    r"does not require grad and does not have a grad_fn": "Nothing in that loss depends on a "
+    "parameter: see requires_grad, detach(), .item() and torch.no_grad() on its way.",
+    r"deserialize object on a CUDA device": "Load it where there is no GPU with "
+    "map_location='cpu', or start on a node with a GPU.",
+    r"module\(s\) are unknown|locate a modulefile": "See which there are on that node: module "
+    "avail, module spider NAME",
+    r"Expected all tensors to be on the same device": "Move the model and every tensor of the "
+    "batch to one device: x = x.to(device)",
+}
+
+
+def hints_for(cause: Cause, text: str) -> list[str]:
+    """The remedies known for such words, in the order of the table; two at most."""
+    if cause not in _HINTED:
+        return []
+    return [advice for shape, advice in _HINTS.items() if re.search(shape, text)][:2]

@@ -1,9 +1,9 @@
-"""One verdict: why it ended, how sure that is, by what, and what to do now."""
+"""The verdict: why a run ended, how certain that is, the evidence, and what to do now."""
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 
@@ -15,11 +15,11 @@ class Cause(enum.Enum):
     ASKED = "asked"
     PREEMPTED = "preempted"
     TIME_LIMIT = "time-limit"
-    TERMINATED = "terminated"  # a signal from somebody that no handler answered
+    TERMINATED = "terminated"  # by a signal that no handler answered
     OOM_CGROUP = "oom-cgroup"
     OOM_MACHINE = "oom-machine"
     OOM_WORKER = "oom-worker"
-    KILLED = "killed"  # SIGKILL by somebody: by exclusion
+    KILLED = "killed"  # by another process's SIGKILL: found by exclusion
     SEGFAULT = "segfault"
     ABORT = "abort"
     CXX_EXCEPTION = "cxx-exception"
@@ -41,19 +41,19 @@ class Cause(enum.Enum):
     NO_PROGRESS = "no-progress"
     NOT_DURABLE = "not-durable"
     MACHINE_LOST = "machine-lost"
-    # It did not end, or was ended since it stood still:
+    # It has not ended, or it was ended because it hung:
     HANG_LOCK = "hang-lock"  # waits for a lock, an event or a queue
-    HANG_LOADER = "hang-loader"  # for a worker of its data loader
-    HANG_POOL = "hang-pool"  # for the result of a pool of processes or threads
+    HANG_LOADER = "hang-loader"  # waits for a worker of its data loader
+    HANG_POOL = "hang-pool"  # waits for the result of a pool of processes or threads
     HANG_GIL = "hang-gil"  # in a call that holds the interpreter
-    HANG_CALL = "hang-call"  # in a call of C
-    HANG_DISK = "hang-disk"  # for a file system that does not answer
-    HANG_RANK = "hang-rank"  # one rank stands elsewhere, the others wait for it
+    HANG_CALL = "hang-call"  # in a call into C
+    HANG_DISK = "hang-disk"  # waits for a file system that does not answer
+    HANG_RANK = "hang-rank"  # one rank is elsewhere, the others wait for it
     HANG_BRANCHES = "hang-branches"  # ranks are in different collectives
-    HANG_COMPUTING = "hang-computing"  # computes at one place and does not get on
+    HANG_COMPUTING = "hang-computing"  # computes on one line without progress
     STOPPED = "stopped"  # by SIGSTOP
     FROZEN = "frozen"  # with its cgroup
-    DEBUGGER = "debugger"  # somebody looks at it
+    DEBUGGER = "debugger"  # held by a debugger or a prompt
     SLOW = "slow"
     UNKNOWN = "unknown"
 
@@ -63,54 +63,30 @@ class Sure(enum.Enum):
 
     CERTAIN = "certain"
     LIKELY = "likely"
-    BY_EXCLUSION = "by-exclusion"  # nothing else is left
+    BY_EXCLUSION = "by-exclusion"  # no other cause is left
     UNKNOWN = "unknown"
 
 
 class Restart(enum.Enum):
     """What a supervisor does after such an end."""
 
-    FREE = "free"  # at once, and it counts for nothing
-    BACKOFF = "backoff"  # after a pause that grows
+    FREE = "free"  # restart at once, without counting it
+    BACKOFF = "backoff"  # restart after a pause that grows
     ONCE = "once"  # it will most likely happen again
     NEVER = "never"  # it will happen again
     DONE = "done"  # it finished or was asked to end
 
 
 _RESTART = {
-    Restart.DONE: (
-        Cause.RUNNING,
-        Cause.FINISHED,
-        Cause.ASKED,
-        Cause.TERMINATED,
-        Cause.TIME_LIMIT,
-        Cause.STOPPED,
-        Cause.FROZEN,
-        Cause.DEBUGGER,
-        Cause.SLOW,
-    ),
-    Restart.FREE: (Cause.PREEMPTED, Cause.KILLED, Cause.MACHINE_LOST),
-    Restart.ONCE: (
-        Cause.OOM_CGROUP,
-        Cause.OOM_MACHINE,
-        Cause.OOM_WORKER,
-        Cause.CUDA_OOM,
-        Cause.SHM_FULL,
-    ),
-    Restart.NEVER: (
-        Cause.CONFIGURATION,
-        Cause.ENVIRONMENT,
-        Cause.BAD_TRAINING,
-        Cause.NO_PROGRESS,
-        Cause.NOT_DURABLE,
-        Cause.LYING_STATUS,
-    ),
+    Restart.DONE: "running finished asked terminated time-limit stopped frozen debugger slow",
+    Restart.FREE: "preempted killed machine-lost",
+    Restart.ONCE: "oom-cgroup oom-machine oom-worker cuda-oom shm-full",
+    Restart.NEVER: "configuration environment bad-training no-progress not-durable lying-status",
 }
-_BY_CAUSE = {cause: restart for restart, causes in _RESTART.items() for cause in causes}
+_BY_CAUSE = {Cause(word): restart for restart, names in _RESTART.items() for word in names.split()}
 
 
 def restart_after(cause: Cause) -> Restart:
-    """What to do after an end of this kind."""
     return _BY_CAUSE.get(cause, Restart.BACKOFF)
 
 
@@ -122,7 +98,7 @@ class Verdict:
     sentence: str  # one line, complete in itself
     sure: Sure
     evidence: tuple[str, ...] = ()
-    advice: tuple[str, ...] = ()  # what to do next, with commands spelled out
+    advice: tuple[str, ...] = ()  # what to do next, with the commands to type
     rank: int | None = None
     host: str | None = None
     time: float | None = None
@@ -132,18 +108,9 @@ class Verdict:
     restart: Restart = field(default=Restart.BACKOFF)
 
     def to_json(self) -> dict[str, Any]:
-        """The verdict as JSON has it; these keys stay."""
-        return {
-            "cause": self.cause.value,
-            "sentence": self.sentence,
-            "sure": self.sure.value,
-            "evidence": list(self.evidence),
-            "advice": list(self.advice),
-            "rank": self.rank,
-            "host": self.host,
-            "time": self.time,
-            "step": self.step,
-            "durable_step": self.durable_step,
-            "others": list(self.others),
-            "restart": self.restart.value,
-        }
+        """The verdict as JSON has it; scripts rely on these keys."""
+        return {each.name: _plain(getattr(self, each.name)) for each in fields(self)}
+
+
+def _plain(value: Any) -> Any:
+    return value.value if isinstance(value, enum.Enum) else value

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from holdfast._diagnose.deaths.judge import judge_strictly
-from holdfast._diagnose.evidence.evidence import RankEvidence
+from holdfast._diagnose.evidence.evidence import RankEvidence, RunFacts
 from holdfast._diagnose.evidence.gather import gather_led, gather_lives, gather_run
 from holdfast._diagnose.texts.log_file import gather_log
 from holdfast._diagnose.texts.signs import read_signs
@@ -158,7 +158,7 @@ def test_what_it_raised_comes_before_how_it_was_then_ended(status):
 
 def test_the_words_of_the_run_name_who_went_first():
     def of_ranks(how: str, *errors: dict[str, Any]) -> Any:
-        evidence = ended(75, how, ranks_planned=2)
+        evidence = ended(75, how, run=RunFacts(ranks_planned=2))
         evidence.ranks = [RankEvidence(rank=n, error=each) for n, each in enumerate(errors)]
         return judge_strictly(evidence)
 

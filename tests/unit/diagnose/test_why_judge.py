@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast._diagnose.deaths.judge import judge_strictly
-from holdfast._diagnose.evidence.evidence import Evidence
+from holdfast._diagnose.evidence.evidence import Evidence, RunFacts
 from holdfast._diagnose.texts.signs import read_signs
 from holdfast._diagnose.verdict import Cause, Restart, Sure, restart_after
 from tests.unit.diagnose.test_why_judge_python import TABLE as PYTHON
@@ -152,7 +152,10 @@ TABLE: dict[str, tuple[Evidence, Cause, Sure]] = {
     ),
     "the machine was started again": (
         Evidence(
-            kind="run", lease={"process": {}}, beat={"time": NOW, "step": 3}, has_rebooted=True
+            kind="run",
+            lease={"process": {}},
+            beat={"time": NOW, "step": 3},
+            run=RunFacts(has_rebooted=True),
         ),
         Cause.MACHINE_LOST,
         Sure.CERTAIN,
@@ -163,7 +166,12 @@ TABLE: dict[str, tuple[Evidence, Cause, Sure]] = {
         Sure.BY_EXCLUSION,
     ),
     "trainer and keeper killed together, here": (
-        Evidence(kind="run", lease={"process": {}}, beat={"time": NOW, "step": 3}, is_here=True),
+        Evidence(
+            kind="run",
+            lease={"process": {}},
+            beat={"time": NOW, "step": 3},
+            run=RunFacts(is_here=True),
+        ),
         Cause.KILLED,
         Sure.BY_EXCLUSION,
     ),

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast._diagnose.deaths.judge import judge_strictly
-from holdfast._diagnose.evidence.evidence import Evidence, RankEvidence
+from holdfast._diagnose.evidence.evidence import Evidence, RankEvidence, RunFacts
 from holdfast._diagnose.texts.signs import Sign, read_signs
 from holdfast._diagnose.verdict import Verdict
 from tests.unit.why_evidence import CUDA, GB, NOW, TRACEBACK, WORKER_KILLED
@@ -82,7 +82,6 @@ def test_whatever_the_records_hold_there_is_a_verdict(seed):
         beat=record(dice),
         lease=record(dice),
         exit=record(dice),
-        requeue=record(dice),
         journal=[record(dice) for _ in range(dice.randrange(4))],
         output=text,
         signs=[
@@ -91,7 +90,7 @@ def test_whatever_the_records_hold_there_is_a_verdict(seed):
             Sign(dice.choice(["faulthandler", "cuda_oom", "slurm_oom"]), "x", details=record(dice)),
         ],
         kind=dice.choice(["run", "led", "log", "pid", "slurm"]),
-        ranks_planned=dice.choice([None, 1, 3]),
+        run=RunFacts(ranks_planned=dice.choice([None, 1, 3]), requeue=record(dice)),
     )
     verdict = judge_strictly(evidence)
     assert isinstance(verdict, Verdict)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast._diagnose.deaths.judge import judge_strictly
-from holdfast._diagnose.evidence.evidence import Evidence, RankEvidence
+from holdfast._diagnose.evidence.evidence import Evidence, RankEvidence, RunFacts
 from holdfast._diagnose.texts.signs import read_signs
 from holdfast._diagnose.verdict import Cause, Sure, Verdict
 from tests.unit.why_evidence import NOW, counters
@@ -43,7 +43,7 @@ def verdict_on(
         Evidence(
             kind="run",
             ranks=found,
-            ranks_planned=len(ranks),
+            run=RunFacts(ranks_planned=len(ranks)),
             journal=list(journal),
             exit=more.get("exit", how),
             led=more.get("led"),
@@ -101,7 +101,7 @@ def test_a_rank_of_which_nothing_is_left_is_the_one_that_the_others_waited_for()
 def test_where_all_timed_out_nobody_is_called_guilty():
     found = verdict_on(error(0.1, TIMED_OUT), error(0, TIMED_OUT), error(0.2, TIMED_OUT))
     assert found.cause is Cause.COLLECTIVE_TIMEOUT
-    assert "does not make it guilty" in found.sentence
+    assert "does not make it the cause" in found.sentence
 
 
 def test_where_all_lost_a_peer_nobody_is_called_guilty():

@@ -35,7 +35,6 @@ def live(*looks: Record, pace: Record | None = None, **beat: Any) -> Evidence:
         kind="run",
         is_live=True,
         attempt=1,
-        newest=1,
         beat={**told, **beat},
         look={"looks": list(looks), "missing": []} if looks else {},
         lease={"process": {"host": "node3"}},

@@ -65,7 +65,7 @@ def test_a_process_that_its_parent_has_not_fetched_still_has_its_status() -> Non
         wait_until(is_zombie)
         evidence = gather_pid(process.pid)
         assert not evidence.is_live
-        assert "has not fetched it yet" in evidence.notes[-1]
+        assert "has not awaited it yet" in evidence.notes[-1]
         if os.geteuid() == 0:  # others may not see it in another's process
             assert evidence.led is not None
             assert evidence.led["status"] == -9

@@ -1,4 +1,4 @@
-"""An end that came since it hung: the verdict is that of the hang, not of who ended it."""
+"""An end because of a hang: the verdict is that of the hang, not of the kill. And lost runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from holdfast._diagnose.deaths.ranks import kind_of
 from holdfast._diagnose.evidence.case import Case, Finding
 from holdfast._diagnose.evidence.evidence import Evidence, Record
 from holdfast._diagnose.evidence.memory import moved, read_use, tell_memory
-from holdfast._diagnose.hangs.judge import HangFinding, explain
+from holdfast._diagnose.hangs.judge import HangFinding, as_told, explain
 from holdfast._diagnose.verdict import Cause, Sure
 
 _ENDED_BY_OTHERS = (-9, -15, -6)  # a kill, a cancel, NCCL's own watchdog
@@ -25,20 +25,15 @@ def open_hang(evidence: Evidence) -> Record:
 def judge_hung(case: Case) -> Finding | None:
     """It was ended because it hung, and its status says so."""
     hang = open_hang(case.evidence)
-    led = _text.record(case.evidence.led)
-    statuses = (
-        _text.whole(case.evidence.exit.get("status")),
-        _text.whole(led.get("status")),
-        case.end.status,
-    )
+    records = (case.evidence.exit, _text.record(case.evidence.led))
+    statuses = [case.end.status, *(_text.whole(each.get("status")) for each in records)]
     if not hang or (_errors.HUNG not in statuses and hang.get("by") != "leader"):
         return None
-    how = "it was then ended for that (--hang-timeout)"
-    return _of_hang(case, hang, Sure.CERTAIN, how)
+    return _of_hang(case, hang, Sure.CERTAIN, "it was then ended for that (--hang-timeout)")
 
 
 def judge_hung_and_killed(case: Case) -> Finding | None:
-    """It hung, and somebody or a timeout of its own ended it."""
+    """It hung, and another process or a timeout of its own ended it."""
     hang, end = open_hang(case.evidence), case.end
     if not hang or moved(end.counters).kills:
         return None
@@ -51,11 +46,11 @@ def judge_hung_and_killed(case: Case) -> Finding | None:
 
 def _of_hang(case: Case, hang: Record, sure: Sure, how: str) -> HangFinding:
     found = explain(hang)
-    told = _as_told(hang)
+    told = as_told(hang)
     if not _text.records(hang.get("looks")):
         found = told
     elif hang.get("by") != "leader" and told.cause is not Cause.UNKNOWN:
-        # What its line said then may not be there to be read any more, or say something else.
+        # Its source line may have changed or be gone since.
         found.cause, found.sentence = told.cause, told.sentence
     found.sure = found.sure if found.sure is not Sure.CERTAIN else sure
     found.evidence.append(how)
@@ -66,62 +61,51 @@ def _of_hang(case: Case, hang: Record, sure: Sure, how: str) -> HangFinding:
     return found
 
 
-def _as_told(hang: Record) -> HangFinding:
-    """Where only the words are left of it."""
-    try:
-        cause = Cause(hang.get("cause"))
-    except ValueError:
-        cause = Cause.UNKNOWN
-    sentence = _text.one_line(_text.text(hang.get("sentence")), 600) or "It made no step any more."
-    return HangFinding(
-        cause, sentence, Sure.LIKELY, _lines(hang, "evidence"), _lines(hang, "advice")
-    )
-
-
-def _lines(record: Record, name: str) -> list[str]:
-    told = record.get(name)
-    texts = [each for each in told if isinstance(each, str)] if isinstance(told, list) else []
-    return [_text.one_line(each, 400) for each in texts]
-
-
 def _text_file(case: Case) -> str:
     found = (path for path in case.evidence.files if path.name.startswith("hang"))
     return str(next((p for p in sorted(found, reverse=True)), "hang.txt in the run folder"))
 
 
 def tell_hang(evidence: Evidence) -> list[str]:
-    """That it hung when something else ended it."""
+    """That it hung when another cause ended it."""
     hang = open_hang(evidence)
     if not hang:
         return []
     sentence = _text.one_line(_text.text(hang.get("sentence")), 300)
-    return [f"it hung then: {sentence}" if sentence else "it made no step any more then"]
+    return [f"it hung then: {sentence}" if sentence else "it made no more steps then"]
 
 
-# -- Ends that nobody has seen: the records simply stop --------------------------------------------
+# -- Ends that no process has recorded: the records stop -------------------------------------------
+
+_GONE = (
+    "`holdfast run` and its command ended together: a power cut, a container or a job step that "
+    "was ended, or a kill of both."
+)
+_TOGETHER = (
+    "Trainer and keeper were killed together: a container or a job step that was ended, or a kill "
+    "of both."
+)
+_AT_ONCE = (
+    "Everything of it ended at once: a power cut, a lost node, or a container or job step that was "
+    "killed."
+)
+_OOM = (
+    "Trainer and keeper were killed together, with nearly no memory left: most likely by the "
+    "kernel's OOM killer (memory.oom.group, or a container's limit)."
+)
 
 
 def judge_lost(case: Case) -> Finding | None:
-    """Trainer and keeper are both gone without a word: power, node, container, or one kill."""
-    evidence, end = case.evidence, case.end
+    """Trainer and keeper are both gone without a record: power, node, container, or one kill."""
+    evidence, end, lost = case.evidence, case.end, advice.lost(case)
     if end.is_unreachable:
-        return Finding(
-            Cause.MACHINE_LOST,
-            f"{case.opening} could not be reached any more: its machine or its network is gone.",
-            Sure.LIKELY,
-            ["its keeper was not heard of for a minute, on no connection and in no file"],
-            advice.lost(case),
-        )
+        sentence = f"{case.opening} cannot be reached: its machine or its network is gone."
+        told = ["its keeper gave no sign for a minute, on no connection and in no file"]
+        return Finding(Cause.MACHINE_LOST, sentence, Sure.LIKELY, told, lost)
     led = _text.record(evidence.led)
     if led and not end.is_recorded and not evidence.exit and led.get("ended") is None:
-        return Finding(
-            Cause.KILLED,
-            "`holdfast run` and its command ended together: a power cut, a container or a job step "
-            "that was ended, or a kill of both.",
-            Sure.BY_EXCLUSION,
-            ["the record of `holdfast run` has a beginning and no end"],
-            advice.lost(case),
-        )
+        told = ["the record of `holdfast run` has a beginning and no end"]
+        return Finding(Cause.KILLED, _GONE, Sure.BY_EXCLUSION, told, lost)
     if evidence.kind != "run" or evidence.exit or end.is_recorded or end.fault is not None:
         return None
     if not evidence.lease and not evidence.beat:
@@ -129,51 +113,25 @@ def judge_lost(case: Case) -> Finding | None:
     told = []
     last = _text.real(evidence.beat.get("time"))
     if last is not None:
-        told.append(f"its last heartbeat is of {_text.clock(last)}, and nothing was noted after it")
+        told.append(f"its last heartbeat is of {_text.clock(last)}, and no record is newer")
     sample = _text.record(evidence.beat.get("memory"))
     told += tell_memory([sample], last) if sample else []
-    said = advice.lost(case)
-    if evidence.has_rebooted:
+    if evidence.run.has_rebooted:
         told.append("the machine has been started again since")
-        return Finding(
-            Cause.MACHINE_LOST,
-            "The machine went down with the run: a power cut, a crash or a restart.",
-            Sure.CERTAIN,
-            told,
-            said,
-        )
+        sentence = "The machine went down with the run: a power cut, a crash or a restart."
+        return Finding(Cause.MACHINE_LOST, sentence, Sure.CERTAIN, told, lost)
     if not evidence.beat:
         told.append("it had no keeper yet: it ended while it was being opened")
-    else:
-        told.append("trainer and keeper ended at the same time, so nobody was left to note it")
+        sentence = f"{case.opening} ended while the run was being opened, and nothing says why."
+        lines = advice.killed(case, knows_counters=False)
+        return Finding(Cause.UNKNOWN, sentence, Sure.UNKNOWN, told, lines)
+    told.append("trainer and keeper ended at the same time, so neither recorded the end")
     use = read_use(sample)
-    if evidence.beat and (use.is_near_limit or use.is_machine_full):
+    if use.is_near_limit or use.is_machine_full:
         cause = Cause.OOM_CGROUP if use.is_near_limit else Cause.OOM_MACHINE
-        return Finding(
-            cause,
-            "Trainer and keeper were killed together, with nearly no memory left: most likely "
-            "by the kernel's OOM killer (memory.oom.group, or a container's limit).",
-            Sure.LIKELY,
-            told,
-            advice.host_memory(case, use, is_machine=cause is Cause.OOM_MACHINE),
-        )
-    if not evidence.beat:
-        return Finding(
-            Cause.UNKNOWN,
-            f"{case.opening} ended while the run was being opened, and nothing says why.",
-            Sure.UNKNOWN,
-            told,
-            advice.killed(case, knows_counters=False),
-        )
-    if evidence.is_here:
+        lines = advice.host_memory(case, use, is_machine=cause is Cause.OOM_MACHINE)
+        return Finding(cause, _OOM, Sure.LIKELY, told, lines)
+    if evidence.run.is_here:
         told.append("the machine has not been started again since: it was not a power cut")
-        sentence = (
-            "Trainer and keeper were killed together: a container or a job step that was ended, "
-            "or a kill of both."
-        )
-        return Finding(Cause.KILLED, sentence, Sure.BY_EXCLUSION, told, said)
-    sentence = (
-        "Everything of it ended at once: a power cut, a lost node, or a container or job step that "
-        "was killed."
-    )
-    return Finding(Cause.MACHINE_LOST, sentence, Sure.BY_EXCLUSION, told, said)
+        return Finding(Cause.KILLED, _TOGETHER, Sure.BY_EXCLUSION, told, lost)
+    return Finding(Cause.MACHINE_LOST, _AT_ONCE, Sure.BY_EXCLUSION, told, lost)

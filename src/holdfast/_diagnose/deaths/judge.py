@@ -1,7 +1,7 @@
-"""From evidence to one verdict: rules in order, and the first that has an answer gives it.
+"""From evidence to one verdict: rules in order; the first that has an answer gives it.
 
-First what somebody wanted, then what the scheduler says, then how the process died, then what
-it said itself. No rule guesses: what nobody has recorded stays unknown, and is said to be.
+First what a person or the scheduler wanted, then how the process died, then what it printed. No
+rule guesses: without a record the cause stays unknown, and the verdict says so.
 """
 
 from __future__ import annotations
@@ -13,18 +13,22 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from holdfast import _text
-from holdfast._diagnose.deaths.asked import judge_asked, judge_decided, judge_finished
+from holdfast._diagnose.advice import hints_for
+from holdfast._diagnose.deaths.asked import (
+    judge_asked,
+    judge_decided,
+    judge_finished,
+    judge_slurm,
+)
 from holdfast._diagnose.deaths.hang import judge_hung, judge_hung_and_killed, judge_lost, tell_hang
 from holdfast._diagnose.deaths.memory import judge_kill, judge_lost_child
 from holdfast._diagnose.deaths.python import judge_python
 from holdfast._diagnose.deaths.ranks import judge_collective, judge_mismatch, open_case
 from holdfast._diagnose.deaths.signals import judge_crash, judge_terminated, judge_timed_out
-from holdfast._diagnose.deaths.slurm import judge_slurm
 from holdfast._diagnose.evidence.case import Case, Finding
 from holdfast._diagnose.evidence.evidence import Evidence
 from holdfast._diagnose.hangs.judge import HangFinding
 from holdfast._diagnose.hangs.live import judge_live
-from holdfast._diagnose.hints import hints_for
 from holdfast._diagnose.texts.exceptions import KINDS
 from holdfast._diagnose.verdict import Cause, Restart, Sure, Verdict, restart_after
 
@@ -57,7 +61,7 @@ def judge(evidence: Evidence) -> Verdict:
     """Why it ended, as far as it can be told. Never raises."""
     try:
         return judge_strictly(evidence)
-    except Exception as error:  # noqa: BLE001  a supervisor must go on, whatever a record holds
+    except Exception as error:  # noqa: BLE001  a supervisor must go on with any record
         return Verdict(
             Cause.UNKNOWN,
             "Its records cannot be understood.",
@@ -70,24 +74,17 @@ def judge(evidence: Evidence) -> Verdict:
 def judge_strictly(evidence: Evidence) -> Verdict:
     """The same, for tests: what goes wrong here is a bug."""
     if evidence.is_live:
-        return _with_folder(evidence, _in_lines(judge_live(evidence)))
-    evidence, past = _without_past(evidence)
-    case = open_case(evidence)
-    found = next((f for rule in _RULES if (f := rule(case)) is not None), None)
-    return _with_folder(evidence, _verdict(case, found or _unknown(case, past)))
-
-
-def _without_past(evidence: Evidence) -> tuple[Evidence, list[Sign]]:
-    """Without what was printed long before the end, and so was got over; that comes second."""
+        return _printable(evidence, judge_live(evidence))
+    # The training recovered from past signs: they only show where no rule has an answer.
     past = [sign for sign in evidence.signs if sign.details.get("is_past")]
-    if not past:
-        return evidence, past
-    kept = [sign for sign in evidence.signs if not sign.details.get("is_past")]
-    return replace(evidence, signs=kept), past
+    now = [sign for sign in evidence.signs if not sign.details.get("is_past")]
+    case = open_case(replace(evidence, signs=now))
+    found = next((f for rule in _RULES if (f := rule(case)) is not None), None)
+    return _printable(evidence, _verdict(case, found or _unknown(case, past)))
 
 
 def _unknown(case: Case, past: list[Sign]) -> Finding:
-    """What is known, and no more."""
+    """No rule has an answer: only the facts."""
     end, told = case.end, []
     if end.status is not None:
         told.append(f"{case.who} left with status {end.status}")
@@ -101,102 +98,85 @@ def _unknown(case: Case, past: list[Sign]) -> Finding:
         told.append(f"the last line that it printed: {_text.one_line(last, 240)}")
     for sign in past[-1:]:
         after = _text.count(_text.whole(sign.details.get("from_end")) or 0, "line")
-        told.append(
-            f"line {sign.line} is: {_text.one_line(sign.text, 240)}; it went on for {after} after "
-            "that"
-        )
+        said = _text.one_line(sign.text, 240)
+        told.append(f"line {sign.line} is: {said}; it went on for {after} after that")
     if end.status is not None:
         sentence = f"{case.opening} left with status {end.status}, and nothing says why."
     else:
         sentence = "Nothing that is here says why it ended."
+    lines = [
+        "Next time, start it with `holdfast run -- …`: then its status, its last words, its "
+        "memory and the senders of signals are recorded."
+    ]
     return Finding(
-        Cause.UNKNOWN,
-        sentence,
-        Sure.UNKNOWN,
-        told,
-        [
-            "Next time, start it with `holdfast run -- …`: then its status, its last words, its "
-            "memory and the senders of signals are recorded."
-        ]
-        if case.evidence.led is None
-        else [],
+        Cause.UNKNOWN, sentence, Sure.UNKNOWN, told, lines if case.evidence.led is None else []
     )
 
 
 def _verdict(case: Case, found: Finding) -> Verdict:
-    end = case.end
+    end, is_hang = case.end, isinstance(found, HangFinding)
     told = [*found.evidence, *case.evidence.notes]
-    if not isinstance(found, HangFinding):
+    if not is_hang:
         told = [*found.evidence, *case.culprit, *case.evidence.notes, *tell_hang(case.evidence)]
     sure = found.sure
     if sure is Sure.CERTAIN and (after := _lines_after(case.evidence)):
         sure = Sure.LIKELY
-        told.append(f"{_text.count(after, 'line')} came after that: it may have been got over")
+        told.append(f"{_text.count(after, 'line')} came after that: it may have recovered")
     if sure is Sure.CERTAIN and any(sign.details.get("is_bare") for sign in end.signs):
         sure = Sure.LIKELY
-        told.append("its traceback is not there")
+        told.append("its traceback is missing")
     durable = case.durable_step
     if end.step is not None and found.cause is not Cause.FINISHED:
         kept = "nothing was durable" if durable is None else f"step {durable} is durable"
         if case.evidence.kind == "run":
             told.append(f"its last step was {end.step}; {kept}")
+    rank, others = end.rank, case.others
+    if isinstance(found, HangFinding):
+        rank, others = found.rank, found.others
     host = end.host or _text.text(_text.record(case.evidence.lease.get("process")).get("host"))
     return Verdict(
         found.cause,
-        _one_line(found.sentence),
+        found.sentence,
         sure,
-        tuple(dict.fromkeys(map(_one_line, told))),
-        tuple(dict.fromkeys(map(_one_line, [*_hints(case, found), *found.advice]))),
-        rank=found.rank if isinstance(found, HangFinding) else end.rank,
+        tuple(told),
+        (*_hints(case, found), *found.advice),
+        rank=rank,
         host=host or None,
         time=end.time,
         step=end.step,
         durable_step=durable,
-        others=tuple(
-            map(_one_line, found.others if isinstance(found, HangFinding) else case.others)
-        ),
-        restart=_restart(found),
+        others=tuple(others),
+        # A run that was ended because it hung did not finish, whatever held it.
+        restart=Restart.BACKOFF if is_hang else restart_after(found.cause),
     )
 
 
 def _hints(case: Case, found: Finding) -> list[str]:
-    """By the words of what was raised or printed."""
     fault = case.end.fault
     raised = [fault.type, fault.message, *fault.chain, fault.tail] if fault is not None else []
     return hints_for(found.cause, "\n".join([found.sentence, *found.evidence, *raised]))
 
 
-def _restart(found: Finding) -> Restart:
-    restart = restart_after(found.cause)
-    # What looked as if somebody held it, or as slow, and was ended all the same, did not finish.
-    return Restart.BACKOFF if isinstance(found, HangFinding) else restart
-
-
-def _in_lines(verdict: Verdict) -> Verdict:
-    """The same, with every text in one line that a terminal can show."""
+def _printable(evidence: Evidence, verdict: Verdict) -> Verdict:
+    """Every text in one line that a terminal can show, and the folder in place of RUN."""
+    advice = [_one_line(each) for each in verdict.advice]
+    if evidence.kind == "run" and evidence.subject:
+        folder = shlex.quote(evidence.subject)
+        advice = [_RUN.sub(lambda found: f"{found[1]} {folder}", each) for each in advice]
     return replace(
         verdict,
         sentence=_one_line(verdict.sentence),
-        evidence=tuple(map(_one_line, verdict.evidence)),
-        advice=tuple(map(_one_line, verdict.advice)),
+        evidence=tuple(dict.fromkeys(map(_one_line, verdict.evidence))),
+        advice=tuple(dict.fromkeys(advice)),
         others=tuple(map(_one_line, verdict.others)),
     )
 
 
-def _with_folder(evidence: Evidence, verdict: Verdict) -> Verdict:
-    """The same, with lines to type that can be typed as they are."""
-    if evidence.kind != "run" or not evidence.subject:
-        return verdict
-    folder = shlex.quote(evidence.subject)
-    advice = (_RUN.sub(lambda found: f"{found[1]} {folder}", each) for each in verdict.advice)
-    return replace(verdict, advice=tuple(advice))
-
-
 def _lines_after(evidence: Evidence) -> int:
-    """The lines that a log has after what a training may go on after; none if they are few."""
+    """How many lines a log has after its last error; 0 if they are few or it surely ended."""
     said = {sign.kind for sign in evidence.signs}
     if evidence.kind != "log" or not said <= {"python_exception", "holdfast_start", *KINDS}:
-        return 0  # what a launcher, a shell or SLURM says of an end is the end
+        return 0  # a launcher, a shell or SLURM reported the end
     after = [_text.whole(sign.details.get("from_end")) or 0 for sign in evidence.signs]
     return least if (least := min(after, default=0)) > _FEW_LINES else 0
 

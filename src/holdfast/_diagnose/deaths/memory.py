@@ -1,8 +1,7 @@
-"""SIGKILL: by the OOM killer, for a cgroup or for the machine, or by somebody.
+"""SIGKILL and lost workers: the OOM killer of a cgroup or of the machine, or another process.
 
-The kernel says nothing to the process. What tells are its counters, read just before and just
-after: that of the cgroup counts kills of its own processes, so nobody else's can be mistaken
-for ours.
+The kernel tells the killed process nothing. Its counters tell, read just before and just after
+the death. The counter of a cgroup counts kills of its own processes only.
 """
 
 from __future__ import annotations
@@ -11,21 +10,20 @@ import re
 
 from holdfast import _text
 from holdfast._diagnose import advice
-from holdfast._diagnose.evidence.case import Case, Finding, Trouble
-from holdfast._diagnose.evidence.ends import End
+from holdfast._diagnose.evidence.case import Case, End, Finding, Trouble
 from holdfast._diagnose.evidence.evidence import Record
 from holdfast._diagnose.evidence.memory import Moved, Use, last_use, moved, tell_graphs, tell_memory
 from holdfast._diagnose.verdict import Cause, Sure
 
 _KILL = -9
 _FAR = 0.5  # of the limit: so little does not call the OOM killer
-_ROOM = 0.2  # of the machine's memory: with so much left it is not out of it
+_ROOM = 0.2  # of the machine's memory: with so much left it is not out of memory
 _FRESH_SECONDS = 2.0
-_LOOKED_SECONDS = 1.5  # between two looks
+_SAMPLE_SECONDS = 1.5  # between two samples
 
 
 def judge_kill(case: Case) -> Finding | None:
-    """A process that died of SIGKILL."""
+    """The process died of SIGKILL."""
     end = case.end
     if end.status != _KILL or end.was_sent_away:
         return None
@@ -38,7 +36,7 @@ def judge_kill(case: Case) -> Finding | None:
         or _by_use(case, use, counted)
     )
     if found is None and end.had_failed:
-        return None  # what it raised comes first, whoever has then ended it
+        return None  # the exception that it had raised before is the cause
     return found or _killed(case, use, counted)
 
 
@@ -47,57 +45,51 @@ def _by_limit(case: Case, use: Use, counted: Moved) -> Finding | None:
     if counted.kills or use.cpu_limit is None or use.cpu_seconds is None:
         return None
     since = (case.end.time or 0.0) - (use.time or 0.0) if use.time and case.end.time else 0.0
-    if use.cpu_seconds + 2 * max(since, 0.0) + _LOOKED_SECONDS < use.cpu_limit:
+    if use.cpu_seconds + 2 * max(since, 0.0) + _SAMPLE_SECONDS < use.cpu_limit:
         return None
+    used, limit = _text.duration(use.cpu_seconds), _text.duration(use.cpu_limit)
+    sentence = f"The kernel ended {case.who} at its limit of processor time: {limit} (ulimit -t)."
+    evidence = [
+        f"{case.who} died of SIGKILL",
+        f"it had used {used} of {limit} in the last sample",
+    ]
+    raise_it = "Raise it where it is set (ulimit -Ht shows it): ulimit -t unlimited"
     return Finding(
-        Cause.TIME_LIMIT,
-        f"The kernel ended {case.who} at its limit of processor time: "
-        f"{_text.duration(use.cpu_limit)} (ulimit -t).",
-        Sure.LIKELY,
-        [
-            f"{case.who} died of SIGKILL",
-            f"it had used {_text.duration(use.cpu_seconds)} of {_text.duration(use.cpu_limit)} "
-            "when it was last looked at",
-        ],
-        [
-            "Raise it where it is set (ulimit -Ht shows it): ulimit -t unlimited",
-            *advice.go_on(case),
-        ],
+        Cause.TIME_LIMIT, sentence, Sure.LIKELY, evidence, [raise_it, *advice.go_on(case)]
     )
 
 
 def _by_counter(case: Case, use: Use, counted: Moved) -> Finding | None:
-    """The cgroup's own counter moved: that is the kernel's word."""
     if not counted.kills:
         return None
-    end, limit = case.end, use.limit or counted.limit
+    limit = use.limit or counted.limit
     before, after = counted.values
     evidence = [
         f"{case.who} died of SIGKILL",
         f"the OOM kills of its cgroup went from {before} to {after} at that moment",
     ]
-    victim = earlier_victim(end)
+    victim = _earlier_victim(case.end)
     if victim is not None and counted.kills == 1:
-        return oom_of_worker(case, evidence, victim=victim)
+        return oom_of_worker(case, evidence, victim)
     has_hit = counted.has_hit_limit
     if has_hit and not counted.hits and use.is_machine_full:
-        has_hit = False  # page cache fills a cgroup to its limit as well, and harms nobody
+        has_hit = False  # page cache fills a cgroup to its limit as well, and does no harm
     is_parent = has_hit is False and _is_of_a_parent(use)
     if has_hit is False and not is_parent:
         return _machine(case, use, evidence, Sure.CERTAIN)
     if counted.hits:
         evidence.append(f"the limit was hit {_text.count(counted.hits, 'time')} then")
     if counted.peak and limit:
-        evidence.append(f"the most that the cgroup ever had was {_of(counted.peak, limit)}")
+        evidence.append(f"the peak of the cgroup was {_of(counted.peak, limit)}")
     sure = Sure.CERTAIN
     if is_parent:
         sure = Sure.LIKELY
-        evidence.append("the limit that was hit must be that of a cgroup further up")
+        evidence.append("the limit that was hit must be that of a parent cgroup")
     elif _is_far_below(case, use, counted, limit):
         sure = Sure.LIKELY
         evidence.append(
-            "but it had used far less than the limit when it was last looked at: another process "
-            "of the cgroup may have been the OOM killer's, and somebody has killed this one"
+            "but it used far less than the limit in the last sample: the OOM killer may have "
+            "ended another process of the cgroup, and another process has killed this one"
         )
     return _cgroup(case, use, evidence, sure, limit, counted.peak)
 
@@ -107,9 +99,9 @@ def _of(used: int, limit: int) -> str:
 
 
 def _is_of_a_parent(use: Use) -> bool:
-    """Whether a limit further up was hit: its hits are counted up there, the kill down here.
+    """Whether the limit of a parent cgroup was hit: its hits are counted there, the kill here.
 
-    In a container that one may not even be seen: then a machine with room tells it.
+    In a container the parent may be invisible: then a machine with free memory shows it.
     """
     if use.is_machine_full:
         return False
@@ -118,8 +110,7 @@ def _is_of_a_parent(use: Use) -> bool:
 
 
 def _by_kernel(case: Case, use: Use) -> Finding | None:
-    """The kernel's log, for those who may read it."""
-    sign = next((s for s in case.evidence.signs if s.kind == "kernel_oom"), None)
+    sign = case.sign("kernel_oom")
     if sign is None or case.end.pid not in (None, _text.whole(sign.details.get("pid"))):
         return None
     evidence = [f"the kernel's log has: {_text.one_line(sign.text)}"]
@@ -129,28 +120,23 @@ def _by_kernel(case: Case, use: Use) -> Finding | None:
 
 
 def _by_slurm(case: Case, use: Use) -> Finding | None:
-    """SLURM's own word, where no counter could be read."""
-    sign = case.end.has("slurm_oom") or next(
-        (s for s in case.evidence.signs if s.kind == "slurm_oom"), None
-    )
+    sign = case.end.has("slurm_oom") or case.sign("slurm_oom")
     state = _text.text(_text.record(case.evidence.job).get("state"))
     if sign is None and "OUT_OF_MEMORY" not in state:
         return None
-    said = _text.one_line(sign.text) if sign else f"SLURM calls the job {state}"
-    return _cgroup(case, use, [f"{case.who} died of SIGKILL", said], Sure.CERTAIN, use.limit)
+    line = _text.one_line(sign.text) if sign else f"SLURM calls the job {state}"
+    return _cgroup(case, use, [f"{case.who} died of SIGKILL", line], Sure.CERTAIN, use.limit)
 
 
 def _by_use(case: Case, use: Use, counted: Moved) -> Finding | None:
-    """No counter of the cgroup: how much memory was left is all there is to go by."""
+    """Without a counter of the cgroup, only the memory in use tells."""
     if counted.is_known:
         return None
-    evidence = [f"{case.who} died of SIGKILL"]
+    told = "no counter of OOM kills could be read, so this goes by the memory in use"
     if counted.machine_kills:
-        evidence.append(
-            f"the machine counted {_text.count(counted.machine_kills, 'OOM kill')} at that moment"
-        )
-    else:
-        evidence.append("no counter of OOM kills could be read, so this goes by the memory in use")
+        kills = _text.count(counted.machine_kills, "OOM kill")
+        told = f"the machine counted {kills} at that moment"
+    evidence = [f"{case.who} died of SIGKILL", told]
     if use.is_near_limit:
         return _cgroup(case, use, evidence, Sure.LIKELY, use.limit)
     if use.is_machine_full or counted.machine_kills:
@@ -166,16 +152,13 @@ def _cgroup(
     limit: int | None,
     peak: int | None = None,
 ) -> Finding:
-    used = ""
+    used = f": its cgroup may use {_text.size(limit)}" if limit else ""
     if use.used and limit:
-        # Between the last look and the end it may have grown by far.
+        # Between the last sample and the end it may have grown by far.
         used = f": its cgroup had used {_of(max(use.used, peak or 0), limit)}"
-    elif limit:
-        used = f": its cgroup may use {_text.size(limit)}"
-    sentence = f"The kernel's OOM killer ended {case.who}{used}."
-    if sure is not Sure.CERTAIN:
-        sentence = f"The kernel's OOM killer most likely ended {case.who}{used}."
-    evidence += _maxrss(case.evidence.led) + _story(case)
+    likely = "" if sure is Sure.CERTAIN else "most likely "
+    sentence = f"The kernel's OOM killer {likely}ended {case.who}{used}."
+    evidence += _story(case)
     return Finding(Cause.OOM_CGROUP, sentence, sure, evidence, advice.host_memory(case, use))
 
 
@@ -190,34 +173,30 @@ def _machine(case: Case, use: Use, evidence: list[str], sure: Sure) -> Finding:
         f"The machine ran out of memory{left}, and the kernel's OOM killer {likely}ended "
         f"{case.who}."
     )
-    evidence += _maxrss(case.evidence.led) + _story(case)
-    said = advice.host_memory(case, use, is_machine=True)
-    return Finding(Cause.OOM_MACHINE, sentence, sure, evidence, said)
+    evidence += _story(case)
+    lines = advice.host_memory(case, use, is_machine=True)
+    return Finding(Cause.OOM_MACHINE, sentence, sure, evidence, lines)
 
 
-def _story(case: Case) -> list[str]:
-    """What memory did, and what was seen to fill it when the trainer was warned."""
-    return [*tell_memory(case.end.memory, case.end.time), *tell_graphs(case.end.graphs)]
+def _story(case: Case, *, peak: bool = True) -> list[str]:
+    """How memory grew, and what filled it when the trainer was warned."""
+    most = _text.whole(_text.record(case.evidence.led).get("maxrss")) if peak else None
+    told = [f"the peak of its largest process was {_text.size(most)}"] if most else []
+    return [*told, *tell_memory(case.end.memory, case.end.time), *tell_graphs(case.end.graphs)]
 
 
-def oom_of_worker(
-    case: Case,
-    evidence: list[str],
-    sure: Sure = Sure.LIKELY,
-    victim: Record | None = None,
-) -> Finding:
-    """The OOM killer took a worker, and the trainer ended because of that."""
+def oom_of_worker(case: Case, evidence: list[str], victim: Record | None = None) -> Finding:
+    """The OOM killer ended a worker, and the trainer ended because of that."""
     if victim is None:
         victim = next((p for p in case.end.children if _status(p) == _KILL), {})
-    name = worker_name(victim)
     of = f" (of {case.who})" if case.end.rank is not None else ""
-    sentence = f"The kernel's OOM killer ended {name}{of}, and the training with it."
-    evidence = [*evidence, *_story(case)]
-    return Finding(Cause.OOM_WORKER, sentence, sure, evidence, advice.worker_memory(case))
+    sentence = f"The kernel's OOM killer ended {_name(victim)}{of}, and the training with it."
+    evidence = [*evidence, *_story(case, peak=False)]
+    return Finding(Cause.OOM_WORKER, sentence, Sure.LIKELY, evidence, advice.worker_memory(case))
 
 
-def worker_name(process: Record) -> str:
-    """A child of the trainer, as it begins no sentence."""
+def _name(process: Record) -> str:
+    """A child of the trainer, within a sentence."""
     pid, comm = _text.whole(process.get("pid")), _text.text(process.get("comm"))
     what = "a data-loader worker" if not comm or "pt_data" in comm else f"its child `{comm}`"
     if "comm" in process and not comm:
@@ -226,7 +205,7 @@ def worker_name(process: Record) -> str:
 
 
 def judge_lost_child(case: Case) -> Finding | None:
-    """A child was the OOM killer's, and its parent failed without it, whatever it then said."""
+    """The OOM killer ended a child, and its parent failed because of that."""
     end = case.end
     counted = moved(end.counters)
     kills = counted.kills or counted.kills_in_life
@@ -236,18 +215,17 @@ def judge_lost_child(case: Case) -> Finding | None:
         return None
     victims = [p for p in end.children if _status(p) == _KILL and p.get("pid") != end.pid]
     if not victims and not counted.kills:
-        return None  # it was long before, and of nobody that is known
-    evidence = [f"{worker_name(each)} died of SIGKILL" for each in victims[:1]]
+        return None  # it was long before, and of no process that is known
+    evidence = [f"{_name(each)} died of SIGKILL" for each in victims[:1]]
     evidence.append(f"its cgroup counted {_text.count(kills, 'OOM kill')} in that time")
     if counted.peak and counted.limit:
-        evidence.append(f"the most that the cgroup ever had was {_of(counted.peak, counted.limit)}")
+        evidence.append(f"the peak of the cgroup was {_of(counted.peak, counted.limit)}")
     if end.fault is not None:
         evidence.append(f"{case.who} then raised {end.fault.sentence(240)}")
-    victim = victims[0] if victims else {"comm": ""}
-    return oom_of_worker(case, evidence, Sure.LIKELY, victim)
+    return oom_of_worker(case, evidence, victims[0] if victims else {"comm": ""})
 
 
-def earlier_victim(end: End) -> Record | None:
+def _earlier_victim(end: End) -> Record | None:
     """A child that was killed well before its parent: then the kernel's one kill was its."""
     for process in end.children:
         ended = _text.real(process.get("ended"))
@@ -259,10 +237,8 @@ def earlier_victim(end: End) -> Record | None:
 
 
 def _status(process: Record) -> int | None:
-    for key in ("status", "exitcode"):
-        if (found := _text.whole(process.get(key))) is not None:
-            return found
-    return None
+    status = _text.whole(process.get("status"))
+    return status if status is not None else _text.whole(process.get("exitcode"))
 
 
 def _is_far_below(case: Case, use: Use, counted: Moved, limit: int | None) -> bool:
@@ -279,13 +255,8 @@ def _is_far_below(case: Case, use: Use, counted: Moved, limit: int | None) -> bo
     return bool(used) and is_fresh and used < _FAR * limit
 
 
-def _maxrss(led: Record | None) -> list[str]:
-    most = _text.whole(_text.record(led).get("maxrss"))
-    return [f"the most that a process of it ever had was {_text.size(most)}"] if most else []
-
-
 def _killed(case: Case, use: Use, counted: Moved) -> Finding:
-    """Nothing speaks for the OOM killer: by exclusion, somebody's `kill -9`."""
+    """No evidence for the OOM killer: by exclusion, another process's `kill -9`."""
     evidence = [f"{case.who} died of SIGKILL, which no process can handle"]
     before, after = counted.values
     if counted.is_known:
@@ -298,112 +269,114 @@ def _killed(case: Case, use: Use, counted: Moved) -> Finding:
     elif counted.machine_kills and counted.is_known:
         evidence.append("the machine did count an OOM kill, but of a process of another cgroup")
     if counted.kills_in_life:
-        evidence.append(
-            "earlier in this attempt its cgroup had "
-            f"{_text.count(counted.kills_in_life, 'OOM kill')}"
-        )
+        kills = _text.count(counted.kills_in_life, "OOM kill")
+        evidence.append(f"earlier in this attempt its cgroup had {kills}")
     if use.used and use.limit:
         evidence.append(f"memory was below its limit: {_text.size_of(use.used, use.limit)}")
     elif use.available is not None and use.total:
         evidence.append(f"the machine had {_text.size_of(use.available, use.total)} available")
-    evidence.append("no stop was requested, and its keeper did not end it")
-    if counted.is_known:
-        sentence = f"Another process killed {case.who} with SIGKILL (kill -9)."
-        sure = Sure.BY_EXCLUSION
+    sentence = f"Another process killed {case.who} with SIGKILL (kill -9)."
+    sure = Sure.BY_EXCLUSION
+    if counted.is_known or counted.machine_kills == 0:
+        evidence.append("no stop was requested, and its keeper did not end it")
     else:
         sentence = (
             f"{case.opening} was killed with SIGKILL: by another process (kill -9) or by the "
             "OOM killer. Nothing that was recorded tells which."
         )
-        sure = Sure.BY_EXCLUSION if counted.machine_kills == 0 else Sure.UNKNOWN
-        if sure is Sure.UNKNOWN:
-            evidence[-1:] = ["no counter of OOM kills could be read"]
-        else:
-            sentence = f"Another process killed {case.who} with SIGKILL (kill -9)."
-    said = advice.killed(case, knows_counters=counted.is_known)
-    return Finding(Cause.KILLED, sentence, sure, evidence, said)
+        sure = Sure.UNKNOWN
+        evidence.append("no counter of OOM kills could be read")
+    lines = advice.killed(case, knows_counters=counted.is_known)
+    return Finding(Cause.KILLED, sentence, sure, evidence, lines)
 
 
-# -- No room: in /dev/shm, or on a disk, which `torch.save` never says -----------------------------
+# -- A data-loader worker that died: it shows as four different exceptions -------------------------
+
+_KILLED_BY = re.compile(r"killed by signal: ([A-Za-z ]+?)[.\n]|killed by signal: (.+)")
+_EXIT_CODE = re.compile(r"exited unexpectedly with exit code (\d{1,3})\b")
+_OF_A_LOADER = re.compile(r"DataLoader|torch/utils/data|torch/multiprocessing|shared memory")
+_PIDS = re.compile(r"worker \(pid(?:\(s\))? ([\d, ]+)\)")
+_SIGNALS = {
+    "killed": -9,
+    "segmentation fault": -11,
+    "aborted": -6,
+    "bus error": -7,
+    "terminated": -15,
+    "illegal instruction": -4,
+}
 
 
-_FULL_BYTES = 64 << 20
-_FULL_SHARE = 0.01
-_PATH = re.compile(r"'([^'\n]{1,400})'")
-
-
-def judge_shm(case: Case, trouble: Trouble) -> Finding:
-    """/dev/shm has no room for another batch."""
-    use = last_use(case.end.memory)
-    noted = _text.record(trouble.record.get("shm"))
-    free, total = _text.whole(noted.get("free")), _text.whole(noted.get("total"))
+def judge_worker(case: Case, trouble: Trouble) -> Finding:
+    """The cause is what killed the worker, if that is known."""
+    dead = _dead_worker(case.end, trouble)
+    status = _status(dead)
+    if status is None:
+        status = _told_status(trouble.message)
+    sure = Sure.CERTAIN if status is not None else Sure.LIKELY
+    stack = case.end.has("faulthandler")  # of the worker: the trainer itself lived on
+    if status is None and stack is not None:
+        status = -(_text.whole(stack.details.get("signal")) or 0) or None
     evidence = trouble.evidence(case)
-    size = ""
-    if total:
-        size = f" (it has {_text.size(total)})"
-    if free is not None and total:
-        evidence.append(f"/dev/shm had {_text.size_of(free, total)} free then")
-    if use.shm_free is not None:
-        evidence.append(
-            f"at the last look it had {_text.size(use.shm_free)} free"
-            + (f", {_text.size(use.shm)} were in use" if use.shm is not None else "")
+    name = _name(dead)
+    if not _OF_A_LOADER.search(trouble.message + str(trouble.record.get("frames"))):
+        name = name.replace("a data-loader worker", "a worker process")
+    signal = _text.signal_name(status)
+    if status is not None:
+        evidence.append(f"{name} died of {signal}" if status < 0 else f"{name} left with {status}")
+    use, counted = last_use(case.end.memory), moved(case.end.counters)
+    if status in (-9, None):
+        kills = counted.kills or counted.kills_in_life
+        slurm = case.sign("slurm_oom")
+        told = ""
+        if kills:
+            told = f"its cgroup counted {_text.count(kills, 'OOM kill')} in that time"
+        elif slurm is not None:
+            told = _text.one_line(slurm.text)
+        elif (use.is_near_limit or use.is_machine_full) and not counted.is_known:
+            told = "nearly all memory was in use"
+        if told:
+            return oom_of_worker(case, [*evidence, told], dead)
+    opening = f"{name[:1].upper()}{name[1:]}"
+    if status == -7:
+        noted = case.end.fault.record if case.end.fault is not None else {}
+        free = _text.whole(_text.record(noted.get("shm")).get("free"))
+        left = use.shm_free if free is None else min(free, use.shm_free or free)
+        if left is not None:
+            evidence.append(f"/dev/shm had {_text.size(left)} free")
+        sentence = f"{opening} died of a bus error, as it does when /dev/shm is full."
+        return Finding(
+            Cause.SHM_FULL, sentence, Sure.LIKELY, evidence, advice.advise(case, "shm_full")
         )
-    evidence.append("the room is free again once the process is gone, so df shows nothing now")
-    return Finding(
-        Cause.SHM_FULL,
-        f"/dev/shm was full{size}, and {case.who} could not hand over a batch.",
-        Sure.LIKELY,
-        evidence,
-        advice.shm_full(case),
-    )
+    of = f" of {case.who}" if case.end.rank is not None else ""
+    how = f"left with status {status}" if signal is None else f"died of {signal}"
+    how = {None: "died", -9: "was killed with SIGKILL"}.get(status, how)
+    sentence = f"{opening}{of} {how}, and the training with it."
+    if status == -9 and counted.is_known:
+        evidence.append("not the OOM killer: its cgroup counted no OOM kill")
+    evidence += tell_memory(case.end.memory, case.end.time)
+    lines = advice.advise(case, "worker_died")
+    return Finding(Cause.WORKER_DIED, sentence, sure, evidence, lines)
 
 
-def judge_disk(case: Case, trouble: Trouble) -> Finding:
-    """A disk, a quota or the inodes are used up."""
-    said = trouble.message
-    disks = _text.records(trouble.record.get("disks"))
-    full = [disk for disk in disks if _is_full(disk)]
-    evidence = trouble.evidence(case)
-    for disk in full or disks[:3]:
-        evidence.append(_tell(disk))
-    told = re.search(r"No space left|quota exceeded|Errno (?:28|122)\b", said, re.IGNORECASE)
-    is_quota = "quota" in said.lower() or "Errno 122" in said
-    named = _PATH.search(said)
-    path = _text.text(full[0].get("path")) if full else (named[1] if named else "")
-    where = f" ({path})" if path else ""
-    what = "A quota" if is_quota else "A disk"
-    if told:
-        sentence, sure = f"{what} was full{where}, and {case.who} could not write.", Sure.CERTAIN
-        if trouble.fault is None and case.end.status is None:
-            sure = Sure.LIKELY  # a line in a log may be about anything
-    elif full:
-        sentence = f"A disk was full{where}: what {case.who} wrote was cut short."
-        sure = Sure.LIKELY
-    else:
-        sentence = (
-            f"A file that {case.who} wrote was cut short, as on a full disk or beyond a quota."
-        )
-        sure = Sure.LIKELY
-        evidence.append(
-            "torch.save never says that a disk is full; that room was short could not be seen"
-            if not disks
-            else "there is room on the disks now: it may have been freed, or be another one"
-        )
-    return Finding(Cause.DISK_FULL, sentence, sure, evidence, advice.disk_full(case, path))
+def _dead_worker(end: End, trouble: Trouble) -> Record:
+    """The worker that died first, by the records of the system or of the trainer."""
+    told = _PIDS.search(trouble.message)
+    pids = {int(pid) for pid in re.findall(r"\d{1,9}", told[1])} if told else set()
+    known = [*end.children, *_text.records(trouble.record.get("workers"))]
+    known = [p for p in known if _text.whole(p.get("pid")) != end.pid and not p.get("alive")]
+    named = [p for p in known if _text.whole(p.get("pid")) in pids and _status(p) is not None]
+    abnormal = [p for p in known if _status(p) not in (None, 0)]
+    # Workers that were ended because of it got a SIGTERM.
+    first = [p for p in abnormal if _status(p) != -15] or abnormal
+    if named or first:
+        return (named or first)[0]
+    return {"pid": min(pids)} if pids else {}
 
 
-def _is_full(disk: Record) -> bool:
-    free, total = _text.whole(disk.get("free")), _text.whole(disk.get("total"))
-    if _text.whole(disk.get("free_inodes")) == 0:
-        return bool(total)
-    if free is None:
-        return False
-    return free < min(_FULL_BYTES, _FULL_SHARE * total if total else _FULL_BYTES) or free == 0
-
-
-def _tell(disk: Record) -> str:
-    free, total = _text.whole(disk.get("free")), _text.whole(disk.get("total"))
-    path = _text.one_line(str(disk.get("path")), 120)
-    room = f"{_text.size_of(free, total)} free" if free is not None and total else "room unknown"
-    inodes = _text.whole(disk.get("free_inodes"))
-    return f"{path} had {room}" + (", and no inode left" if inodes == 0 and total else "")
+def _told_status(message: str) -> int | None:
+    match = _KILLED_BY.search(message)
+    if match is None:
+        left = _EXIT_CODE.search(message)
+        return int(left[1]) if left is not None else None
+    told = (match[1] or match[2] or "").strip().lower()
+    return next((number for word, number in _SIGNALS.items() if told.startswith(word)), None)

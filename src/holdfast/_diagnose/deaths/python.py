@@ -1,4 +1,4 @@
-"""Ends that Python told of: an exception, `sys.exit`, or lines that mean as much."""
+"""Ends that Python or a library reported: an exception, `sys.exit`, or a line of a log."""
 
 from __future__ import annotations
 
@@ -7,73 +7,68 @@ from typing import TYPE_CHECKING
 
 from holdfast import _text
 from holdfast._diagnose import advice
-from holdfast._diagnose.deaths.gpu import judge_cuda_error, judge_cuda_oom
-from holdfast._diagnose.deaths.memory import judge_disk, judge_shm
-from holdfast._diagnose.deaths.worker import judge_worker
+from holdfast._diagnose.deaths.memory import judge_worker
 from holdfast._diagnose.evidence.case import Case, Finding, Trouble
-from holdfast._diagnose.evidence.memory import last_use, tell_memory, tell_space
+from holdfast._diagnose.evidence.evidence import Record
+from holdfast._diagnose.evidence.memory import last_use, tell_graphs, tell_memory, tell_space
 from holdfast._diagnose.texts.exceptions import KINDS, Fault, kind_of_sign
+from holdfast._diagnose.texts.patterns import read_memory_error
 from holdfast._diagnose.verdict import Cause, Sure
 
 if TYPE_CHECKING:
     from holdfast._diagnose.texts.sign import Sign
 
-_BETTER = ("worker", "shm_full", "disk_full")  # than an exception that says nothing
-_POINTS = re.compile("errors? above|see above|logs? above")  # it says nothing, but where to look
+_BETTER = ("worker", "shm_full", "disk_full")  # than an exception that names no cause
+_POINTS = re.compile("errors? above|see above|logs? above")  # it only says where to look
 _SAYING_LITTLE = ("plain", "peer_lost", "timeout", "interrupt")
 _VAGUE = ("InternalError", "UnknownError", "AbortedError", "UnavailableError", "XlaRuntimeError")
-_WANTS_GPU = re.compile(r"\bGPUs?\b|(?i:cuda)")  # why there is none stands above it
-_NEAR_LINES = 60  # of the end of a log: what is further up may have been got over
+_WANTS_GPU = re.compile(r"\bGPUs?\b|(?i:cuda)")  # why there is none was printed above it
+_NEAR_LINES = 60  # of the end of a log: the training may have recovered from what is further up
 _USAGE = re.compile(r"^(?:usage|Usage): ", re.MULTILINE)
+# Kinds whose sentence is the message with an opening: (cause, opening, advice).
+_BY_KIND = {
+    "environment": (Cause.ENVIRONMENT, "{opening} cannot run on this machine", "environment"),
+    "rendezvous": (Cause.RENDEZVOUS, "{opening} did not find the other ranks", "rendezvous"),
+    "cuda_error": (Cause.CUDA_ERROR, "The GPU of {who} reported an error", "cuda_error"),
+    "nan": (Cause.BAD_TRAINING, "The training went bad", "nan"),
+}
 
 
 def judge_python(case: Case) -> Finding | None:
-    """By the exception, or by what it printed."""
+    """By the exception, or by a line that was printed."""
     trouble = _trouble(case)
     if trouble is None:
         return _usage(case)
     judges = {
         "worker": judge_worker,
-        "shm_full": judge_shm,
-        "disk_full": judge_disk,
-        "cuda_oom": judge_cuda_oom,
-        "cuda_error": judge_cuda_error,
+        "shm_full": _judge_shm,
+        "disk_full": _judge_disk,
+        "cuda_oom": _judge_cuda_oom,
     }
     if trouble.kind in judges:
         return judges[trouble.kind](case, trouble)
     fault, said = trouble.fault, trouble.said
-    sure = Sure.CERTAIN if fault is not None else Sure.LIKELY  # a line may have been got over
+    # Without an exception or a status it is a line of a log, which may be about anything.
+    sure = Sure.CERTAIN if fault is not None else Sure.LIKELY
     evidence = trouble.evidence(case)
-    if trouble.kind == "environment":
-        sentence = f"{case.opening} cannot run on this machine: {said}."
-        return Finding(Cause.ENVIRONMENT, sentence, sure, evidence, list(_ONCE_RIGHT))
-    if trouble.kind == "rendezvous":
-        sentence = f"{case.opening} did not find the other ranks: {said}."
-        return Finding(Cause.RENDEZVOUS, sentence, sure, evidence, advice.rendezvous(case))
+    if trouble.kind in _BY_KIND:
+        cause, opening, name = _BY_KIND[trouble.kind]
+        if trouble.kind == "nan":
+            sure = Sure.LIKELY
+        elif trouble.kind == "cuda_error":
+            said, sure = _text.one_line(said, 160), _how_sure(case, trouble)
+        sentence = f"{opening.format(opening=case.opening, who=case.who)}: {said}."
+        return Finding(cause, sentence, sure, evidence, advice.advise(case, name))
+    use = last_use(case.end.memory)
     if trouble.kind == "host_oom":
         sentence = f"The machine ran out of memory, and what watches it ended {case.who}: {said}."
-        use = last_use(case.end.memory)
-        said_next = advice.host_memory(case, use, is_machine=True)
-        return Finding(Cause.OOM_MACHINE, sentence, Sure.LIKELY, evidence, said_next)
-    if trouble.kind == "nan":
-        sentence = f"The training went bad: {said}."
-        return Finding(
-            Cause.BAD_TRAINING,
-            sentence,
-            Sure.LIKELY,
-            evidence,
-            [
-                "Started again it would do the same: lower the learning rate, clip gradients, look "
-                "at the data of the last steps; torch.autograd.set_detect_anomaly(True) names the "
-                "operation. Earlier checkpoints: holdfast ls RUN"
-            ],
-        )
+        lines = advice.host_memory(case, use, is_machine=True)
+        return Finding(Cause.OOM_MACHINE, sentence, Sure.LIKELY, evidence, lines)
     if trouble.kind == "cpu_oom" and fault is None:
         sentence = f"{case.opening} got no more memory: {said}."
-        use = last_use(case.end.memory)
         evidence += tell_space(use)
-        advised = advice.host_memory(case, use, is_machine=True)
-        return Finding(Cause.PYTHON_EXCEPTION, sentence, sure, evidence, advised)
+        lines = advice.host_memory(case, use, is_machine=True)
+        return Finding(Cause.PYTHON_EXCEPTION, sentence, sure, evidence, lines)
     if fault is None or trouble.kind == "interrupt":
         return None
     if fault.type == "BdbQuit":
@@ -81,25 +76,27 @@ def judge_python(case: Case) -> Finding | None:
     return _exit(case, fault) if fault.is_exit else _plain(case, fault, evidence)
 
 
+def _how_sure(case: Case, trouble: Trouble) -> Sure:
+    """A line of a log may be about anything; an exception, or a line before a failure, is not."""
+    is_only_a_line = trouble.fault is None and case.end.status is None
+    return Sure.LIKELY if is_only_a_line else Sure.CERTAIN
+
+
 def _breakpoint(case: Case, fault: Fault, evidence: list[str]) -> Finding:
     """pdb has ended the process: q was typed, or there was no terminal to type at."""
     at = f", at {fault.place}" if fault.place else ""
-    said = "Take the breakpoint out"
+    why = "pdb was left there with q, or there was no terminal to answer at"
+    instead = "start it at a terminal"
     if "in DataLoader worker" in fault.message:
         why = "a worker of a data loader has no terminal, so pdb got no answer there"
-        said += ", or debug with num_workers=0 at a terminal"
-    else:
-        why = "pdb was left there with q, or there was no terminal to answer at"
-        said += ", or start it at a terminal"
+        instead = "debug with num_workers=0 at a terminal"
     sentence = f"{case.opening} ended at a breakpoint (breakpoint() or pdb){at}: {why}."
-    return Finding(
-        Cause.DEBUGGER, sentence, Sure.CERTAIN, evidence, [f"{said}.", *advice.go_on(case)]
-    )
+    lines = [f"Take the breakpoint out, or {instead}.", *advice.go_on(case)]
+    return Finding(Cause.DEBUGGER, sentence, Sure.CERTAIN, evidence, lines)
 
 
 def _trouble(case: Case) -> Trouble | None:
     fault = case.end.fault
-    kind = fault.kind if fault is not None else ""
     signs = [
         sign
         for sign in case.end.signs
@@ -107,61 +104,54 @@ def _trouble(case: Case) -> Trouble | None:
     ]
     if fault is not None:
         better = [sign for sign in signs if _says_more(sign, fault)]
-        if kind in _SAYING_LITTLE and better and not fault.is_own:
+        if fault.kind in _SAYING_LITTLE and better and not fault.is_own:
             return Trouble(kind_of_sign(better[-1]), fault.sentence(), fault, better[-1])
-        return Trouble(kind, fault.sentence(), fault, None)
+        return Trouble(fault.kind, fault.sentence(), fault, None)
     if case.end.status in (0, None) and case.evidence.kind == "run":
-        return None  # whatever was printed: it was not why it ended
+        return None  # the printed lines are not why it ended
     if signs:
-        # Of several the gravest, which is the first of the table.
-        order = list(KINDS)
+        order = list(KINDS)  # the gravest first
         sign = min(signs, key=lambda each: order.index(each.kind))
         return Trouble(kind_of_sign(sign), _text.one_line(sign.text, 200), None, sign)
     return None
 
 
 def _says_more(sign: Sign, fault: Fault) -> bool:
-    """Whether a line that was printed says more of the cause than what was raised."""
-    what = sign.details.get("what")
+    """Whether a printed line says more of the cause than the exception."""
     if fault.kind == "interrupt":
-        return what == "threads"  # OpenBLAS interrupts its own process then
+        return "threads" in sign.details  # OpenBLAS interrupts its own process then
     if _POINTS.search(fault.message) is not None:
         return True
     if sign.kind == "environment" and _WANTS_GPU.search(fault.message) is not None:
         return True
     if KINDS[sign.kind] in ("cuda_error", "cuda_oom") and fault.type in _VAGUE:
         return True
-    # A worker that left by itself has printed why: that is what was raised.
+    # A worker that left by itself has printed the exception that ended it.
     has_told = sign.details.get("exitcode") or sign.details.get("points_above")
     return KINDS[sign.kind] in _BETTER and not has_told
 
 
 def _plain(case: Case, fault: Fault, evidence: list[str]) -> Finding:
     """An exception that means what it says."""
-    step = case.end.step
+    step, said = case.end.step, fault.sentence()
     if fault.is_configuration:
-        sentence = f"{case.opening} did not get to its first step: {fault.sentence()}."
+        sentence = f"{case.opening} did not get to its first step: {said}."
         if fault.is_before_first_step is None:
-            sentence = f"{case.opening} cannot run like this: {fault.sentence()}."
+            sentence = f"{case.opening} cannot run like this: {said}."
         elif step:
-            sentence = (
-                f"{case.opening} made no step after it had gone on at step {step}: "
-                f"{fault.sentence()}."
-            )
-        said = ["It happens again at every start: put that right first, then start it again."]
+            sentence = f"{case.opening} made no step after it had gone on at step {step}: {said}."
+        lines = [advice.ONCE_RIGHT]
         if fault.type == "ModuleNotFoundError":
-            said.insert(0, "Install it in the environment that starts the job: python -m pip list")
-        return Finding(Cause.CONFIGURATION, sentence, Sure.CERTAIN, evidence, said)
-    sentence = f"{case.opening} raised {fault.sentence()}."
-    if step is not None and case.finished_step is None:
-        sentence = f"{case.opening} raised {fault.sentence()} (in step {step + 1})."
+            lines.insert(0, "Install it in the environment that starts the job: python -m pip list")
+        return Finding(Cause.CONFIGURATION, sentence, Sure.CERTAIN, evidence, lines)
+    sentence = f"{case.opening} raised {said}."
     if case.finished_step is not None:
         evidence.append(f"the training itself had finished, at step {case.finished_step}")
-    said = []
-    if fault.place:
-        said.append(f"Look at {fault.place}.")
+    elif step is not None:
+        sentence = f"{case.opening} raised {said} (in step {step + 1})."
+    lines = [f"Look at {fault.place}."] if fault.place else []
     if fault.kind == "files_limit":
-        said.append(
+        lines.append(
             "Allow more open files: ulimit -n 65536; or share them by another way: "
             "torch.multiprocessing.set_sharing_strategy('file_system')"
         )
@@ -170,38 +160,34 @@ def _plain(case: Case, fault: Fault, evidence: list[str]) -> Finding:
         evidence += [*tell_space(use), *tell_memory(case.end.memory, case.end.time)]
         if use.space_limit is not None:
             sentence = f"{sentence[:-1]}: it may use {_text.size(use.space_limit)} (ulimit -v)."
-            said.append("Raise that limit where it is set: ulimit -v unlimited")
-        said += advice.host_memory(case, use, is_machine=True)
+            lines.append("Raise that limit where it is set: ulimit -v unlimited")
+        lines += advice.host_memory(case, use, is_machine=True)
     else:
-        said += advice.go_on(case)
-    return Finding(Cause.PYTHON_EXCEPTION, sentence, Sure.CERTAIN, evidence, said)
+        lines += advice.go_on(case)
+    return Finding(Cause.PYTHON_EXCEPTION, sentence, Sure.CERTAIN, evidence, lines)
 
 
 def _exit(case: Case, fault: Fault) -> Finding:
     """`sys.exit` with something that is not 0."""
     code = fault.exit_code or fault.message or "?"
-    status = _status_of(code)
     evidence = [f"it called sys.exit({_text.one_line(code, 200)})"]
-    if status is not None and str(status) != code:
-        evidence.append(f"what started it sees that as status {status}")
+    if (status := _status_of(code)) is not None and str(status) != code:
+        evidence.append(f"its parent sees that as status {status}")
     if fault.place:
         evidence.append(f"at {fault.place}")
     if fault.is_before_first_step and (code == "2" or not code.lstrip("-").isdigit()):
         sentence = f"{case.opening} left before its first step, with sys.exit({code[:120]})."
-        usage = _USAGE.search(case.evidence.output)
+        usage = ": its usage." if _USAGE.search(case.evidence.output) else "."
         if code == "2":
             evidence.append("2 is what argparse leaves with when it does not like an argument")
-        said = ["See what it printed last" + (": its usage." if usage else "."), *_ONCE_RIGHT]
-        return Finding(Cause.CONFIGURATION, sentence, Sure.LIKELY, evidence, said)
+        lines = [f"See what it printed last{usage}", advice.ONCE_RIGHT]
+        return Finding(Cause.CONFIGURATION, sentence, Sure.LIKELY, evidence, lines)
     sentence = f"{case.opening} left by itself, with sys.exit({code[:120]})."
     return Finding(Cause.PYTHON_EXCEPTION, sentence, Sure.CERTAIN, evidence, advice.go_on(case))
 
 
-_ONCE_RIGHT = ["It happens again at every start: put that right first, then start it again."]
-
-
 def _status_of(code: str) -> int | None:
-    """What a parent sees of such a `sys.exit`."""
+    """The status that a parent sees of such a `sys.exit`."""
     try:
         return int(code) % 256 if len(code) < 18 else None
     except ValueError:
@@ -210,15 +196,152 @@ def _status_of(code: str) -> int | None:
 
 def _usage(case: Case) -> Finding | None:
     """Status 2 and a usage: argparse, or click."""
-    found = _USAGE.search(case.evidence.output, max(0, len(case.evidence.output) - 4000))
+    output = case.evidence.output
+    found = _USAGE.search(output, max(0, len(output) - 4000))
     if case.end.status != 2 or found is None:
         return None
-    lines = [line for line in case.evidence.output[found.start() :].splitlines() if line.strip()]
+    lines = [line for line in output[found.start() :].splitlines() if line.strip()]
     last = _text.one_line(next((line for line in lines if ": error: " in line), lines[-1]))
-    return Finding(
-        Cause.CONFIGURATION,
-        f"{case.opening} did not take its arguments: {last}.",
-        Sure.CERTAIN,
-        ["it left with status 2, as argparse does", f"it printed: {_text.one_line(lines[0])}"],
-        list(_ONCE_RIGHT),
+    sentence = f"{case.opening} did not take its arguments: {last}."
+    told = ["it left with status 2, as argparse does", f"it printed: {_text.one_line(lines[0])}"]
+    return Finding(Cause.CONFIGURATION, sentence, Sure.CERTAIN, told, [advice.ONCE_RIGHT])
+
+
+# -- The memory of a GPU ---------------------------------------------------------------------------
+
+_FRAGMENTED = 0.15  # of all memory, reserved and not used
+_FIGURES = ("tried", "total", "free", "allocated", "reserved_unallocated")
+
+
+def _judge_cuda_oom(case: Case, trouble: Trouble) -> Finding:
+    noted = _text.record(trouble.record.get("gpu"))
+    figures = _figures(trouble, noted)
+    tried, total, free, allocated, idle = map(figures.get, _FIGURES)
+    evidence = trouble.evidence(case)
+    parts = []
+    if allocated is not None and total:
+        parts.append(f"PyTorch had {_text.size_of(allocated, total)} allocated")
+    if idle is not None:
+        parts.append(f"{_text.size(idle)} were reserved and not in use")
+    if free is not None:
+        parts.append(f"{_text.size(free)} were free")
+    evidence += [", ".join(parts)] if parts else []
+    evidence += _largest(noted)
+    is_fragmented = bool(
+        idle and ((tried and idle >= tried) or (total and idle > _FRAGMENTED * total))
     )
+    if is_fragmented:
+        evidence.append("so there was room, but in pieces: fragmentation")
+    graphs = tell_graphs(_text.records(trouble.record.get("graphs")))
+    evidence += graphs
+    device = _text.whole(noted.get("device"))
+    which = f" {device}" if device is not None else ""
+    asked = f": {_text.size(tried)} more did not fit" if tried else ""
+    of = f" into its {_text.size(total)}" if total and tried else ""
+    sentence = f"{case.opening} ran out of memory of its GPU{which}{asked}{of}."
+    lines = advice.cuda_memory(case, is_fragmented=is_fragmented, keeps_graphs=bool(graphs))
+    return Finding(Cause.CUDA_OOM, sentence, _how_sure(case, trouble), evidence, lines)
+
+
+def _figures(trouble: Trouble, noted: Record) -> dict[str, int]:
+    """In bytes: as the trainer noted them, else as the message has them."""
+    found: dict[str, int] = {}
+    for source in (read_memory_error(trouble.message), trouble.details, noted):
+        for key in _FIGURES:
+            value = _text.whole(source.get(key))
+            if value is not None and value >= 0:
+                found[key] = value
+    cached = _text.whole(noted.get("cached_free"))
+    allocated, reserved = _text.whole(noted.get("allocated")), _text.whole(noted.get("reserved"))
+    if cached is not None and cached >= 0:
+        found["reserved_unallocated"] = cached
+    elif allocated is not None and reserved is not None and reserved >= allocated:
+        found["reserved_unallocated"] = reserved - allocated
+    return found
+
+
+def _largest(noted: Record) -> list[str]:
+    told = []
+    for each in _text.records(noted.get("largest"))[:5]:
+        size, number = _text.whole(each.get("bytes")), _text.whole(each.get("count")) or 1
+        if size is None or size < 0:
+            continue
+        shape = each.get("shape")
+        shown = "×".join(map(str, shape[:8])) if isinstance(shape, list) else ""
+        name = _text.one_line(str(each.get("name") or "without a name"), 60)
+        times = f"{number} of " if number > 1 else ""
+        kind = _text.one_line(str(each.get("dtype") or ""), 20).removeprefix("torch.")
+        told.append(f"{times}{name} {shown} {kind}".strip() + f": {_text.size(size)}")
+    return [f"the largest tensors: {'; '.join(told)}"] if told else []
+
+
+# -- No room: in /dev/shm, or on a disk, which `torch.save` does not report ------------------------
+
+_FULL_BYTES = 64 << 20
+_FULL_SHARE = 0.01
+_PATH = re.compile(r"'([^'\n]{1,400})'")
+
+
+def _judge_shm(case: Case, trouble: Trouble) -> Finding:
+    use = last_use(case.end.memory)
+    noted = _text.record(trouble.record.get("shm"))
+    free, total = _text.whole(noted.get("free")), _text.whole(noted.get("total"))
+    evidence = trouble.evidence(case)
+    size = f" (it has {_text.size(total)})" if total else ""
+    if free is not None and total:
+        evidence.append(f"/dev/shm had {_text.size_of(free, total)} free then")
+    if use.shm_free is not None:
+        used = f", {_text.size(use.shm)} were in use" if use.shm is not None else ""
+        evidence.append(f"in the last sample it had {_text.size(use.shm_free)} free{used}")
+    evidence.append("the room is free again once the process is gone, so df shows nothing now")
+    sentence = f"/dev/shm was full{size}, and {case.who} could not hand over a batch."
+    return Finding(Cause.SHM_FULL, sentence, Sure.LIKELY, evidence, advice.advise(case, "shm_full"))
+
+
+def _judge_disk(case: Case, trouble: Trouble) -> Finding:
+    """A disk, a quota or the inodes are used up."""
+    said = trouble.message
+    disks = _text.records(trouble.record.get("disks"))
+    full = [disk for disk in disks if _is_full(disk)]
+    evidence = [*trouble.evidence(case), *map(_tell, full or disks[:3])]
+    is_told = re.search(r"No space left|quota exceeded|Errno (?:28|122)\b", said, re.IGNORECASE)
+    is_quota = "quota" in said.lower() or "Errno 122" in said
+    named = _PATH.search(said)
+    path = _text.text(full[0].get("path")) if full else (named[1] if named else "")
+    where = f" ({path})" if path else ""
+    sure = Sure.LIKELY
+    if is_told:
+        what = "A quota" if is_quota else "A disk"
+        sentence = f"{what} was full{where}, and {case.who} could not write."
+        sure = _how_sure(case, trouble)
+    elif full:
+        sentence = f"A disk was full{where}: what {case.who} wrote was cut short."
+    else:
+        sentence = (
+            f"A file that {case.who} wrote was cut short, as on a full disk or beyond a quota."
+        )
+        evidence.append(
+            "torch.save does not report a full disk, and the free room was not recorded"
+            if not disks
+            else "there is room on the disks now: it may have been freed, or be another one"
+        )
+    where = path or "the folder that it wrote to"
+    lines = advice.advise(case, "disk_full", where=where)
+    return Finding(Cause.DISK_FULL, sentence, sure, evidence, lines)
+
+
+def _is_full(disk: Record) -> bool:
+    free, total = _text.whole(disk.get("free")), _text.whole(disk.get("total"))
+    if _text.whole(disk.get("free_inodes")) == 0:
+        return bool(total)
+    if free is None:
+        return False
+    return free < min(_FULL_BYTES, _FULL_SHARE * total if total else _FULL_BYTES) or free == 0
+
+
+def _tell(disk: Record) -> str:
+    free, total = _text.whole(disk.get("free")), _text.whole(disk.get("total"))
+    path = _text.one_line(str(disk.get("path")), 120)
+    room = f"{_text.size_of(free, total)} free" if free is not None and total else "room unknown"
+    inodes = _text.whole(disk.get("free_inodes"))
+    return f"{path} had {room}" + (", and no inode left" if inodes == 0 and total else "")

@@ -1,8 +1,8 @@
-"""Among several ranks: who is to blame, and what the others then saw.
+"""Among several ranks: the one to blame, and what the others then saw.
 
-Whoever loses a peer fails within a moment, and may well be heard first. So an error that only
-says that a peer was lost, or that waiting was in vain, blames nobody: guilty is who ended by
-itself, and if nobody did, who neither raised nor died while the others waited.
+A rank that loses a peer fails at once, and its error may be the first. So an error that only says
+that a peer was lost, or that a wait timed out, blames no rank. To blame is the rank that ended by
+itself; without one, the rank that neither raised nor died while the others waited.
 """
 
 from __future__ import annotations
@@ -11,28 +11,26 @@ from dataclasses import replace
 
 from holdfast import _errors, _text
 from holdfast._diagnose import advice
-from holdfast._diagnose.evidence.case import Case, Finding
-from holdfast._diagnose.evidence.ends import End, ends_of, is_ended_by_launcher
+from holdfast._diagnose.evidence.case import Case, End, Finding, ends_of, is_ended_by_launcher
 from holdfast._diagnose.evidence.evidence import Evidence
 from holdfast._diagnose.texts.exceptions import KINDS
 from holdfast._diagnose.texts.signs import culprits_of
 from holdfast._diagnose.verdict import Cause, Sure
 
 _NEVER = 1e18
-_LOOK_SECONDS = 1.0  # a death is noted a little after it, an exception at once
-_NOTED_SECONDS = 3.0  # by which the order of two ends is not certain
+_LATE_SECONDS = 1.0  # a death is recorded a little later, an exception at once
+_NOTED_SECONDS = 3.0  # ends closer together than this have no certain order
 _UNREACHABLE_SECONDS = 75.0  # until a host counts as lost
-_DYING_SECONDS = (
-    10.0  # of `_environment/processes/cgroup.py`: for so long counters of before are kept
-)
+# As in `_environment/processes/cgroup.py`: counters from before a death are kept for so long.
+_DYING_SECONDS = 10.0
 _MOST_OTHERS = 8
 _SOCKET_ERRORS = ("ConnectionResetError", "BrokenPipeError", "ConnectionRefusedError")
 _SAYS_WHY = ("shm_full", "cuda_oom")
 _TIMEOUTS, _LOST = ("nccl_timeout", "gloo_timeout"), ("peer_lost",)
+_OF_PEERS = ("timeout", "peer_lost")  # kinds of an end that blame another rank
 
 
 def open_case(evidence: Evidence) -> Case:
-    """The case, with the rank to blame."""
     ends = ends_of(evidence)
     if len(ends) == 1:
         child = _child_to_blame(ends[0])
@@ -45,7 +43,7 @@ def open_case(evidence: Evidence) -> Case:
     by_itself = [end for end in ends if _is_own(end)]
     hard = [end for end in by_itself if not is_ended_by_launcher(end) or end.status == -9]
     if by_itself:
-        # What launchers send to the rest is no cause, as long as there is another.
+        # A signal of the launcher is no cause, as long as there is another.
         culprit = min(hard or by_itself, key=_blame)
         why = _how_found(culprit, by_itself)
     else:
@@ -58,18 +56,18 @@ def open_case(evidence: Evidence) -> Case:
 
 
 def _was_ended_later(end: End, ends: list[End]) -> bool:
-    """Whether a launcher ended it, since another rank had given up by then."""
+    """Whether a launcher ended it after another rank had given up."""
     if not is_ended_by_launcher(end):
         return False
     for other in ends:
-        if kind_of(other) not in ("timeout", "peer_lost"):
+        if kind_of(other) not in _OF_PEERS:
             continue
         if end.seen_at is not None and other.seen_at is not None:
             later = end.seen_at - other.seen_at
         elif end.time is not None and other.time is not None:
             later = end.time - other.time - _NOTED_SECONDS
         else:
-            # Who waits in vain for minutes gives up first; who loses a peer has lost it before.
+            # A timeout comes before the launcher's signal; a lost peer was lost before.
             later = 1.0 if kind_of(other) == "timeout" and end.status != -9 else 0.0
         if later > 0:
             return True
@@ -77,8 +75,8 @@ def _was_ended_later(end: End, ends: list[End]) -> bool:
 
 
 def _child_to_blame(end: End) -> End | None:
-    """Ranks that a script forks have no number: the one that died of a signal is to blame."""
-    if kind_of(end) not in ("timeout", "peer_lost"):
+    """Of forked ranks without a number, the one that died of a signal is to blame."""
+    if kind_of(end) not in _OF_PEERS:
         return None
     for process in end.children:
         status, pid = _text.whole(process.get("status")), _text.whole(process.get("pid"))
@@ -91,11 +89,11 @@ def _child_to_blame(end: End) -> End | None:
 
 
 def _lend_what_the_leader_saw(culprit: End, evidence: Evidence) -> None:
-    """Memory and counters, where the rank has none of its own: one cgroup is mostly all of them."""
+    """Memory and counters, where the rank has none: mostly all ranks share one cgroup."""
     led = _text.record(evidence.led)
     lent, ended = _text.record(led.get("counters")), _text.real(led.get("ended"))
     if ended is not None and culprit.time is not None and ended - culprit.time > _DYING_SECONDS:
-        # The leader's last look before the end of all is no look before the end of this one.
+        # The leader's last sample is from after the end of this rank.
         lent = {**lent, "before": lent.get("start")}
     culprit.counters = culprit.counters or lent
     culprit.memory = culprit.memory or _text.records(led.get("memory"))
@@ -104,21 +102,17 @@ def _lend_what_the_leader_saw(culprit: End, evidence: Evidence) -> None:
 def kind_of(end: End) -> str:
     """What a rank's end says of others: `timeout`, `peer_lost`, or something of its own."""
     if end.fault is not None:
-        if end.fault.kind in ("timeout", "peer_lost") and (why := end.has(*_SAYS_WHY)):
+        if end.fault.kind in _OF_PEERS and (why := end.has(*_SAYS_WHY)):
             return KINDS[why.kind]  # a library reports its own trouble as that of a peer
         is_socket = end.fault.kind == "plain" and end.fault.type in _SOCKET_ERRORS
         return "peer_lost" if is_socket and end.rank is not None else end.fault.kind
-    if end.status == -6 and end.has(*_TIMEOUTS):
-        return "timeout"  # NCCL's watchdog aborts its process
-    if end.status in (None, 1) and end.has(*_TIMEOUTS):
-        return "timeout"
-    if end.status in (None, 1, -6) and end.has(*_LOST):
-        return "peer_lost"
-    return ""
+    if end.status not in (None, 1, -6):  # NCCL's watchdog aborts its process
+        return ""
+    return "timeout" if end.has(*_TIMEOUTS) else "peer_lost" if end.has(*_LOST) else ""
 
 
 def _is_own(end: End) -> bool:
-    """Whether it ended by itself: not for want of another, and not because it was told to."""
+    """Whether it ended by itself: not because of another rank, and not because it was told to."""
     if end.is_unreachable:
         return True
     if end.was_sent_away or kind_of(end) in ("timeout", "peer_lost", "interrupt"):
@@ -129,16 +123,16 @@ def _is_own(end: End) -> bool:
 
 
 def _blame(end: End) -> tuple[float, int, int]:
-    """The first is guilty; of those that are as good as first, who died before who raised.
+    """The first end is to blame; of ends at the same time, a death before an exception.
 
-    A status that nothing explains comes last: launchers and peers leave many a rank with 1.
+    A status without an explanation comes last: a rank that lost a peer often leaves with 1.
     """
     moment = end.time if end.time is not None else _NEVER
     died = end.status is not None and end.status < 0 and end.fault is None
     if end.is_unreachable:
         moment -= _UNREACHABLE_SECONDS
     elif died:
-        moment -= _LOOK_SECONDS
+        moment -= _LATE_SECONDS
     return moment, 0 if died else 1 if end.fault is not None else 2, end.rank or 0
 
 
@@ -149,9 +143,9 @@ def _how_found(culprit: End, by_itself: list[End]) -> list[str]:
 
 
 def _absent(ends: list[End]) -> tuple[End, list[str]]:
-    """Nobody ended by itself: guilty is who was not there."""
+    """No rank ended by itself: to blame is the rank that was missing."""
     kinds = {id(end): kind_of(end) for end in ends}
-    waited = [end for end in ends if kinds[id(end)] in ("timeout", "peer_lost")]
+    waited = [end for end in ends if kinds[id(end)] in _OF_PEERS]
     for rank in culprits_of([sign for end in ends for sign in end.signs]):
         named = next((end for end in ends if end.rank == rank), None)
         if named is not None:
@@ -178,7 +172,7 @@ def _absent(ends: list[End]) -> tuple[End, list[str]]:
 
 
 def _left_first(ends: list[End], waited: list[End]) -> End | None:
-    """A rank that had nothing to do any more, before the others gave up."""
+    """A rank that had finished before the others gave up."""
     known = [each.time for each in waited if each.time is not None]
     early = [
         end
@@ -194,7 +188,6 @@ def _progress(end: End) -> tuple[float, int]:
 
 
 def _then(end: End) -> str:
-    """What became of a rank that was not to blame."""
     name = end.name()
     if end.fault is not None:
         return f"{name} then saw: {end.fault.sentence(160)}"
@@ -211,7 +204,7 @@ def _then(end: End) -> str:
 
 
 def judge_collective(case: Case) -> Finding | None:
-    """Ranks that waited for one that did not come, or lost one that nobody saw die."""
+    """Ranks that waited for another that did not come, or lost one without a recorded death."""
     kinds = {kind_of(end) for end in case.ends}
     own = kind_of(case.end)
     if own not in ("", "timeout", "peer_lost"):
@@ -221,7 +214,7 @@ def judge_collective(case: Case) -> Finding | None:
     if case.end.status == 0:
         return _too_few_batches(case)
     named = bool(case.culprit)
-    evidence = [_said(end) for end in case.ends if kind_of(end) in ("timeout", "peer_lost")][:4]
+    evidence = _said_of_peers(case)
     marks = [f"rank {end.rank} at step {end.step}" for end in case.ends if end.step is not None]
     if len(marks) > 1:
         evidence.append(f"the last steps: {', '.join(marks[:_MOST_OTHERS])}")
@@ -234,19 +227,20 @@ def judge_collective(case: Case) -> Finding | None:
     sentence = f"{case.opening} lost its connection to another rank."
     if named:
         sentence = f"{case.opening} ended without a message, and the others lost it."
-    return Finding(Cause.PEER_LOST, sentence, Sure.LIKELY, evidence, advice.peer_lost(case))
+    return Finding(
+        Cause.PEER_LOST, sentence, Sure.LIKELY, evidence, advice.advise(case, "peer_lost")
+    )
 
 
 def judge_mismatch(case: Case) -> Finding | None:
     """Ranks that were in different collectives: which of them died of it is chance."""
-    sign = next((s for s in reversed(case.evidence.signs) if s.kind == "collective_mismatch"), None)
+    sign = case.sign("collective_mismatch")
     faults = [end.fault for end in case.ends if end.fault is not None]
     fault = next((each for each in faults if each.kind == "mismatch"), None)
     if sign is None and fault is None:
         return None
     said = fault.sentence(400) if fault is not None else _text.one_line(sign.text if sign else "")
-    evidence = [f"it printed: {said}"]
-    evidence += [_said(end) for end in case.ends if kind_of(end) in ("timeout", "peer_lost")][:4]
+    evidence = [f"it printed: {said}", *_said_of_peers(case)]
     if stack := case.stacks_lines():
         evidence.append(f"{case.who} was at: {'; '.join(stack)}")
     return Finding(
@@ -254,19 +248,18 @@ def judge_mismatch(case: Case) -> Finding | None:
         "The ranks were not in the same collective, or gave it tensors of different sizes.",
         Sure.LIKELY,
         evidence,
-        advice.mismatched(case),
+        advice.advise(case, "mismatched"),
     )
 
 
 def _too_few_batches(case: Case) -> Finding:
-    evidence = [_said(end) for end in case.ends if kind_of(end) in ("timeout", "peer_lost")][:4]
     return Finding(
         Cause.PEER_LOST,
         f"{case.opening} had finished, with status 0, while the others still waited for it: it had "
-        "fewer batches than they.",
+        "fewer batches.",
         Sure.LIKELY,
-        evidence,
-        advice.mismatched(case),
+        _said_of_peers(case),
+        advice.advise(case, "mismatched"),
     )
 
 
@@ -279,18 +272,19 @@ def _timeout(case: Case, named: bool, evidence: list[str]) -> Finding:
         where = f", after step {case.end.step}"
     if named:
         sentence = f"{case.opening} did not come to a collective that the others waited for{where}."
-        return Finding(
-            Cause.COLLECTIVE_TIMEOUT, sentence, Sure.LIKELY, evidence, advice.timed_out(case)
-        )
-    sentence = (
-        f"A collective timed out; {case.who} was the first to give up, which does not make it "
-        "guilty."
-    )
-    if case.end.rank is None:
+    elif case.end.rank is None:
         sentence = "A collective timed out: another rank did not come to it in time."
-    return Finding(
-        Cause.COLLECTIVE_TIMEOUT, sentence, Sure.LIKELY, evidence, advice.timed_out(case)
-    )
+    else:
+        sentence = (
+            f"A collective timed out; {case.who} was the first to give up, which does not make it "
+            "the cause."
+        )
+    lines = advice.advise(case, "timed_out")
+    return Finding(Cause.COLLECTIVE_TIMEOUT, sentence, Sure.LIKELY, evidence, lines)
+
+
+def _said_of_peers(case: Case) -> list[str]:
+    return [_said(end) for end in case.ends if kind_of(end) in _OF_PEERS][:4]
 
 
 def _said(end: End) -> str:

@@ -1,4 +1,4 @@
-"""Deaths by a signal that is not SIGKILL: crashes outside Python, and somebody's signals."""
+"""Deaths by a signal other than SIGKILL: crashes outside Python, and signals of other processes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,14 @@ _CRASHES = {
     "SIGBUS": (Cause.BUS_ERROR, "crashed with a bus error (SIGBUS)"),
     "SIGILL": (Cause.ILLEGAL_INSTRUCTION, "crashed on an illegal instruction (SIGILL)"),
     "SIGFPE": (Cause.ABORT, "crashed in integer arithmetic (SIGFPE)"),
-    "SIGSYS": (Cause.ABORT, "made a system call that it may not (SIGSYS)"),
+    "SIGSYS": (Cause.ABORT, "made a system call that is not allowed (SIGSYS)"),
     "SIGTRAP": (Cause.ABORT, "stopped at a trap (SIGTRAP)"),
+}
+_OF_CRASHES = {
+    Cause.BUS_ERROR: "A bus error is mostly memory behind a file that is gone: a full /dev/shm or "
+    "disk, a mapped file that was cut short. See df -h /dev/shm, and docker run --shm-size=8g",
+    Cause.ILLEGAL_INSTRUCTION: "The program was built for another processor: compare lscpu with "
+    "where it runs.",
 }
 _MEANINGS = {
     "SIGHUP": "the terminal or the connection was closed; tmux, or nohup, outlives that",
@@ -35,12 +41,12 @@ _MEANINGS = {
     "SIGUSR2": "a scheduler's warning, and nothing in the script answered it",
     "SIGALRM": "a timer of its own ran out",
 }
-_AS_SHELLS_SAY = {129: "SIGHUP", 130: "SIGINT", 131: "SIGQUIT", 143: "SIGTERM"}
+_SHELL_STATUSES = {129: "SIGHUP", 130: "SIGINT", 131: "SIGQUIT", 143: "SIGTERM"}
 _TERMINATE = "terminate called"
-_DEEP = 8  # frames of one line: it calls itself
+_DEEP = 8  # frames of one line: the function calls itself
 # What libraries abort for.
 _OF_THE_DEVICE = ("cuda_error", "cuda_assert", "cuda_oom", "memory_refused", "environment")
-_FULL_BYTES = 16 << 20  # so little is left of a full /dev/shm
+_FULL_BYTES = 16 << 20  # a /dev/shm with less free room is full
 
 
 def judge_crash(case: Case) -> Finding | None:
@@ -48,75 +54,57 @@ def judge_crash(case: Case) -> Finding | None:
     end = case.end
     told = end.has("faulthandler")
     is_of_a_worker = end.status == 1 and end.has("worker_conn_reset") is not None
-    is_known = end.fault is not None or is_of_a_worker  # whose stack that is
-    name = end.signal or ("" if is_known else _named(told))
+    name = end.signal or ""
+    if not name and told is not None and end.fault is None and not is_of_a_worker:
+        name = _text.signal_name(-(_text.whole(told.details.get("signal")) or 0)) or ""
     if name not in _CRASHES or end.had_failed:
-        return None  # many a library crashes as it is unloaded: what it raised comes first
-    cause, words_for_it = _CRASHES[name]
+        return None  # many libraries crash while they unload: the exception before is the cause
+    cause, how = _CRASHES[name]
     if cause is Cause.ABORT and end.has(*_OF_THE_DEVICE) is not None:
         return None
     stack = case.stacks_lines() or _stack(told)
     evidence = [f"{case.who} died of {name}"]
-    sure = Sure.LIKELY
+    if cause is Cause.BUS_ERROR and (full := _full_shm(case)):
+        sentence = f"{case.opening} died of a bus error because /dev/shm was full."
+        lines = advice.advise(case, "shm_full")
+        return Finding(Cause.SHM_FULL, sentence, Sure.LIKELY, [*evidence, full], lines)
     if cause is Cause.ABORT and (what := end.has("cxx_exception")):
         cause = Cause.CXX_EXCEPTION
         said = _text.text(what.details.get("what")) or what.text
-        words_for_it = f"was ended by an uncaught C++ exception: {_text.one_line(said, 160)}"
+        how = f"was ended by an uncaught C++ exception: {_text.one_line(said, 160)}"
         evidence.append(f"it printed: {_text.one_line(what.text)}")
     elif cause is Cause.ABORT and _TERMINATE in case.evidence.output:
         cause = Cause.CXX_EXCEPTION
-        words_for_it = "was ended by the C++ runtime (terminate called), mostly by an exception"
-        evidence.append(f"it printed: {_line_with(case.evidence.output, _TERMINATE)}")
+        how = "was ended by the C++ runtime (terminate called), mostly by an exception"
+        lines = [line for line in case.evidence.output.splitlines() if _TERMINATE in line]
+        evidence.append(f"it printed: {_text.one_line(lines[-1])}")
     elif cause is Cause.ABORT and (damage := end.has("heap_damage")) is not None:
-        words_for_it += f": its memory was damaged ({_text.one_line(damage.text, 120)})"
-    full = _full_shm(case)
-    if cause is Cause.BUS_ERROR and full:
-        evidence += full
-        return Finding(
-            Cause.SHM_FULL,
-            f"{case.opening} died of a bus error because /dev/shm was full.",
-            Sure.LIKELY,
-            evidence,
-            advice.shm_full(case),
-        )
+        how += f": its memory was damaged ({_text.one_line(damage.text, 120)})"
     if stack:
         evidence.append("the stack of its thread, the innermost first: " + "; ".join(stack))
-        inner = stack[0].removeprefix("File ")
         if len(stack) >= _DEEP and len(set(stack)) <= 2 and cause is Cause.SEGFAULT:
-            words_for_it += ", in a function that calls itself without end"
+            how += ", in a function that calls itself without end"
             evidence.append("the same line is on the stack again and again: endless recursion")
-        words_for_it += f", in {inner}" if cause is not Cause.CXX_EXCEPTION else ""
+        if cause is not Cause.CXX_EXCEPTION:
+            how += f", in {stack[0].removeprefix('File ')}"
     else:
         evidence.append("there is no stack of it")
-    sent = [s for s in led_signals(case.evidence.led) if s.get("name") == name]
-    if sent:
-        evidence.append(tell_sender(sent[-1]))
-        sentence = f"Another process ended {case.who} with {name}: {tell_sender(sent[-1])}."
+    if sender := _sender(case, name):
+        sentence = f"Another process ended {case.who} with {name}: {sender}."
+        evidence.append(sender)
         return Finding(Cause.TERMINATED, sentence, Sure.CERTAIN, evidence, advice.go_on(case))
     if not stack and cause is not Cause.CXX_EXCEPTION:
         evidence.append(f"a {name} sent by another process (kill -{name[3:]}) looks the same")
-    said_next = advice.crashed(case, has_stack=bool(stack))
-    if cause is Cause.BUS_ERROR:
-        said_next.insert(
-            0,
-            "A bus error is mostly memory behind a file that is gone: a full /dev/shm or disk, a "
-            "mapped file that was cut short. See df -h /dev/shm, and docker run --shm-size=8g",
-        )
-    if cause is Cause.ILLEGAL_INSTRUCTION:
-        said_next.insert(
-            0, "The program was built for another processor: compare lscpu with where it runs."
-        )
-    return Finding(cause, f"{case.opening} {words_for_it}.", sure, evidence, said_next)
+    lines = [_OF_CRASHES[cause]] if cause in _OF_CRASHES else []
+    if not stack:
+        lines.append("For the Python stack of the next one: PYTHONFAULTHANDLER=1")
+    lines += advice.advise(case, "crashed")
+    return Finding(cause, f"{case.opening} {how}.", Sure.LIKELY, evidence, lines)
 
 
-def _line_with(text: str, needle: str) -> str:
-    return _text.one_line(next(line for line in reversed(text.splitlines()) if needle in line))
-
-
-def _named(told: Sign | None) -> str:
-    """The signal that faulthandler tells, where nobody has the status."""
-    number = _text.whole(told.details.get("signal")) if told is not None else None
-    return _text.signal_name(-number) or "" if number else ""
+def _sender(case: Case, name: str) -> str:
+    sent = [each for each in led_signals(case) if each.get("name") == name]
+    return tell_sender(sent[-1]) if sent else ""
 
 
 def _stack(told: Sign | None) -> list[str]:
@@ -128,74 +116,68 @@ def _stack(told: Sign | None) -> list[str]:
     ][:8]
 
 
-def _full_shm(case: Case) -> list[str]:
-    """What says that /dev/shm had no room."""
+def _full_shm(case: Case) -> str:
+    """The evidence that /dev/shm had no room; empty if there is none."""
     use, sign = last_use(case.end.memory), case.end.has("shm_full")
     if sign is not None:
-        return [f"it printed: {_text.one_line(sign.text)}"]
+        return f"it printed: {_text.one_line(sign.text)}"
     if use.shm_free is not None and use.shm_free < _FULL_BYTES:
         used = "" if use.shm is None else f", {_text.size(use.shm)} were used"
-        return [f"/dev/shm had {_text.size(use.shm_free)} free when it was last looked at{used}"]
-    return []
+        return f"/dev/shm had {_text.size(use.shm_free)} free in the last sample{used}"
+    return ""
 
 
 def judge_timed_out(case: Case) -> Finding | None:
     """`timeout`, which leaves with 124, or with 137 if it had to kill."""
     command = _text.record(case.evidence.led).get("command")
-    first = str(command[0]) if isinstance(command, list) and command else ""
-    is_named = first.rpartition("/")[2] in ("timeout", "gtimeout")
+    words = list(map(str, command)) if isinstance(command, list) else []
+    is_named = bool(words) and words[0].rpartition("/")[2] in ("timeout", "gtimeout")
     told = case.end.has("timed_out_line")
     is_so = case.end.status == 124 or (is_named and case.end.status == -9) or told is not None
     if not is_so or case.end.fault is not None or moved(case.end.counters).kills:
         return None
     evidence = [f"{case.who} left with status 124, as `timeout` does when the time is over"]
-    if case.end.status == -9:
-        evidence = [f"{case.who} died of SIGKILL, as `timeout -k` ends what does not leave"]
     if told is not None:
         evidence = [f"it printed: {_text.one_line(told.text)}"]
-    if is_named and isinstance(command, list):
-        evidence.append(f"the command is: {_text.one_line(' '.join(map(str, command)), 160)}")
+    elif case.end.status == -9:
+        evidence = [f"{case.who} died of SIGKILL, as `timeout -k` ends what does not leave"]
+    if is_named:
+        evidence.append(f"the command is: {_text.one_line(' '.join(words), 160)}")
     sure = Sure.CERTAIN if is_named and case.end.status == 124 else Sure.LIKELY
+    lines = ["Give it more time there, or leave `timeout` out.", *advice.go_on(case)]
     return Finding(
-        Cause.TIME_LIMIT,
-        "Its time was over: `timeout` ended it.",
-        sure,
-        evidence,
-        ["Give it more time there, or leave `timeout` out.", *advice.go_on(case)],
+        Cause.TIME_LIMIT, "Its time was over: `timeout` ended it.", sure, evidence, lines
     )
 
 
 def judge_terminated(case: Case) -> Finding | None:
     """A signal that no handler answered, or one whose status a shell has passed on."""
-    name, sure = case.end.signal, Sure.CERTAIN
-    if name is None and case.end.fault is None and case.end.status in _AS_SHELLS_SAY:
-        name, sure = _AS_SHELLS_SAY[case.end.status], Sure.LIKELY
-    if name is None and case.end.fault is not None and case.end.fault.kind == "interrupt":
+    name, sure, fault = case.end.signal, Sure.CERTAIN, case.end.fault
+    evidence = [f"{case.who} died of {name}, which nothing in it answered"]
+    if case.evidence.kind == "log":
+        sure = Sure.LIKELY  # a line of a log may be about anything
+    if name is None and fault is None and case.end.status in _SHELL_STATUSES:
+        name, sure = _SHELL_STATUSES[case.end.status], Sure.LIKELY
+    if name is None and fault is not None and fault.kind == "interrupt":
         name, sure = "SIGINT", Sure.LIKELY
     if name is None or name in _CRASHES or name == "SIGKILL":
         return None
-    if case.evidence.kind == "log":
-        sure = Sure.LIKELY  # a line in a log may be about anything
-    evidence = [f"{case.who} died of {name}, which nothing in it answered"]
-    if case.end.fault is not None:
-        evidence = [f"{case.who} raised {case.end.fault.sentence()}, which is SIGINT"]
+    if fault is not None:
+        evidence = [f"{case.who} raised {fault.sentence()}, which is SIGINT"]
     elif sure is Sure.LIKELY:
         evidence = [f"{case.who} left with status {case.end.status}, which stands for {name}"]
-    sent = [s for s in led_signals(case.evidence.led) if s.get("name") == name]
-    by = ""
-    if sent:
-        by = f": {tell_sender(sent[-1])}"
-        evidence.append(tell_sender(sent[-1]))
+    if sender := _sender(case, name):
+        evidence.append(sender)
     else:
         hint = "; holdfast run -- … records the sender" if case.evidence.led is None else ""
-        evidence.append(f"who sent it is not recorded{hint}")
+        evidence.append(f"the sender is not recorded{hint}")
     if name in _MEANINGS:
         evidence.append(_MEANINGS[name])
-    said = advice.go_on(case)
+    lines = advice.go_on(case)
     if case.evidence.kind != "run" and name in ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT"):
-        said.append("With holdfast.Run the script would have saved its state and left.")
-    sentence = f"A signal ended {case.who}: {name}{by}."
+        lines.append("With holdfast.Run the script would have saved its state and left.")
     if name == "SIGXCPU":
         sentence = f"The kernel ended {case.who} at its limit of processor time (ulimit -t)."
-        return Finding(Cause.TIME_LIMIT, sentence, sure, evidence, said)
-    return Finding(Cause.TERMINATED, sentence, sure, evidence, said)
+        return Finding(Cause.TIME_LIMIT, sentence, sure, evidence, lines)
+    sentence = f"A signal ended {case.who}: {name}{f': {sender}' if sender else ''}."
+    return Finding(Cause.TERMINATED, sentence, sure, evidence, lines)

@@ -1,23 +1,106 @@
-"""The case before the judge: whose end it is, and what a rule answers with."""
+"""The case: how each process of the job ended, the one to blame, and what a rule answers.
+
+An end is put together from all records of it: the trainer's record of an exception, its keeper's
+record of a death, what `holdfast run` saw of its descendants, torchrun's summary, the printed
+lines. Each of them may be missing.
+"""
 
 from __future__ import annotations
 
+import re
+import signal
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast import _text
-from holdfast._diagnose.evidence.ends import End
-from holdfast._diagnose.evidence.evidence import Evidence
-from holdfast._diagnose.texts.exceptions import Fault
+from holdfast._diagnose.evidence.evidence import Evidence, RankEvidence, Record
+from holdfast._diagnose.texts.exceptions import (
+    Fault,
+    fault_of_error,
+    fault_of_how,
+    fault_of_line,
+    fault_of_signs,
+)
+from holdfast._diagnose.texts.signs import culprits_of
 from holdfast._diagnose.verdict import Cause, Sure
 
 if TYPE_CHECKING:
     from holdfast._diagnose.texts.sign import Sign
 
+_T = TypeVar("_T")
+
+# The status that a shell returns for a child that died of a signal.
+_SHELL_STATUSES = {128 + number: -number for number in (4, 6, 7, 8, 9, 11)}
+_OF_ANOTHER = re.compile(r"rank [1-9]\d* ")  # the reason with which rank 0 was told to leave
+_WENT_FIRST = re.compile(r"rank (\d{1,6})(?: on \S+)? failed: (.*)", re.DOTALL)
+_LINES = {  # of a shell or of srun
+    "killed_line": -9,
+    "segfault_line": -11,
+    "abort_line": -6,
+    "bus_error": -7,
+    "illegal_instruction_line": -4,
+    "floating_point_line": -8,
+    "terminated_line": -15,
+    "kernel_oom": -9,
+    "kernel_segfault": -11,
+}
+_LAUNCHER_ENDS = (-15, -9, -2, -1)  # what torchrun and srun send to those that are left
+
+
+@dataclass
+class End:
+    """How one process ended, as far as is known."""
+
+    rank: int | None = None  # None: there is only one
+    host: str | None = None
+    pid: int | None = None
+    time: float | None = None
+    step: int | None = None
+    durable_step: int | None = None
+    status: int | None = None  # as subprocess gives it
+    fault: Fault | None = None
+    how: str = ""  # in the journal's words
+    asked: str = ""  # why it was to stop, if it was
+    was_sent_away: bool = False  # by its keeper, because another rank had ended
+    is_unreachable: bool = False  # with its whole machine
+    counters: Record = field(default_factory=dict)
+    memory: list[Record] = field(default_factory=list)
+    children: list[Record] = field(default_factory=list)
+    graphs: list[Record] = field(default_factory=list)  # of autograd, that are kept
+    stacks: str = ""
+    signs: list[Sign] = field(default_factory=list)
+    seen_at: float | None = None  # when a leader saw it end: these times are in the right order
+
+    @property
+    def signal(self) -> str | None:
+        return _text.signal_name(self.status)
+
+    def has(self, *kinds: str) -> Sign | None:
+        """The last line of one of these kinds that it printed."""
+        return _last(self.signs, kinds)
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether anything is known of its end."""
+        return self.status is not None or self.fault is not None or bool(self.how)
+
+    @property
+    def had_failed(self) -> bool:
+        """Whether it had noted an exception itself, and was leaving because of that."""
+        return self.fault is not None and _text.whole(self.fault.record.get("pid")) is not None
+
+    def name(self) -> str:
+        """Who it was, to begin a sentence with."""
+        where = f" on {self.host}" if self.host else ""
+        if self.rank is not None:
+            return f"rank {self.rank}{where}"
+        return f"the training process{f' (pid {self.pid}{where})' if self.pid else where}"
+
 
 @dataclass
 class Finding:
-    """What a rule says: the verdict without what is the same for all."""
+    """What a rule answers: the verdict, without the parts that are the same for all rules."""
 
     cause: Cause
     sentence: str
@@ -42,9 +125,12 @@ class Case:
 
     @property
     def opening(self) -> str:
-        """The same, as it begins a sentence."""
-        name = self.who
-        return name[:1].upper() + name[1:]
+        """`who`, at the beginning of a sentence."""
+        return self.who[:1].upper() + self.who[1:]
+
+    def sign(self, *kinds: str) -> Sign | None:
+        """The last line of one of these kinds, of all ranks."""
+        return _last(self.evidence.signs, kinds)
 
     @property
     def is_in_slurm(self) -> bool:
@@ -95,12 +181,9 @@ class Case:
         return found[:most]
 
 
-# -- What went wrong in words: an exception, or a line that was printed in its place ---------------
-
-
 @dataclass(frozen=True)
 class Trouble:
-    """One trouble, however it was told."""
+    """What went wrong: an exception, or a printed line."""
 
     kind: str
     said: str  # in one line
@@ -109,7 +192,7 @@ class Trouble:
 
     @property
     def message(self) -> str:
-        """All that was said, for figures to be found in it."""
+        """The whole text, to find figures in."""
         parts = [self.said]
         if self.fault is not None:
             parts = [f"{self.fault.type}: {self.fault.message}", *self.fault.chain]
@@ -117,16 +200,13 @@ class Trouble:
 
     @property
     def record(self) -> dict[str, Any]:
-        """What the trainer noted of it."""
         return self.fault.record if self.fault is not None else {}
 
     @property
     def details(self) -> dict[str, Any]:
-        """The figures that were found in its text."""
         return self.sign.details if self.sign is not None else {}
 
     def evidence(self, case: Case) -> list[str]:
-        """What there is to show for it."""
         told = []
         if self.fault is not None:
             told.append(f"{case.who} raised {self.fault.sentence(400)}")
@@ -139,3 +219,250 @@ class Trouble:
             told.append(f"while it left because of that, it died of {case.end.signal}")
         phase = _text.text(self.record.get("phase"))
         return [*told, f"in the phase {phase}"] if phase else told
+
+
+# -- The ends of all ranks, from their records -----------------------------------------------------
+
+
+def _last(signs: list[Sign], kinds: tuple[str, ...]) -> Sign | None:
+    return next((each for each in reversed(signs) if each.kind in kinds), None)
+
+
+def ends_of(evidence: Evidence) -> list[End]:
+    """The ends of all ranks; of a job of one process, its one."""
+    failures = _torchrun_failures(evidence.signs)
+    processes = _text.records(_text.record(evidence.led).get("processes"))
+    by_rank = {r: p for p in processes if (r := _text.whole(p.get("rank"))) is not None}
+    spoken = {s.rank for s in evidence.signs if s.rank is not None}
+    spoken |= set(culprits_of(evidence.signs)[:64])  # they may have printed nothing
+    known = {each.rank for each in evidence.ranks}
+    planned = evidence.run.ranks_planned or 0
+    is_many = planned > 1 or len(known | set(by_rank) | set(failures) | spoken) > 1
+    if not is_many and not evidence.ranks:
+        only = _only_end(evidence, RankEvidence())
+        # A log that names one rank only: the others printed nothing.
+        only.rank = next(iter(spoken | set(failures)), None) if evidence.kind == "log" else None
+        return [only]
+    if not is_many:
+        return [_only_end(evidence, evidence.ranks[0])]
+    numbers = sorted(set(range(min(planned, 4096))) | known | set(by_rank) | set(failures) | spoken)
+    records = {each.rank: each for each in evidence.ranks}
+    ends = []
+    for number in numbers[:4096]:
+        end = _end_of(evidence, records.get(number, RankEvidence(rank=number)), number)
+        _add_process(end, by_rank.get(number, {}))
+        _add_failure(end, failures.get(number, {}))
+        if end.status is None and (exited := end.has("launcher_exit")) is not None:
+            end.status = _shell_status(_text.whole(exited.details.get("exitcode")))
+        ends.append(end)
+    _add_parting(ends, evidence)
+    # If one rank failed, lines without a rank are its own. NCCL's watchdog aborts its process.
+    failed = [e for e in ends if (e.status or 0) > 0 or e.status == -6 or e.fault is not None]
+    if len(failed) == 1 and failed[0].fault is None and evidence.kind == "log":
+        failed[0].fault = fault_of_signs(s for s in evidence.signs if s.rank is None)
+    return ends
+
+
+def _add_parting(ends: list[End], evidence: Evidence) -> None:
+    """The reason with which the run ended the other ranks names the rank that failed first."""
+    how, status = _text.text(evidence.exit.get("how")), _text.whole(evidence.exit.get("status"))
+    sign = next((s for s in reversed(evidence.signs) if s.kind == "holdfast_stop"), None)
+    if not how and sign is not None:
+        how = _text.text(sign.details.get("reason"))
+        status = _text.whole(sign.details.get("status"))
+    match = _WENT_FIRST.match(how)
+    if match is None:
+        return
+    for end in ends:
+        if end.rank == int(match[1]):
+            # Its status tells nothing more then, unless it is a signal.
+            if end.fault is None and (end.status is None or end.status >= 0):
+                end.fault = _fault_of_parting(match[2])
+        elif end.fault is None and end.status is not None and end.status == status:
+            end.was_sent_away = True
+
+
+def _fault_of_parting(line: str) -> Fault | None:
+    fault = fault_of_line(line)
+    if fault is not None and fault.is_exit:
+        fault.exit_code = fault.message or None
+    return fault
+
+
+def _only_end(evidence: Evidence, found: RankEvidence) -> End:
+    end = _end_of(evidence, found, None)
+    led = _text.record(evidence.led)
+    processes = _text.records(led.get("processes"))
+    mine = next((p for p in processes if end.pid and p.get("pid") == end.pid), {})
+    _add_process(end, mine)
+    if end.status is None:
+        end.status = _shell_status(_text.whole(led.get("status")))
+    if end.status is None and not evidence.exit:
+        end.status = _job_status(evidence.job)
+        # The status of the batch script may hide that of the training; a cancelled job has 0, too.
+        is_over = "COMPLETED" in _text.text(_text.record(evidence.job).get("state"))
+        if end.status == 0 and (not is_over or fault_of_signs(evidence.signs) is not None):
+            end.status = None
+    ranked = [p for p in processes if _text.whole(p.get("rank")) is not None]
+    if len({p["rank"] for p in ranked}) == 1 and end.status == 1:
+        # torchrun with one rank: its own status 1 tells nothing.
+        _add_process(end, ranked[-1], over=True)
+    failures = _torchrun_failures(evidence.signs)
+    _add_failure(end, next(iter(failures.values()), {}))
+    if end.status is None and (exited := end.has("launcher_exit", "srun_exit")) is not None:
+        end.status = _shell_status(_text.whole(exited.details.get("exitcode")))
+    if end.status is None and end.fault is None:
+        told = next((s for kind in _LINES if (s := end.has(kind)) is not None), None)
+        number = _text.whole(told.details.get("signal")) if told is not None else None
+        # A shell prints the same for several signals: its number decides.
+        end.status = -number if number else _LINES[told.kind] if told is not None else None
+    end.pid = end.pid or _text.whole(led.get("child_pid"))
+    end.host = end.host or _text.text(led.get("host")) or None
+    end.time = end.time or _text.real(led.get("ended"))
+    end.memory = end.memory or _text.records(led.get("memory"))
+    end.counters = end.counters or _text.record(led.get("counters"))
+    end.children = end.children or processes
+    end.fault = end.fault or fault_of_signs(evidence.signs)
+    return end
+
+
+def _end_of(evidence: Evidence, found: RankEvidence, rank: int | None) -> End:
+    death = found.death
+    # Without a type the record is a suspicion, not an exception: it tells neither end nor step.
+    error = found.error if _text.text(found.error.get("type")) else {}
+    exit_record = found.exit or (evidence.exit if not found.rank else {})
+    led = found.led or (_text.record(evidence.led) if rank is None else {})
+    signs = [s for s in evidence.signs if rank is None or s.rank == rank]
+    left = exit_record if exit_record.get("status") is not None else {}
+    end = End(
+        rank=rank,
+        host=_first(_text.text, "host", death, error, found.process) or found.host,
+        pid=_first(_text.whole, "pid", death, error, found.process) or found.pid,
+        time=_first(_text.real, "time", error, death, exit_record),
+        step=_first(_text.whole, "step", error, death, left, {"step": found.step}, exit_record),
+        durable_step=_first(
+            _text.whole, "durable_step", death, exit_record, {"durable_step": found.durable_step}
+        ),
+        status=_text.whole(death.get("status")),
+        asked=_text.text(death.get("asked")),
+        was_sent_away=death.get("left_status") is not None,
+        counters=_text.record(death.get("counters"))
+        or _text.record(error.get("counters"))
+        or _text.record(led.get("counters")),
+        memory=_text.records(death.get("memory")) or _text.records(led.get("memory")),
+        children=_text.records(death.get("children")) or _text.records(error.get("workers")),
+        graphs=_text.records(found.error.get("graphs")),
+        stacks=found.stacks,
+        signs=signs,
+    )
+    if error.get("where") == "opening":
+        end.step = None  # it had not found its step yet
+    end.fault = fault_of_error(error)
+    if not end.memory and (sample := _text.record(error.get("memory"))):
+        end.memory = [sample]
+    if not end.memory and rank is None and (sample := _text.record(evidence.beat.get("memory"))):
+        end.memory = [sample]
+    if end.status is None and led:
+        end.status = _shell_status(_text.whole(led.get("status"))) if rank is not None else None
+    if end.fault is None and rank is not None:
+        end.fault = fault_of_signs(signs)
+    if end.fault is None and not found.rank:
+        end.fault = fault_of_how(exit_record)
+    if rank == 0 and end.fault is None and _OF_ANOTHER.match(_text.text(exit_record.get("how"))):
+        end.was_sent_away = end.was_sent_away or end.status in (None, *_LAUNCHER_ENDS)
+    _add_journal(end, evidence.journal, found.rank)
+    return end
+
+
+def _add_journal(end: End, journal: Iterable[Record], rank: int) -> None:
+    for event in journal:
+        if event.get("event") != "rank-died" or _text.whole(event.get("rank")) != rank:
+            continue
+        how = _text.text(event.get("how"))
+        end.how = end.how or how
+        end.is_unreachable = end.is_unreachable or "cannot be reached" in how
+        end.time = end.time or _text.real(event.get("time"))
+        end.host = end.host or _text.text(event.get("host")) or None
+        end.step = end.step if end.step is not None else _text.whole(event.get("step"))
+        if end.status is None and end.fault is None:
+            end.status = _status_of_words(how)
+
+
+def _add_process(end: End, process: Record, *, over: bool = False) -> None:
+    """What the leader saw of it; its status is the kernel's."""
+    if not process:
+        return
+    status = _text.whole(process.get("status"))
+    if status is not None and (end.status is None or over):
+        end.status = status
+    end.pid = end.pid or _text.whole(process.get("pid"))
+    end.seen_at = _text.real(process.get("ended"))
+    end.time = end.time or end.seen_at
+    # The counters at its own death: others may have died until the end of the whole command.
+    end.counters = _text.record(process.get("counters")) or end.counters
+
+
+def is_ended_by_launcher(end: End) -> bool:
+    """Whether torchrun or srun may have ended it because another rank had failed."""
+    return end.fault is None and end.status in _LAUNCHER_ENDS
+
+
+def _torchrun_failures(signs: Iterable[Sign]) -> dict[int, Record]:
+    found: dict[int, Record] = {}
+    for sign in signs:
+        if sign.kind != "torchrun_summary":
+            continue
+        for rank, code in _text.record(sign.details.get("exitcodes")).items():
+            if (number := _number(rank)) is not None:
+                found[number] = {"status": _text.whole(code)}
+        for each in _text.records(sign.details.get("failures")):
+            if (number := _number(each.get("rank"))) is not None:
+                known = {"status": each.get("exitcode"), "pid": each.get("pid")}
+                found[number] = {**known, "host": each.get("host"), "error": each.get("error")}
+    return found
+
+
+def _add_failure(end: End, failure: Record) -> None:
+    if not failure:
+        return
+    status = _text.whole(failure.get("status"))
+    if end.status is None or (end.status == 1 and status is not None):
+        end.status = status
+    end.fault = end.fault or fault_of_line(_text.text(failure.get("error")))
+    end.host = end.host or _text.text(failure.get("host")) or None
+    end.pid = end.pid or _text.whole(failure.get("pid"))
+
+
+def _number(value: object) -> int | None:
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10:
+        return int(value)
+    return _text.whole(value)
+
+
+def _job_status(job: Record | None) -> int | None:
+    said = _text.record(job).get("exit_code")
+    code, _, number = _text.text(said).partition(":")
+    try:
+        status = -int(number) if number and int(number) else int(code)
+    except ValueError:
+        return _text.whole(said)
+    return _shell_status(status)
+
+
+def _shell_status(status: int | None) -> int | None:
+    return status if status is None else _SHELL_STATUSES.get(status, status)
+
+
+def _status_of_words(how: str) -> int | None:
+    """Back from the words of a keeper: "was killed by SIGKILL", "ended with status 3"."""
+    word = how.split()[-1] if how.split() else ""
+    if how.startswith("was killed by"):
+        number = getattr(signal, word, None) if word.startswith("SIG") else _number(word)
+        return -int(number) if number is not None and 0 < int(number) <= 64 else None
+    return _number(word) if how.startswith("ended with status") else None
+
+
+def _first(read: Callable[[object], _T | None], key: str, *records: Record) -> _T | None:
+    """The first of these records that has the key, with a value of that kind."""
+    found = (read(each.get(key)) for each in records)
+    return next((each for each in found if each not in (None, "")), None)

@@ -1,8 +1,8 @@
-"""What is known of a death, from whichever side it was seen.
+"""All that is known of a death, from every record of it.
 
-All of it was written by processes that were about to die, or by other versions, or has
-been copied from another machine: every key of every record may be missing, or hold
-something else than it should. So they are read by `whole`, `real`, `text` … of `words.py`.
+The records were written by processes that were about to die, or by other versions, or on another
+machine: any key may be missing or hold a value of another kind. So they are read by `whole`,
+`real`, `text` … of `_text.py`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from holdfast._diagnose.texts.sign import Sign
 
 Record = dict[str, Any]
+# Of a job in SLURM that is not over.
+LIVE_STATES = (
+    *("RUNNING", "PENDING", "CONFIGURING", "SUSPENDED", "REQUEUED", "RESIZING", "COMPLETING"),
+)
 
 
 @dataclass
@@ -27,7 +31,7 @@ class RankEvidence:
     error: Record = field(default_factory=dict)  # error.json: the exception, by itself
     death: Record = field(default_factory=dict)  # death.json: its end, by its keeper
     exit: Record = field(default_factory=dict)  # exit.json, which the first rank has
-    process: Record = field(default_factory=dict)  # ranks/00001.json: who it was
+    process: Record = field(default_factory=dict)  # ranks/00001.json: its host and pid
     led: Record = field(default_factory=dict)  # led.json, where each rank had a leader
     stacks: str = ""  # what faulthandler wrote
     step: int | None = None  # the last that it finished
@@ -35,10 +39,21 @@ class RankEvidence:
 
 
 @dataclass
-class Evidence:
-    """Everything that one question is judged by."""
+class RunFacts:
+    """Facts of a run folder that few rules use."""
 
-    subject: str = ""  # what was asked about, as the user named it
+    newest: int | None = None  # the newest attempt
+    ranks_planned: int | None = None
+    requeue: Record = field(default_factory=dict)
+    is_here: bool = False  # it ran on this machine since its last boot, in any container
+    has_rebooted: bool = False  # it ran on this machine before its last boot
+
+
+@dataclass
+class Evidence:
+    """All evidence of one end."""
+
+    subject: str = ""  # the run, log, job or process, as the user named it
     ranks: list[RankEvidence] = field(default_factory=list)
     led: Record | None = None  # what `holdfast run` saw
     output: str = ""  # the end of what was printed
@@ -49,16 +64,12 @@ class Evidence:
     is_live: bool = False
     kind: str = ""  # "run", "led", "log", "pid" or "slurm"
     attempt: int | None = None
-    newest: int | None = None  # attempt of the same run
-    durable_step: int | None = None  # on disk, by this attempt or by the one that it came from
-    ranks_planned: int | None = None  # how many the job was to have
+    durable_step: int | None = None  # on disk, by this attempt or the one that it resumed
     lease: Record = field(default_factory=dict)
     exit: Record = field(default_factory=dict)
-    requeue: Record = field(default_factory=dict)
-    hang: Record = field(default_factory=dict)  # hang.json: what was found when it stood still
-    look: Record = field(default_factory=dict)  # of a run that lives: `looks` at it, of just now
+    hang: Record = field(default_factory=dict)  # hang.json: the findings of the watch over hangs
+    look: Record = field(default_factory=dict)  # of a live run: a fresh inspection (`looks`)
     process: Record | None = None  # a living process, as /proc has it
-    is_here: bool = False  # it ran on this machine, since this boot, in whichever container
-    has_rebooted: bool = False  # it ran on this machine, before its last start
-    notes: list[str] = field(default_factory=list)  # sentences for the reader, as they are
+    run: RunFacts = field(default_factory=RunFacts)
+    notes: list[str] = field(default_factory=list)  # sentences for the reader
     files: list[Path] = field(default_factory=list)  # the records that were read

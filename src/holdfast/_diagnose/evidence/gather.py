@@ -1,7 +1,7 @@
-"""What a run folder, or a record of `holdfast run`, says of an end.
+"""The evidence of a run folder, or of a record of `holdfast run`.
 
-The folder is only read, and may have been copied from another machine: processes are looked
-up only where they ran here, and a heartbeat that is old is not waited for.
+The folder is only read, and may have been copied from another machine. So processes are looked up
+only if they ran on this machine, and a new heartbeat is awaited only after a recent one.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from holdfast._store.folder.plain_file import open_file
 _OUTPUT_BYTES = 1 << 20  # of the end of a log
 _STACKS_BYTES = 1 << 16
 _MOST_EVENTS = 5000
-_SKEW_SECONDS = 60.0  # by which a clock may have been set since
-_OLD_SECONDS = 600.0  # of a heartbeat: no two clocks are so far apart
+_SKEW_SECONDS = 60.0  # by which a clock may have been adjusted since
+_OLD_SECONDS = 600.0  # of a heartbeat: clocks differ by less
 _WATCH_SECONDS = 5.0  # beats come every other second
-_KEEPER_SECONDS = 3.0  # for a keeper that is still writing what it knows
+_KEEPER_SECONDS = 3.0  # for a keeper that is still writing its records
 _OF_A_RANK = re.compile(r"(?:(?:error|death|led|stacks|output)-)?(\d{5,9})\.(?:json|txt|log)")
 _TELLING = re.compile(
     r"(?:error|death|led|exit|hang|stacks|output|trouble)(?:-\d+)?\.(?:json|txt|log)"
@@ -41,7 +41,7 @@ _MOST_RANKS = 100_000
 
 
 def gather_lives(folder: Path) -> list[Evidence]:
-    """The same of each of its attempts, oldest first; a long journal is read once."""
+    """The evidence of each attempt, oldest first; a long journal is read once."""
     layout = RunLayout(folder)
     numbers = layout.attempt_numbers()
     journal_of = _events(layout, set(numbers))
@@ -65,7 +65,7 @@ def gather_run(
     if number not in numbers:
         found.notes.append("there is no attempt yet" if not numbers else f"no attempt {number}")
         return found
-    found.newest = newest
+    found.run.newest = newest
     _look_where(layout, number, found)
     if number == newest:
         found.is_live = _is_live(layout, number)
@@ -74,7 +74,7 @@ def gather_run(
     found.lease = read_json(layout.lease(number))
     found.beat = read_json(layout.heartbeat(number))
     found.exit = read_json(layout.exit(number))
-    found.requeue = read_json(layout.requeue(number))
+    found.run.requeue = read_json(layout.requeue(number))
     found.led = read_json(layout.led(number)) or None
     found.hang = read_json(layout.hang(number))
     found.journal = _events(layout, {number})[number] if events is None else events
@@ -86,18 +86,20 @@ def gather_run(
     if any(rank.led for rank in found.ranks):  # each rank has a leader of its own
         found.ranks[0].led = found.led or {}
     planned = [_text.whole(rank.error.get("ranks")) or 0 for rank in found.ranks]
-    found.ranks_planned = min(max([len(found.ranks), *planned]), _MOST_RANKS)
+    found.run.ranks_planned = min(max([len(found.ranks), *planned]), _MOST_RANKS)
     _read_texts(layout, number, found)
     with contextlib.suppress(OSError):
         files = layout.attempt(number).iterdir()
         found.files = sorted(path for path in files if _TELLING.fullmatch(path.name))
     if hidden := [path.name for path in found.files if not os.access(path, os.R_OK)]:
-        found.notes.append(f"you may not read {', '.join(hidden[:8])}: ask as who started it")
+        found.notes.append(
+            f"you may not read {', '.join(hidden[:8])}: ask as the user that started it"
+        )
     return found
 
 
 def gather_led(life_folder: Path) -> Evidence:
-    """What `holdfast run` saw of one life of a command, and the run that it opened, if any."""
+    """What `holdfast run` saw of one life of a command, and the run that it opened."""
     led = read_json(life_folder / "led.json")
     opened = read_json(life_folder / "run.json") or _text.record(led.get("run"))
     folder, attempt = _text.text(opened.get("folder")), _text.whole(opened.get("attempt"))
@@ -125,17 +127,17 @@ def gather_led(life_folder: Path) -> Evidence:
 
 
 def _look_where(layout: RunLayout, attempt: int, found: Evidence) -> None:
-    """Whether it ran on this machine, and whether that has been started again since."""
+    """Whether it ran on this machine, and whether the machine has restarted since."""
     holder = lease_holder(layout, attempt)
     if holder is None:
         return
     boot = of_process().boot
     if not holder.boot or not boot:
         return
-    found.is_here = holder.boot == boot  # in another container its processes are not seen
+    found.run.is_here = holder.boot == boot  # in another container its processes are not seen
     beat = _text.real(read_json(layout.heartbeat(attempt)).get("time"))
     booted = _booted_at()
-    found.has_rebooted = (
+    found.run.has_rebooted = (
         holder.host == host_name()
         and holder.boot != boot
         # Else it was another machine of the same name.
@@ -144,7 +146,7 @@ def _look_where(layout: RunLayout, attempt: int, found: Evidence) -> None:
 
 
 def _is_live(layout: RunLayout, attempt: int) -> bool:
-    """Whether it still trains; of another machine, by a look at its heartbeat."""
+    """Whether it still trains; on another machine, by its heartbeat."""
     holder = lease_holder(layout, attempt)
     if holder is None or layout.exit(attempt).exists():
         return False
@@ -158,7 +160,7 @@ def _is_live(layout: RunLayout, attempt: int) -> bool:
 
 
 def _await_keeper(layout: RunLayout, attempt: int) -> None:
-    """A keeper that lives is about to write what it knows, be it that it has not begun to beat."""
+    """Wait for a live keeper: it is about to write its records."""
     keeper = keeper_of(layout, attempt)
     if keeper is None:
         starting = keepers_of(os.path.realpath(layout.folder), attempt)
@@ -180,12 +182,11 @@ def _is_leader_alive(led: Record) -> bool:
     began, booted = _text.real(led.get("began")), _booted_at()
     if not started.isdigit() or began is None or booted is None:
         return bool(started)
-    # A number is given out again, and here is all that tells: who leads began before its record.
+    # A pid is used again: the leader's process began before its record.
     return booted + int(started) / os.sysconf("SC_CLK_TCK") < began + _SKEW_SECONDS
 
 
 def _booted_at() -> float | None:
-    """When this machine was started, by its clock of today."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/stat").read_text(encoding="ascii").splitlines():
             if line.startswith("btime "):
@@ -194,9 +195,9 @@ def _booted_at() -> float | None:
 
 
 def _events(layout: RunLayout, attempts: set[int]) -> dict[int, list[Record]]:
-    """What the journal has of these attempts: of each from its start to that of the next."""
+    """The events of these attempts in the journal."""
     found: dict[int, list[tuple[int, Record]]] = {attempt: [] for attempt in attempts}
-    untold: list[tuple[int, bytes]] = []  # without a number: of the attempt whose start comes next
+    untold: list[tuple[int, bytes]] = []  # events without an attempt belong to the next start
 
     def add(number: int, event: Record | None, started: object = None) -> None:
         of = None if event is None else event.get("attempt", started)
@@ -228,7 +229,7 @@ def _events(layout: RunLayout, attempts: set[int]) -> dict[int, list[Record]]:
 
 
 def _durable_step(layout: RunLayout, attempt: int) -> int | None:
-    """What a next life would go on from, by the folder alone."""
+    """The step that a next attempt would continue from, by the folder alone."""
     known: list[tuple[int, int]] = []
     with contextlib.suppress(OSError):
         known = [(of, step) for step, of, _ in layout.checkpoint_folders() if of <= attempt]
@@ -237,11 +238,11 @@ def _durable_step(layout: RunLayout, attempt: int) -> int | None:
         return max(steps)
     if layout.origin(attempt).exists():
         return _text.whole(read_json(layout.origin(attempt)).get("step"))
-    return max(known)[1] if known else None  # it had not even found where to begin
+    return max(known)[1] if known else None  # it had not found its step yet
 
 
 def _rank_numbers(layout: RunLayout, attempt: int, told: int) -> list[int]:
-    """Every rank of which there is a trace; of one process alone, 0."""
+    """Every rank that has a file; 0 for a run of one process."""
     found = {0, *range(min(told, _MOST_RANKS))}
     for folder in (layout.attempt(attempt), layout.ranks(attempt)):
         with contextlib.suppress(OSError):
@@ -276,7 +277,7 @@ def _rank(layout: RunLayout, attempt: int, rank: int, beats: list[object]) -> Ra
 
 
 def _read_texts(layout: RunLayout, attempt: int, found: Evidence) -> None:
-    """What was printed, and by whom: of several leaders each has printed for its own rank."""
+    """The printed lines. With several leaders, each has printed for its own rank."""
     is_one = not any(rank.led for rank in found.ranks)
     for rank in found.ranks:
         text = _tail(layout.output(attempt, rank.rank), _OUTPUT_BYTES)

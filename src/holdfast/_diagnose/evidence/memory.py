@@ -1,23 +1,24 @@
-"""What memory did before an end: which counters moved, and its story in a few moments."""
+"""Memory before an end: which counters moved, and its use in a few moments."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from holdfast import _text
 from holdfast._diagnose.evidence.evidence import Record
 
 _MOMENTS_SECONDS = (600.0, 300.0, 60.0, 10.0)
-_NEAR = 0.9  # of the limit: from here on it may have been hit between two looks
+_NEAR = 0.9  # of the limit: it may have been hit between two samples
 _FULL = 0.97  # a group that was killed for its limit may have been charged a little less
 _SCARCE = 0.05  # of the machine's memory
 
 
 @dataclass(frozen=True)
 class Moved:
-    """How far the kernel's counters of OOM kills moved; None where they cannot be read."""
+    """How far the counters of OOM kills moved; None where they cannot be read."""
 
-    kills: int | None = None  # of processes of the cgroup, since the last look before
+    kills: int | None = None  # of processes of the cgroup, since the last sample
     kills_in_life: int | None = None  # since the start
     hits: int | None = None  # of the limit that is hit first, its own or one above
     peak: int | None = None  # the most that was ever in use there, with page cache
@@ -28,7 +29,7 @@ class Moved:
 
     @property
     def has_hit_limit(self) -> bool | None:
-        """Whether the limit was hit; None if nothing tells."""
+        """None if that is not known."""
         if self.hits:
             return True
         if not self.limit:
@@ -39,12 +40,10 @@ class Moved:
 
     @property
     def is_known(self) -> bool:
-        """Whether the cgroup's own counter could be read before and after."""
         return self.kills is not None
 
 
 def moved(counters: Record) -> Moved:
-    """What the counters say of the moment of the death."""
     start, before = _text.record(counters.get("start")), _text.record(counters.get("before"))
     after = _text.record(counters.get("death"))
     mine, then, first = (_text.record(each.get("cgroup")) for each in (after, before, start))
@@ -70,8 +69,6 @@ def _moved(after: Record, before: Record, key: str) -> int | None:
 
 @dataclass(frozen=True)
 class Use:
-    """Memory at one moment."""
-
     time: float | None = None
     trainer: int | None = None
     workers: int | None = None
@@ -90,52 +87,40 @@ class Use:
 
     @property
     def tree(self) -> int | None:
-        """Trainer and workers together."""
         return None if self.trainer is None else self.trainer + (self.workers or 0)
 
     @property
     def is_near_limit(self) -> bool | None:
-        """Whether the cgroup had used nearly all it may; None if that is not known."""
+        """None if that is not known."""
         if not self.used or not self.limit:
             return None
         return self.used >= _NEAR * self.limit
 
     @property
     def is_machine_full(self) -> bool | None:
-        """Whether the machine had nearly nothing left; None if that is not known."""
+        """None if that is not known."""
         if self.available is None or not self.total:
             return None
         return self.available <= _SCARCE * self.total
 
 
+_KEYS = {"time": "t", "trainer": "rss", "used": "cgroup"}  # of a sample, where they differ
+_REAL = ("time", "cpu_limit", "cpu_seconds")
+
+
 def read_use(sample: Record) -> Use:
-    """A sample as it was recorded."""
-
-    def size(key: str) -> int | None:
-        found = _text.whole(sample.get(key))
-        return found if found is not None and found >= 0 else None
-
-    return Use(
-        time=_text.real(sample.get("t")),
-        trainer=size("rss"),
-        workers=size("workers"),
-        worker_count=size("worker_count") or 0,
-        shm=size("shm"),
-        shm_free=size("shm_free"),
-        swap=size("swap"),
-        cache=size("cache"),
-        used=size("cgroup"),
-        limit=size("limit"),
-        available=size("available"),
-        total=size("total"),
-        cpu_limit=_text.real(sample.get("cpu_limit")),
-        cpu_seconds=_text.real(sample.get("cpu_seconds")),
-        space_limit=size("space_limit"),
-    )
+    known: dict[str, Any] = {}
+    for name in (each.name for each in fields(Use)):
+        value = sample.get(_KEYS.get(name, name))
+        size = _text.whole(value)
+        known[name] = size if size is not None and size >= 0 else None
+        if name in _REAL:
+            known[name] = _text.real(value)
+    return Use(**{**known, "worker_count": known["worker_count"] or 0})
 
 
 def last_use(samples: list[Record]) -> Use:
-    """The last look at memory before the end; quick looks leave the workers out."""
+    """The last sample; values that quick samples leave out come from earlier ones."""
     if not samples:
         return Use()
     newest = dict(samples[-1])
@@ -147,7 +132,7 @@ def last_use(samples: list[Record]) -> Use:
 
 
 def tell_memory(samples: list[Record], ended: float | None) -> list[str]:
-    """The last minutes in a few moments, and what the last one was made of."""
+    """The last minutes in a few moments, and the parts of the last sample."""
     uses = [use for use in map(read_use, samples) if _shown(use) is not None]
     if not uses:
         return []
@@ -166,7 +151,7 @@ def tell_memory(samples: list[Record], ended: float | None) -> list[str]:
         lines[0] += " (no limit)"
     parts = _parts(last)
     if parts:
-        lines.append(f"in the last look: {', '.join(parts)}")
+        lines.append(f"in the last sample: {', '.join(parts)}")
     if last.available is not None and last.total:
         left = _text.size_of(last.available, last.total)
         lines.append(f"the machine had {left} available")
@@ -174,15 +159,15 @@ def tell_memory(samples: list[Record], ended: float | None) -> list[str]:
 
 
 def tell_space(use: Use) -> list[str]:
-    """That its address space is limited, which a full memory looks like."""
+    """A limited address space looks like a full memory."""
     if use.space_limit is None:
         return []
     return [f"its address space is limited to {_text.size(use.space_limit)} (ulimit -v)"]
 
 
 def tell_graphs(graphs: list[Record]) -> list[str]:
-    """Who keeps graphs of autograd, and with them the activations of whole steps."""
-    # What a backward pass has gone through has given its memory back.
+    """What keeps graphs of autograd, and with them the activations of whole steps."""
+    # A graph that a backward pass has used has released its memory.
     held = [each for each in graphs if not each.get("freed") and _text.whole(each.get("count"))]
     return [
         f"`{_text.one_line(str(graph.get('holder')), 80)}` keeps "
@@ -193,7 +178,7 @@ def tell_graphs(graphs: list[Record]) -> list[str]:
 
 
 def _moments(uses: list[Use], end: float | None) -> list[tuple[float, int]]:
-    """(seconds before the end, bytes) of the looks nearest to a few moments."""
+    """(seconds before the end, bytes) of the samples nearest to a few moments."""
     found: dict[float, tuple[float, int]] = {}
     if end is None:
         return []

@@ -1,17 +1,17 @@
-"""What is known of a process by its number: alive, or dead and noted somewhere."""
+"""The evidence of a process by its pid: alive, or dead and recorded somewhere."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from holdfast import _text
 from holdfast._diagnose.evidence.evidence import Evidence, Record
 from holdfast._diagnose.evidence.gather import gather_led
 from holdfast._diagnose.texts.log_file import read_log
@@ -27,17 +27,15 @@ _STATES = {
     "D": "waiting in the kernel, for a disk or a network",
     "T": "stopped (kill -CONT goes on with it)",
     "t": "stopped by a debugger",
-    "Z": "ended, and not yet fetched by its parent",
+    "Z": "ended, and not yet awaited by its parent",
     "I": "idle",
 }
 _KERNEL_SECONDS = 3.0
-_KERNEL_BYTES = 8 << 20
-_KERNEL_LINE = re.compile(r"\d+,\d+,(\d+),[^;]*;([^\n]*)")
 
 
 def gather_pid(pid: int) -> Evidence:
-    """What can be said of a process that runs or has run on this machine."""
-    evidence = Evidence(subject=f"process {pid}", kind="pid", is_here=True)
+    """The evidence of a process that runs or has run on this machine."""
+    evidence = Evidence(subject=f"process {pid}", kind="pid")
     process = look_at(pid)
     if process is not None and process.get("state") != "Z":
         evidence.process, evidence.is_live = process, True
@@ -96,7 +94,7 @@ def look_at(pid: int) -> Record | None:
 
 
 def kernel_signs(pid: int) -> list[Sign]:
-    """What the kernel's log has on a process, where one may read it."""
+    """The lines of the kernel's log about a process, where they may be read."""
     own = re.compile(rf"(?:[Pp]rocess |pid[ =]|\[){pid}\b")
     lines = [line for line in kernel_log() if own.search(line)]
     kinds = ("kernel_oom", "kernel_segfault", "kernel_trap", "cuda_error")
@@ -109,13 +107,10 @@ def kernel_signs(pid: int) -> list[Sign]:
 
 
 def kernel_log() -> list[str]:
-    """The kernel's messages, oldest first; nothing where only root may read them."""
-    lines = _read_kmsg()
-    if lines:
-        return lines
+    """The kernel's messages, oldest first; empty where only root may read them."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         said = subprocess.run(
-            ["dmesg"],
+            ["dmesg", "--notime"],
             env=variables.child_environment(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -127,30 +122,8 @@ def kernel_log() -> list[str]:
     return []
 
 
-def _read_kmsg() -> list[str]:
-    lines: list[str] = []
-    with contextlib.suppress(OSError, AttributeError):
-        descriptor = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
-        try:
-            deadline, size = time.monotonic() + _KERNEL_SECONDS, 0
-            while time.monotonic() < deadline and size < _KERNEL_BYTES:
-                try:
-                    record = os.read(descriptor, 16384)
-                except BrokenPipeError:
-                    continue  # overwritten while we read: the next is the oldest that is left
-                if not record:
-                    break
-                size += len(record)
-                match = _KERNEL_LINE.match(record.decode("utf-8", "replace"))
-                if match is not None:
-                    lines.append(match[2])
-        finally:
-            os.close(descriptor)
-    return lines
-
-
 def _find_led(pid: int) -> Evidence | None:
-    """By the records of `holdfast run`; a number is given out again, so the newest counts."""
+    """By the records of `holdfast run`; a pid is used again, so the newest counts."""
     for supervision in reversed(supervisions()):
         for life in reversed(lives(supervision)):
             led = read_json(led_record(life))
@@ -168,7 +141,7 @@ def _find_led(pid: int) -> Evidence | None:
 
 
 def _which(led: Record, pid: int) -> str | None:
-    """What the process was in a life of a command; None: it was not there."""
+    """What the process was in a life of a command; None if it was not part of it."""
     if led.get("host") not in (None, host_name()):
         return None
     if led.get("child_pid") == pid:
@@ -190,10 +163,8 @@ def _which(led: Record, pid: int) -> str | None:
 def _status_words(status: object) -> str:
     if not isinstance(status, int):
         return ""
-    if status < 0:
-        with contextlib.suppress(ValueError):
-            return f", and died of {signal.Signals(-status).name}"
-    return f", and left with status {status}"
+    name = _text.signal_name(status)
+    return f", and died of {name}" if name else f", and left with status {status}"
 
 
 def _living(pid: int, process: Record) -> str:
@@ -203,7 +174,7 @@ def _living(pid: int, process: Record) -> str:
 
 
 def _add_zombie(evidence: Evidence, pid: int, process: Record) -> None:
-    """Its status is known before its parent asks, to those who may look."""
+    """A zombie has its status before its parent asks."""
     code = process.get("exit_code")
     parent: Any = process.get("parent_comm") or "its parent"
     said = ""
@@ -211,7 +182,7 @@ def _add_zombie(evidence: Evidence, pid: int, process: Record) -> None:
         status = -(code & 0x7F) if code & 0x7F else code >> 8
         said = _status_words(status)
         evidence.led = {"child_pid": pid, "status": status, "host": host_name()}
-    evidence.notes.append(f"Process {pid} has ended{said}; {parent} has not fetched it yet.")
+    evidence.notes.append(f"Process {pid} has ended{said}; {parent} has not awaited it yet.")
 
 
 def _answers(pid: int) -> bool:

@@ -1,4 +1,4 @@
-"""What SLURM says of a job: its controller, its accounting, and the job's own output."""
+"""The evidence of a job: from SLURM's controller and accounting, and from its output."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from holdfast import _text
-from holdfast._diagnose.evidence.evidence import Evidence, Record
+from holdfast._diagnose.evidence.evidence import LIVE_STATES, Evidence, Record
 from holdfast._diagnose.texts.log_file import read_log
 from holdfast._environment import variables
 from holdfast._environment.slurm.controller import can_ask, describe_job
@@ -21,7 +21,6 @@ _ACCOUNTED = (
     *("JobID", "JobName", "State", "ExitCode", "DerivedExitCode", "Reason", "NodeList"),
     *("MaxRSS", "ReqMem", "End", "Comment"),
 )
-_LIVE = ("RUNNING", "PENDING", "CONFIGURING", "SUSPENDED", "REQUEUED", "RESIZING", "COMPLETING")
 _ENDED = ("CANCELLED", "COMPLETED", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT",
           "DEADLINE", "BOOT_FAIL", "LAUNCH_FAILED")  # fmt: skip
 
@@ -32,7 +31,6 @@ def is_job(word: str) -> bool:
 
 
 def gather_slurm(job: str) -> Evidence:
-    """What SLURM and the job's output say of it."""
     job = job.partition(".")[0]  # a step's end is told by its job
     evidence = Evidence(subject=f"job {job}", kind="slurm")
     if not is_job(job):
@@ -41,11 +39,11 @@ def gather_slurm(job: str) -> Evidence:
     controller = _of_controller(job)
     accounting = _of_accounting(job)
     if not controller and not accounting:
-        evidence.notes.append(_nobody(job))
+        evidence.notes.append(_unknown_job(job))
         return evidence
     evidence.job = facts = _merge(controller, accounting)
     state = str(facts.get("state", ""))
-    evidence.is_live = any(word in state for word in _LIVE) and not any(
+    evidence.is_live = any(word in state for word in LIVE_STATES) and not any(
         word in state for word in _ENDED
     )
     _add_outputs(evidence, controller)
@@ -66,11 +64,11 @@ def parse_job(line: str) -> Record:
 
 
 def _of_controller(job: str) -> Record:
-    """The job as the controller has it, which forgets it some minutes after its end."""
+    """The job as the controller has it: the controller forgets it minutes after its end."""
     lines = describe_job(job) if can_ask() else []
     records = [parse_job(line) for line in lines]
     records = [record for record in records if record.get("JobState")]
-    # Of an array as a whole: the task that tells most.
+    # Of an array: the task that tells most.
     return min(records, key=_rank_of_state, default={})
 
 
@@ -81,7 +79,6 @@ def _rank_of_state(record: Record) -> int:
 
 
 def _of_accounting(job: str) -> list[dict[str, str]]:
-    """The job and its steps, where accounting is kept; nothing where it is not."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         said = subprocess.run(
             ["sacct", "-j", job, "-P", "-n", "-D", f"--format={','.join(_ACCOUNTED)}"],
@@ -105,44 +102,28 @@ def parse_accounting(text: str) -> list[dict[str, str]]:
         behind = len(_ACCOUNTED) - 2
         if len(cells) < len(_ACCOUNTED):
             continue
-        # A comment could hold one as well, but few jobs have any.
+        # A comment may hold a separator, too, but few jobs have one.
         name = "|".join(cells[1 : len(cells) - behind])
         found.append(dict(zip(_ACCOUNTED, [cells[0], name, *cells[-behind:]], strict=True)))
     return found
 
 
 def _merge(controller: Record, accounting: list[dict[str, str]]) -> Record:
-    steps = [row for row in accounting if "." in row["JobID"]]
     wholes = [row for row in accounting if "." not in row["JobID"]]
-    whole: dict[str, str] = wholes[-1] if wholes else {}  # the last life of a requeued one
+    whole: dict[str, str] = wholes[-1] if wholes else {}  # the last attempt of a requeued job
     end = _moment(controller.get("EndTime") or whole.get("End"))
-    largest = max((_size(row["MaxRSS"]) or 0 for row in accounting), default=0)
     facts: Record = {
-        "id": controller.get("JobId") or whole.get("JobID"),
-        "name": whole.get("JobName"),
         "state": controller.get("JobState") or whole.get("State"),
         "exit_code": controller.get("ExitCode") or whole.get("ExitCode"),
         "derived": controller.get("DerivedExitCode") or whole.get("DerivedExitCode"),
         "reason": _unless_none(controller.get("Reason") or whole.get("Reason")),
         "node": _unless_none(controller.get("NodeList") or whole.get("NodeList")),
-        "restarts": _text.whole(_number(controller.get("Restarts"))),
-        "max_rss": largest or None,
-        "requested": whole.get("ReqMem") or _unless_none(controller.get("MinMemoryNode")),
-        "end_time": end,
         "end": _text.clock(end) if end is not None else None,
-        "comment": _unless_none(controller.get("Comment") or whole.get("Comment")),
-        "folder": controller.get("WorkDir"),
-        "steps": [
-            {"id": row["JobID"], "state": row["State"], "exit_code": row["ExitCode"]}
-            for row in steps
-            if row["State"] not in ("COMPLETED", "")
-        ][:16],
     }
     return {key: value for key, value in facts.items() if value not in (None, "", [])}
 
 
 def _add_outputs(evidence: Evidence, controller: Record) -> None:
-    """What the job printed; both files are often one."""
     named = [str(controller[key]) for key in ("StdErr", "StdOut") if controller.get(key)]
     for name in dict.fromkeys(named):
         path = Path(name)
@@ -163,11 +144,11 @@ def _add_outputs(evidence: Evidence, controller: Record) -> None:
         )
 
 
-def _nobody(job: str) -> str:
+def _unknown_job(job: str) -> str:
     if not can_ask():
         return "There is no scontrol here: ask on a node of the cluster."
     return (
-        f"SLURM knows no job {job} any more (the controller forgets a job minutes after its end, "
+        f"SLURM does not know job {job} (the controller forgets a job minutes after its end, "
         "and accounting is not kept here or does not know it): holdfast why LOGFILE"
     )
 
@@ -179,25 +160,6 @@ def _moment(value: object) -> float | None:
     with contextlib.suppress(ValueError, OverflowError):
         return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
     return None
-
-
-def _size(text: str) -> int | None:
-    """Memory as sacct has it: 1234K, 1.5G.
-
-    >>> _size("2K"), _size("1.5M"), _size("")
-    (2048, 1572864, None)
-    """
-    match = re.fullmatch(r"([\d.]+)([KMGTP]?)n?c?", text.strip())
-    if match is None:
-        return None
-    with contextlib.suppress(ValueError, OverflowError):
-        return int(float(match[1]) * 1024 ** ("KMGTP".find(match[2]) + 1 if match[2] else 0))
-    return None
-
-
-def _number(value: object) -> int | None:
-    text = str(value or "")
-    return int(text) if text.isdigit() and len(text) < 10 else None
 
 
 def _unless_none(value: object) -> str | None:

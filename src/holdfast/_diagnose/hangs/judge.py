@@ -1,7 +1,7 @@
-"""Why it does not get on: from what every process was doing, one cause and one sentence.
+"""Why it makes no progress: from what every process was doing, one cause and one sentence.
 
-Of several ranks all but one mostly wait, and say nothing but that they wait. So they are
-compared: guilty is who is not where the others are.
+Of several ranks mostly all but one wait, and their stacks only tell that they wait. So they are
+compared: to blame is the rank that is not where the others are.
 """
 
 from __future__ import annotations
@@ -24,15 +24,13 @@ from holdfast._diagnose.verdict import Cause, Sure
 Record = dict[str, Any]
 
 _NO_HANG = (Cause.DEBUGGER, Cause.FROZEN, Cause.STOPPED)  # in the order in which they explain
-_WORK_AGREES = (
-    3  # of `_store/memory/control.py`, which stands above: at a boundary, for the other ranks
-)
+_WORK_AGREES = 3  # as in `_store/memory/control.py`: it waits at a boundary for the other ranks
 _MOST_LINES = 12
 
 
 @dataclass
 class HangFinding(Finding):
-    """What a rule says, with the rank that the others wait for."""
+    """A finding, with the rank that the others wait for."""
 
     rank: int | None = None
     others: list[str] = field(default_factory=list)  # where the others stand
@@ -40,8 +38,6 @@ class HangFinding(Finding):
 
 @dataclass
 class _Rank:
-    """One rank at the moment of the look."""
-
     look: Record
     held: Held
     number: int | None
@@ -60,13 +56,13 @@ class _Rank:
 
 
 def explain(record: Record) -> HangFinding:
-    """What holds it, from hang.json, look.json or a single look. Never raises."""
+    """What holds it, from hang.json, look.json or a single inspection. Never raises."""
     try:
         return explain_strictly(record)
-    except Exception as error:  # noqa: BLE001  a keeper must go on, whatever a record holds
+    except Exception as error:  # noqa: BLE001  a keeper must go on with any record
         return HangFinding(
             Cause.UNKNOWN,
-            "It does not get on, and what was seen of it cannot be understood.",
+            "It makes no progress, and its records cannot be understood.",
             Sure.UNKNOWN,
             [f"{type(error).__name__}: {error}"],
         )
@@ -98,8 +94,8 @@ def _rank(look: Record, *, is_alone: bool) -> _Rank:
     standing = held.standing
     waits = standing.kind in WAITS_FOR_RANKS or _text.whole(look.get("work")) == _WORK_AGREES
     if not is_alone and not waits:
-        # A reducer waits in backward(), what `work.wait()` waits for is in C, and a GPU that waits
-        # in a collective makes its process spin.
+        # A reducer waits in backward(), `work.wait()` waits in C, and a GPU that waits in a
+        # collective makes its process spin.
         is_in_c = standing.kind == "event" and not standing.call
         waits = standing.kind == "device" or (
             (standing.kind == "backward" or is_in_c) and not is_computing(look)
@@ -120,13 +116,12 @@ def _alone(rank: _Rank) -> HangFinding:
         _sentence(f"{who} {held.words}", held.hint),
         held.sure,
         list(held.evidence),
-        [f"{held.hint}."] if held.hint else [],
+        held.advice,
         rank.number or None,
     )
 
 
 def _among(ranks: list[_Rank], missing: list[int]) -> HangFinding:
-    """Who of several is to blame."""
     for cause in _NO_HANG:
         if held := [rank for rank in ranks if rank.held.cause is cause]:
             return _one_to_blame(held[0], ranks, is_waited_for=True)
@@ -143,7 +138,7 @@ def _among(ranks: list[_Rank], missing: list[int]) -> HangFinding:
 
 
 def _order(rank: _Rank) -> tuple[float, bool, int]:
-    """The most backward first; of equals who is at work last: it may get on by itself."""
+    """The rank behind all others first; of equals one that computes last: it may go on."""
     mark = rank.mark if rank.mark is not None else 1 << 62
     return mark, rank.held.cause in (Cause.SLOW, Cause.HANG_COMPUTING), rank.number or 0
 
@@ -158,7 +153,7 @@ def _one_to_blame(guilty: _Rank, ranks: list[_Rank], *, is_waited_for: bool) -> 
         said = f"{said}, while {_named(waiting)} {wait} for it {waiting[0].standing.where()}"
     cause = held.cause if held.cause in (*_NO_HANG, Cause.SLOW) else Cause.HANG_RANK
     if not waiting and cause is Cause.HANG_RANK:
-        cause = held.cause  # nobody waits for it: what holds it is all that there is
+        cause = held.cause  # no rank waits for it: the cause is its own
     evidence = [*_marks(ranks), *held.evidence]
     if cause is Cause.HANG_RANK:
         evidence.append(f"by itself that is: {held.cause.value}")
@@ -167,9 +162,9 @@ def _one_to_blame(guilty: _Rank, ranks: list[_Rank], *, is_waited_for: bool) -> 
         _sentence(said, held.hint),
         held.sure,
         evidence,
-        [f"{held.hint}."] if held.hint else [],
+        held.advice,
         guilty.number,
-        [f"{rank.name} {rank.held.words}" for rank in others][:_MOST_LINES],
+        _stand(others),
     )
 
 
@@ -186,21 +181,19 @@ def _absent(ranks: list[_Rank], missing: list[int]) -> HangFinding:
         _marks(ranks),
         [f"{hint}: holdfast status RUN"],
         missing[0],
-        [f"{rank.name} {rank.held.words}" for rank in ranks][:_MOST_LINES],
+        _stand(ranks),
     )
 
 
 def _all_alike(ranks: list[_Rank]) -> HangFinding:
-    """The same holds all of them."""
     held = ranks[0].held
     said = f"all {len(ranks)} ranks are held alike: {ranks[0].name} {held.words}"
-    advice = [f"{held.hint}."] if held.hint else []
     evidence = [*_marks(ranks), *held.evidence]
-    return HangFinding(held.cause, _sentence(said, held.hint), held.sure, evidence, advice)
+    return HangFinding(held.cause, _sentence(said, held.hint), held.sure, evidence, held.advice)
 
 
 def _all_wait(ranks: list[_Rank]) -> HangFinding:
-    """All wait for each other: in different collectives, or in the same."""
+    """All wait for each other: in the same collective, or in different ones."""
     groups: dict[tuple[Any, ...], list[_Rank]] = {}
     for rank in ranks:
         key = (rank.standing.call, rank.standing.path, rank.mark)
@@ -241,12 +234,12 @@ def _all_wait(ranks: list[_Rank]) -> HangFinding:
             "TORCH_DISTRIBUTED_DEBUG=DETAIL names the collective that does not match.",
         ],
         odd[0].number if len(odd) < len(most) or odd[0].mark != most[0].mark else None,
-        [f"{rank.name} {rank.held.words}" for rank in ranks if rank is not odd[0]][:_MOST_LINES],
+        _stand([rank for rank in ranks if rank is not odd[0]]),
     )
 
 
 def _where_differ(one: ThreadStanding, other: ThreadStanding) -> tuple[str, str]:
-    """Where both stand; if on the same line, by which lines they came there."""
+    """Where both stand; on the same line, the lines that called it."""
     if one.path[:1] != other.path[:1] or one.call != other.call:
         return one.where(), other.where()
     for (file, line), (other_file, other_line) in zip(one.path, other.path, strict=False):
@@ -257,12 +250,15 @@ def _where_differ(one: ThreadStanding, other: ThreadStanding) -> tuple[str, str]
     return one.where(), other.where()
 
 
+def _stand(ranks: list[_Rank]) -> list[str]:
+    return [f"{rank.name} {rank.held.words}" for rank in ranks][:_MOST_LINES]
+
+
 def _named(ranks: list[_Rank]) -> str:
     return name_ranks(rank.number for rank in ranks)
 
 
 def _marks(ranks: list[_Rank]) -> list[str]:
-    """How far each had come, where they differ."""
     steps: dict[int, list[int | None]] = {}
     for rank in ranks:
         if rank.mark is not None:
@@ -278,9 +274,9 @@ def _sentence(said: str, hint: str) -> str:
 
 
 def _since(record: Record, looks: list[Record]) -> str:
-    """For how long nothing has come of it, in words."""
+    """How long it has made no progress."""
     quiet = _text.real(record.get("quiet_seconds"))
-    if quiet is not None:  # a command that has no steps that anybody could count
+    if quiet is not None:  # a command whose steps are not counted
         return f"No output and no work for {_text.duration(quiet)}"
     began, found = _text.real(record.get("began")), _text.real(record.get("found"))
     if began is not None and found is not None and found > began:
@@ -291,7 +287,6 @@ def _since(record: Record, looks: list[Record]) -> str:
 
 
 def tell_limit(record: Record) -> list[str]:
-    """By what it was called a hang."""
     patience = _text.real(record.get("patience"))
     if patience is None:
         return []
@@ -300,7 +295,6 @@ def tell_limit(record: Record) -> list[str]:
 
 
 def _patience(record: Record, looks: list[Record]) -> list[str]:
-    """The same, and what its steps take otherwise."""
     told = tell_limit(record)
     usual = _text.real(record.get("usual_step_seconds"))
     if usual is None:
@@ -311,23 +305,33 @@ def _patience(record: Record, looks: list[Record]) -> list[str]:
 
 
 def _missing(record: Record) -> list[int]:
-    """The ranks that gave no answer."""
     told = record.get("missing")
-    return (
-        [n for each in told if (n := _text.whole(each)) is not None]
-        if isinstance(told, list)
-        else []
-    )
+    known = map(_text.whole, told if isinstance(told, list) else [])
+    return [number for number in known if number is not None]
 
 
 def _unseen(record: Record) -> HangFinding:
     missing = _missing(record)
     said = "it makes no progress, and could not be inspected"
     if missing:
-        said = f"it does not get on, and {name_ranks(missing)} gave no answer"
+        said = f"it makes no progress, and {name_ranks(missing)} gave no answer"
+    rank = missing[0] if missing else None
+    return HangFinding(Cause.UNKNOWN, f"{said[:1].upper()}{said[1:]}.", Sure.UNKNOWN, rank=rank)
+
+
+def as_told(record: Record) -> HangFinding:
+    """The finding of a hang of which only the words were recorded."""
+    try:
+        cause = Cause(record.get("cause"))
+    except ValueError:
+        cause = Cause.UNKNOWN
+    sentence = _text.one_line(_text.text(record.get("sentence")), 600) or "It makes no step."
     return HangFinding(
-        Cause.UNKNOWN,
-        f"{said[:1].upper()}{said[1:]}.",
-        Sure.UNKNOWN,
-        rank=missing[0] if missing else None,
+        cause, sentence, Sure.LIKELY, _lines(record, "evidence"), _lines(record, "advice")
     )
+
+
+def _lines(record: Record, name: str) -> list[str]:
+    told = record.get(name)
+    texts = [each for each in told if isinstance(each, str)] if isinstance(told, list) else []
+    return [_text.one_line(each, 400) for each in texts]

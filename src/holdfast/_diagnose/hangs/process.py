@@ -1,20 +1,22 @@
-"""What holds one process of a job, from a look at it and at all that it has started."""
+"""What holds one process of a job, by an inspection of it and of the processes it started."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast import _text as words
 from holdfast._diagnose.hangs.stacks import (
+    Place,
     ThreadStanding,
     main_thread,
+    places,
     read_thread,
     standing_of,
     trainer_of,
 )
-from holdfast._diagnose.hangs.workers import Crew, crew_of
 from holdfast._diagnose.verdict import Cause, Sure
 from holdfast._environment.processes.activity import (
     CLIENT,
@@ -27,7 +29,7 @@ from holdfast._environment.processes.activity import (
 
 Record = dict[str, Any]
 
-PULSE_SECONDS = 5.0  # without a beat of its own thread: nothing of it that is Python runs
+PULSE_SECONDS = 5.0  # without a beat of its own thread: no Python code of it runs
 _FAULTS_PER_SECOND = 100.0  # pages that come back from swap
 _MOST_THREADS = 6
 _SMALL_SHM_BYTES = 2 << 30  # a container has 64 MB of it, a machine half of its memory
@@ -47,7 +49,7 @@ _OF_A_FILE_SYSTEM = ("fuse", "nfs", "netfs", "disk", "file")
 
 @dataclass
 class Held:
-    """What holds it: `words` go on after its name, and `hint` is what to do about it."""
+    """What holds a process: `words` continue after its name, `hint` is the remedy."""
 
     cause: Cause
     words: str
@@ -56,9 +58,13 @@ class Held:
     evidence: list[str] = field(default_factory=list)
     hint: str = ""
 
+    @property
+    def advice(self) -> list[str]:
+        return [f"{self.hint}."] if self.hint else []
+
 
 def what_holds(look: Record) -> Held:
-    """Why this process does not get on; without its stack nothing of it is certain."""
+    """Why this process makes no progress; without its stack nothing is certain."""
     found = _what_holds(look)
     is_told = bool(look.get("paused")) or tracer_of(look) is not None
     is_seen = is_told or found.cause in _BY_THE_KERNEL or has_stack(look)
@@ -71,7 +77,7 @@ _BY_THE_KERNEL = (Cause.STOPPED, Cause.FROZEN)
 
 
 def has_stack(look: Record) -> bool:
-    """Whether a stack of Python was read: without one it is unknown what the program should do."""
+    """Whether a stack of Python was read."""
     processes = words.records(look.get("processes"))
     threads = (each for process in processes for each in words.records(process.get("threads")))
     return any(words.records(each.get("frames")) for each in threads)
@@ -84,13 +90,12 @@ def _what_holds(look: Record) -> Held:
         if found is not None:
             return found
     if unread_of(look):
-        at = f" at {standing.place}" if standing.place else ""
-        said = f"waits until its output is read{at}"
+        said = f"waits until its output is read{standing.at}"
         hint = "Read on there: leave the pager, or press Ctrl-Q after Ctrl-S"
         return Held(Cause.HANG_CALL, said, Sure.CERTAIN, standing, _state(look), hint)
-    crew = crew_of(look, standing.kind)
+    workers = workers_of(look, standing.kind)
     if standing.kind in ("loader", "pool"):
-        return _of_workers(look, standing, crew)
+        return _of_workers(look, standing, workers)
     if _is_in_d(look) or standing.kind in _OF_A_FILE_SYSTEM:
         return _on_disk(look, standing)
     if is_computing(look) and _CAUSES.get(standing.kind) is not Cause.HANG_RANK:
@@ -112,7 +117,7 @@ _HINTS = {
     "device": "See whether the GPU works: nvidia-smi, and sudo dmesg | grep -i xid",
     "rendezvous": "See whether all ranks have been started, and reach MASTER_ADDR:MASTER_PORT",
     "collective": "See what the other ranks do",
-    "filelock": "See who holds that lock: cat /proc/locks, or lslocks",
+    "filelock": "See which process holds that lock: cat /proc/locks, or lslocks",
     "fifo": "Open its other end, or remove it",
     "asyncio": "Give what is awaited there a timeout: asyncio.wait_for",
     "compile": "See what it compiles: TORCH_LOGS=recompiles,dynamo",
@@ -134,7 +139,7 @@ def _in_debugger(look: Record, standing: ThreadStanding) -> Held | None:
         found = held_thread(look)
         if found is not None and found[1] is not trainer_of(look):
             who, where = f"waits while {_pid(found[1])} ", read_thread(dict(found[2]))
-        said = f"{who}is held by {by}" + (f" at {where.place}" if where.place else "")
+        said = f"{who}is held by {by}{where.at}"
         hint = _HINTS.get(_BY_PERSON.get(by, ""), _HINTS["debugger"])
         return Held(Cause.DEBUGGER, said, Sure.CERTAIN, standing, _state(look), hint)
     process = tracer_of(look)
@@ -149,7 +154,7 @@ def _in_debugger(look: Record, standing: ThreadStanding) -> Held | None:
 
 
 def _not_running(look: Record, standing: ThreadStanding) -> Held | None:
-    """Frozen or stopped, itself or one that it waits for."""
+    """Frozen or stopped: itself, or a process that it waits for."""
     processes = words.records(look.get("processes"))
     trainer = trainer_of(look)
     for process in processes:
@@ -187,22 +192,21 @@ def _swapping(look: Record, standing: ThreadStanding) -> Held | None:
 
 
 def _holding_gil(look: Record, standing: ThreadStanding) -> Held | None:
-    """A call of C that keeps the interpreter: no other thread of it can run."""
+    """A call into C that keeps the interpreter lock: no other thread can run."""
     age = words.real(look.get("pulse_age"))
     if age is None or age < PULSE_SECONDS:
         return None
     threads = words.records(trainer_of(look).get("threads"))
     owner = next((t for t in threads if t.get("owns_gil") is True), None)
     if owner is None and any(t.get("owns_gil") is False for t in threads):
-        return None  # all were asked, and none has it
+        return None  # all threads were asked, and none holds it
     if owner is not None and owner.get("moved") is True:
         return None
     where, who = standing, ""
     if owner is not None and owner is not main_thread(trainer_of(look)):
         where = read_thread(owner)
         who = f"its thread {_name(owner)} "
-    at = f" at {where.place}" if where.place else ""
-    said = f"{who}is in a call that holds the interpreter{at}: no other thread of it can run"
+    said = f"{who}is in a call that holds the interpreter{where.at}: no other thread of it can run"
     evidence = [f"its own thread has not beaten for {words.duration(age)}", *_state(look)]
     if owner is not None:
         evidence.append(f"thread {_name(owner)} holds the GIL")
@@ -211,18 +215,18 @@ def _holding_gil(look: Record, standing: ThreadStanding) -> Held | None:
     return Held(Cause.HANG_GIL, said, sure, where, evidence, hint)
 
 
-def _of_workers(look: Record, standing: ThreadStanding, crew: Crew) -> Held:
-    """In the data loader or a pool: the line of the worker is what counts."""
+def _of_workers(look: Record, standing: ThreadStanding, workers: Workers) -> Held:
+    """In the data loader or a pool: the worker's line counts."""
     cause = _CAUSES[standing.kind]
-    evidence = [*crew.lines(), *_state(look)]
+    evidence = [*workers.lines(), *_state(look)]
     said = standing.tell()
-    if crew.on_disk is not None:
-        who, theirs = crew.on_disk
+    if workers.on_disk is not None:
+        who, theirs = workers.on_disk
         said = f"{said}: {who} {theirs.tell()}"
         return Held(Cause.HANG_DISK, said, Sure.LIKELY, standing, evidence, _DISK_HINT)
-    if crew.at_work:
-        who, theirs = crew.at_work[0]
-        more = f", and {len(crew.at_work) - 1} more likewise" if len(crew.at_work) > 1 else ""
+    if workers.at_work:
+        who, theirs = workers.at_work[0]
+        more = f", and {len(workers.at_work) - 1} more likewise" if len(workers.at_work) > 1 else ""
         said = f"{said}: {who} {theirs.tell()}{more}"
         hint = "See that line in the worker"
         if theirs.kind == standing.kind == "pool":
@@ -232,12 +236,12 @@ def _of_workers(look: Record, standing: ThreadStanding, crew: Crew) -> Held:
                 "A lock that is taken twice, or was held when the worker was forked, never comes "
                 "free: try the context 'spawn', or num_workers=0"
             )
-        if crew.moves:
+        if workers.moves:
             hint = "More workers, or less work for each sample, make it faster"
             return Held(Cause.SLOW, said, Sure.LIKELY, standing, evidence, hint)
         return Held(cause, said, Sure.CERTAIN, standing, evidence, hint)
-    if crew.count:
-        said = f"{said}, and none of its {words.count(crew.count, 'worker')} is at work"
+    if workers.count:
+        said = f"{said}, and none of its {words.count(workers.count, 'worker')} is at work"
         hint = "A worker that died takes its task along"
         if standing.kind == "pool":
             hint += ", and multiprocessing.Pool waits for ever: concurrent.futures says so instead"
@@ -255,7 +259,7 @@ def _of_workers(look: Record, standing: ThreadStanding, crew: Crew) -> Held:
 
 
 def _size_of_shm(look: Record) -> str:
-    """Where it is small, as in a container: then it is the likely reason."""
+    """A small /dev/shm, as in a container, is the likely reason."""
     total = words.whole(words.record(look.get("shm")).get("total"))
     return f", which has only {words.size(total)}" if total and total < _SMALL_SHM_BYTES else ""
 
@@ -276,18 +280,17 @@ _DISK_HINT = (
 
 def _on_disk(look: Record, standing: ThreadStanding) -> Held:
     said = standing.words if standing.kind in _OF_A_FILE_SYSTEM else "waits for a file system"
-    at = f" at {standing.place}" if standing.place else ""
     is_in_d = _is_in_d(look)
     evidence = _state(look)
     if is_in_d:
         evidence.append("its state is D: not even SIGKILL ends such a wait")
     sure = Sure.CERTAIN if is_in_d and standing.kind in ("fuse", "nfs", "netfs") else Sure.LIKELY
-    return Held(Cause.HANG_DISK, f"{said}{at}", sure, standing, evidence, _DISK_HINT)
+    return Held(Cause.HANG_DISK, f"{said}{standing.at}", sure, standing, evidence, _DISK_HINT)
 
 
 def _computing(look: Record, standing: ThreadStanding) -> Held:
     cores = words.real(trainer_of(look).get("cpu")) or 0.0
-    at = f" at {standing.place}" if standing.place else ""
+    at = standing.at
     inside = f" in {standing.call}" if standing.call else ""
     if main_thread(trainer_of(look)).get("moved") is True:
         said = f"is at work{inside}{at} ({cores:.1f} cores)"
@@ -303,7 +306,7 @@ def _computing(look: Record, standing: ThreadStanding) -> Held:
 
 
 def _at_lock(look: Record, standing: ThreadStanding) -> Held:
-    """A lock, an event or a queue: which other threads there are, and where they stand."""
+    """A lock, an event or a queue: where the other threads stand."""
     others = other_threads(look)
     said, evidence = standing.tell(), _state(look)
     sure = Sure.LIKELY if standing.words.endswith("another thread") else Sure.CERTAIN
@@ -311,7 +314,7 @@ def _at_lock(look: Record, standing: ThreadStanding) -> Held:
         others = children_at_work(look)
     evidence += [f"{name} {theirs.tell()}" for name, theirs in others[:_MOST_THREADS]]
     locked = [each for each in others if each[1].kind == "lock"]
-    hint = "See who is to end that wait, and give it a timeout"
+    hint = "See which thread is to end that wait, and give it a timeout"
     if standing.kind == "lock" and locked:
         name, theirs = locked[0]
         said = f"{said}, while {name} {theirs.tell()}"
@@ -324,7 +327,7 @@ def _at_lock(look: Record, standing: ThreadStanding) -> Held:
         hint = "It was taken twice, or by one that ended without releasing it: use `with lock:`"
     else:
         said = f"{said}, and no other thread of it is at work"
-        hint = "Who was to end that wait has ended or never began: give it a timeout"
+        hint = "The thread that was to end that wait has ended or never began: give it a timeout"
     return Held(Cause.HANG_LOCK, said, sure, standing, evidence, hint)
 
 
@@ -341,7 +344,6 @@ def _on_child(look: Record, standing: ThreadStanding) -> Held:
 
 
 def other_threads(look: Record) -> list[tuple[str, ThreadStanding]]:
-    """The other threads of the trainer that are on a line of the user's own."""
     trainer = trainer_of(look)
     main = main_thread(trainer)
     found = []
@@ -353,7 +355,6 @@ def other_threads(look: Record) -> list[tuple[str, ThreadStanding]]:
 
 
 def children_at_work(look: Record) -> list[tuple[str, ThreadStanding]]:
-    """The processes that it has started, those on a line of the user's own."""
     found = []
     for process in words.records(look.get("processes"))[1:]:
         theirs = read_thread(main_thread(process))
@@ -363,7 +364,6 @@ def children_at_work(look: Record) -> list[tuple[str, ThreadStanding]]:
 
 
 def is_computing(look: Record) -> bool:
-    """Whether the trainer itself uses a processor."""
     return computes(trainer_of(look))
 
 
@@ -374,7 +374,6 @@ def _is_in_d(look: Record) -> bool:
 
 
 def _state(look: Record) -> list[str]:
-    """How the trainer's process looked from outside."""
     trainer = trainer_of(look)
     if not trainer:
         return []
@@ -396,3 +395,104 @@ def _name(thread: Record) -> str:
 
 def _pid(process: Mapping[str, Any]) -> str:
     return f"its process (pid {words.whole(process.get('pid')) or '?'})"
+
+
+# -- The workers of a data loader or of a pool: which of them are at work, and on which line -------
+
+_LOOPS = {
+    "loader": (re.compile(r"/torch/utils/data/_utils/worker\.py$"), "_worker_loop"),
+    "pool": (
+        re.compile(
+            r"/(?:multiprocessing/pool|concurrent/futures/(?:process|thread)"
+            r"|loky/process_executor)\.py$"
+        ),
+        "worker|_worker|_process_worker",
+    ),
+}
+_WAITS = re.compile(r"/(?:multiprocessing/(?:queues|connection|synchronize)|queue)\.py$")
+_BUSY_CORES = 0.2
+_DISK = ("fuse", "nfs", "netfs", "disk")
+_MOST_WORKERS = 8
+
+
+@dataclass
+class Workers:
+    count: int = 0
+    at_work: list[tuple[str, ThreadStanding]] = field(default_factory=list)  # stuck ones first
+    on_disk: tuple[str, ThreadStanding] | None = None
+    moves: bool = False  # one of those at work makes progress
+
+    def lines(self) -> list[str]:
+        told = [f"{who} {standing.tell()}" for who, standing in self.at_work[:_MOST_WORKERS]]
+        idle = self.count - len(self.at_work)
+        if idle > 0:
+            told.append(f"{words.count(idle, 'worker')} of {self.count} had nothing to do")
+        return told
+
+
+def workers_of(look: Record, kind: str) -> Workers:
+    workers = Workers()
+    if kind not in _LOOPS:
+        return workers
+    found: list[tuple[bool, str, ThreadStanding]] = []
+    for process in words.records(look.get("processes"))[1:]:
+        thread = main_thread(process)
+        stack = places(thread.get("frames"))
+        at = _loop_at(stack, kind)
+        is_named = kind == "loader" and "pt_data_worker" in words.text(process.get("name"))
+        if at is None and not (is_named and not stack):
+            continue
+        workers.count += 1
+        standing = read_thread(thread)
+        who = f"worker (pid {words.whole(process.get('pid')) or '?'})"
+        if (words.text(thread.get("state")) or process.get("state")) == "D":
+            workers.on_disk = (who, standing)
+        if at is not None and not _is_idle(stack, at):
+            found.append((_moves(process, thread), who, standing))
+            if standing.kind in _DISK:
+                workers.on_disk = workers.on_disk or (who, standing)
+    if kind == "pool":
+        found += _pool_threads(look, workers)
+    found.sort(key=lambda each: (each[0], each[2].place is None))
+    workers.at_work = [(who, standing) for _, who, standing in found]
+    workers.moves = any(moves for moves, _, _ in found) and not workers.on_disk
+    return workers
+
+
+def _pool_threads(look: Record, workers: Workers) -> list[tuple[bool, str, ThreadStanding]]:
+    trainer, found = trainer_of(look), []
+    main = main_thread(trainer)
+    for thread in words.records(trainer.get("threads")):
+        stack = places(thread.get("frames"))
+        at = _loop_at(stack, "pool")
+        if thread is main or at is None:
+            continue
+        workers.count += 1
+        # A thread that waits for work is in a call into C, which leaves no frame.
+        if at > 0 and not _is_idle(stack, at):
+            name = words.one_line(words.text(thread.get("name")) or str(thread.get("tid")), 60)
+            moves = thread.get("moved") is True
+            found.append((moves, f"its thread {name}", read_thread(thread)))
+    return found
+
+
+def _loop_at(stack: list[Place], kind: str) -> int | None:
+    file, names = _LOOPS[kind]
+    for index, each in enumerate(stack):
+        last = each.name.rsplit(".", 1)[-1]
+        if file.search(each.file) and re.fullmatch(names, last):
+            return index
+    return None
+
+
+def _is_idle(stack: list[Place], at: int) -> bool:
+    """Whether a worker waits for the next task: its loop has called a queue."""
+    return at > 0 and _WAITS.search(stack[at - 1].file) is not None
+
+
+def _moves(process: Record, thread: Record) -> bool:
+    """Whether it makes progress: by its stack, or, without one, by its use of a processor."""
+    moved = thread.get("moved")
+    if isinstance(moved, bool):
+        return moved
+    return (words.real(process.get("cpu")) or 0.0) > _BUSY_CORES

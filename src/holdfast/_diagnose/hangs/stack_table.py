@@ -1,227 +1,161 @@
-"""Which frames tell what a thread waits for: a table, by where a function stands.
+"""Which frames tell what a thread waits for: tables, by file and function.
 
-Files are those of Python's library, of torch and of others that trainings use; names are the
-last part of a qualified one. What the kernel says of a sleeper tells the rest: a call into C
-leaves no frame of Python.
+Files are those of Python's library, of torch and of other libraries of trainings; names are the
+last part of a qualified name. A call into C leaves no frame of Python: then the kernel's word for
+the place where the thread sleeps tells, or the text of the user's line.
 """
 
 from __future__ import annotations
 
-import re
-from typing import NamedTuple
-
-
-class StackRule(NamedTuple):
-    """A stack with such a frame is of this kind."""
-
-    file: re.Pattern[str]
-    names: re.Pattern[str]
-    kind: str
-    words: str  # "waits for …", "is in …"
-
-
-def _rule(file: str, names: str, kind: str, words: str) -> StackRule:
-    return StackRule(re.compile(file), re.compile(names), kind, words)
-
-
-COLLECTIVES = (
-    r"(?:all_reduce|all_gather|all_to_all|reduce_scatter|broadcast|reduce|gather|scatter|barrier"
+_COLLECTIVES = (
+    r"all_reduce|all_gather|all_to_all|reduce_scatter|broadcast|reduce|gather|scatter|barrier"
     r"|monitored_barrier|send|recv|isend|irecv|batch_isend_irecv|all_gather_into_tensor"
     r"|reduce_scatter_tensor|all_to_all_single|all_reduce_coalesced|all_gather_coalesced"
-    r"|all_gather_object|gather_object|broadcast_object_list|scatter_object_list|wait_tensor)"
+    r"|all_gather_object|gather_object|broadcast_object_list|scatter_object_list|wait_tensor"
 )
-_ANY = r".*"
 
-# The frame nearest to the user's own line decides, and of one frame the first rule that fits.
+# (file, names or "" for all, kind, words). The frame nearest to the user's own line decides, and of
+# one frame the first row that fits.
 RULES = (
-    _rule(
-        r"/(?:pdb|bdb)\.py$|/_?pydev|/debugpy/|/ipdb/|/pudb/", _ANY, "debugger", "is in a debugger"
-    ),
-    _rule(r"/IPython/|/prompt_toolkit/|/code\.py$", _ANY, "prompt", "waits at a prompt"),
-    _rule(r"/torch/utils/data/dataloader\.py$", _ANY, "loader", "waits for its data loader"),
-    _rule(
-        r"/torch/distributed/distributed_c10d\.py$",
-        rf"{COLLECTIVES}",
-        "collective",
-        "waits in {name}",
-    ),
-    _rule(
+    (r"/(?:pdb|bdb)\.py$|/_?pydev|/debugpy/|/ipdb/|/pudb/", "", "debugger", "is in a debugger"),
+    (r"/IPython/|/prompt_toolkit/|/code\.py$", "", "prompt", "waits at a prompt"),
+    (r"/torch/utils/data/dataloader\.py$", "", "loader", "waits for its data loader"),
+    (r"/torch/distributed/distributed_c10d\.py$", _COLLECTIVES, "collective", "waits in {name}"),
+    (
         r"/torch/distributed/(?:rendezvous|elastic/.*|distributed_c10d|device_mesh)\.py$",
         r"init_process_group|_store_based_barrier|new_group|rendezvous|.*_rendezvous_handler"
         r"|_create_c10d_store|_new_process_group_helper|next_rendezvous|init_device_mesh",
         "rendezvous",
         "waits for the other ranks to come",
     ),
-    _rule(
-        r"/torch/distributed/_functional_collectives\.py$",
-        _ANY,
-        "collective",
-        "waits in {name}",
-    ),
-    _rule(
-        r"/torch/distributed/(?:fsdp|_composable|tensor|pipelining|checkpoint)/",
-        r".*(?:unshard|all_gather|reduce|wait|broadcast|barrier|redistribute|pre_forward).*",
+    (r"/torch/distributed/_functional_collectives\.py$", "", "collective", "waits in {name}"),
+    (
+        "/torch/distributed/(?:fsdp|_composable|tensor|pipelining|checkpoint)/",
+        ".*(?:unshard|all_gather|reduce|wait|broadcast|barrier|redistribute|pre_forward).*",
         "collective",
         "waits in {name} of torch.distributed",
     ),
-    _rule(
+    (
         r"/torch/nn/parallel/distributed\.py$",
-        r"_sync_.*|_pre_forward|_verify.*|_ddp_init_helper|.*broadcast_coalesced|join|__init__",
+        "_sync_.*|_pre_forward|_verify.*|_ddp_init_helper|.*broadcast_coalesced|join|__init__",
         "collective",
         "waits in DistributedDataParallel",
     ),
-    _rule(r"/torch/_dynamo/convert_frame\.py$", _ANY, "compile", "is in torch.compile"),
-    _rule(r"/torch/_inductor/compile_fx\.py$", _ANY, "compile", "is in torch.compile"),
-    _rule(
+    (r"/torch/_dynamo/convert_frame\.py$", "", "compile", "is in torch.compile"),
+    (r"/torch/_inductor/compile_fx\.py$", "", "compile", "is in torch.compile"),
+    (
         r"/torch/(?:_tensor|autograd/[^/]*)\.py$",
-        r"backward|grad|_engine_run_backward",
+        "backward|grad|_engine_run_backward",
         "backward",
         "is in backward()",
     ),
-    _rule(r"/torch/cuda/", r"synchronize|wait|query", "device", "waits for the GPU"),
-    _rule(
-        r"/torch/multiprocessing/spawn\.py$",
-        _ANY,
-        "child",
-        "waits for the processes that it started",
-    ),
-    _rule(
+    ("/torch/cuda/", "synchronize|wait|query", "device", "waits for the GPU"),
+    (r"/torch/multiprocessing/spawn\.py$", "", "child", "waits for the processes that it started"),
+    (
         r"/multiprocessing/pool\.py$",
-        r"get|wait|next|map|starmap|apply|join|__exit__|imap.*",
+        "get|wait|next|map|starmap|apply|join|__exit__|imap.*",
         "pool",
         "waits for the result of a pool",
     ),
-    _rule(
+    (
         r"/concurrent/futures/(?:_base|thread|process)\.py$",
-        r"result|exception|wait|result_iterator|_result_or_cancel|as_completed|shutdown|__exit__",
+        "result|exception|wait|result_iterator|_result_or_cancel|as_completed|shutdown|__exit__",
         "pool",
         "waits for the result of an executor",
     ),
-    _rule(r"/joblib/", _ANY, "pool", "waits for the result of joblib"),
-    _rule(r"/torch/serialization\.py$", _ANY, "file", "is in torch.{name}"),
-    _rule(r"/filelock/|/portalocker/", _ANY, "filelock", "waits for a lock on a file"),
-    _rule(r"/multiprocessing/managers\.py$", _ANY, "pipe", "waits for a manager's process"),
-    _rule(r"/multiprocessing/queues\.py$", _ANY, "queue", "waits for a queue between processes"),
-    _rule(r"/multiprocessing/synchronize\.py$", _ANY, "lock", "waits for a lock between processes"),
-    _rule(
+    ("/joblib/", "", "pool", "waits for the result of joblib"),
+    (r"/torch/serialization\.py$", "", "file", "is in torch.{name}"),
+    ("/filelock/|/portalocker/", "", "filelock", "waits for a lock on a file"),
+    (r"/multiprocessing/managers\.py$", "", "pipe", "waits for a manager's process"),
+    (r"/multiprocessing/queues\.py$", "", "queue", "waits for a queue between processes"),
+    (r"/multiprocessing/synchronize\.py$", "", "lock", "waits for a lock between processes"),
+    (
         r"/multiprocessing/(?:process|popen_\w+)\.py$",
-        r"join|wait|poll",
+        "join|wait|poll",
         "child",
         "waits for a process to end",
     ),
-    _rule(
-        r"/multiprocessing/connection\.py$", _ANY, "pipe", "waits for a message of another process"
-    ),
-    _rule(r"/queue\.py$", r"get", "queue", "waits for an item of a queue"),
-    _rule(r"/queue\.py$", r"put", "queue", "waits for room in a queue"),
-    _rule(r"/queue\.py$", r"join", "queue", "waits until a queue is done"),
-    _rule(r"/threading\.py$", r"join|_wait_for_tstate_lock", "join", "waits for a thread to end"),
-    _rule(r"/threading\.py$", r"acquire|__enter__", "lock", "waits for a lock"),
-    _rule(
-        r"/threading\.py$",
-        r"wait|wait_for|_wait|_enter",
-        "event",
-        "waits for another thread's sign",
-    ),
-    _rule(r"/subprocess\.py$", _ANY, "child", "waits for a process that it started"),
-    _rule(r"/asyncio/", _ANY, "asyncio", "waits in the event loop of asyncio"),
-    _rule(
-        r"/(?:socket|ssl|smtplib|ftplib)\.py$|/http/client\.py$|/urllib/|/(?:requests|urllib3|httpx|httpcore|aiohttp"
-        r"|botocore|boto3|s3fs|gcsfs|fsspec|huggingface_hub|wandb|mlflow|comet_ml|neptune)/",
-        _ANY,
+    (r"/multiprocessing/connection\.py$", "", "pipe", "waits for a message of another process"),
+    (r"/queue\.py$", "get", "queue", "waits for an item of a queue"),
+    (r"/queue\.py$", "put", "queue", "waits for room in a queue"),
+    (r"/queue\.py$", "join", "queue", "waits until a queue is done"),
+    (r"/threading\.py$", "join|_wait_for_tstate_lock", "join", "waits for a thread to end"),
+    (r"/threading\.py$", "acquire|__enter__", "lock", "waits for a lock"),
+    (r"/threading\.py$", "wait|wait_for|_wait|_enter", "event", "waits for another thread's sign"),
+    (r"/subprocess\.py$", "", "child", "waits for a process that it started"),
+    ("/asyncio/", "", "asyncio", "waits in the event loop of asyncio"),
+    (
+        r"/(?:socket|ssl|smtplib|ftplib)\.py$|/http/client\.py$|/urllib/|/(?:requests|urllib3"
+        r"|httpx|httpcore|aiohttp|botocore|boto3|s3fs|gcsfs|fsspec|huggingface_hub|wandb|mlflow"
+        r"|comet_ml|neptune)/",
+        "",
         "network",
         "waits for the network",
     ),
-    _rule(
-        r"/(?:pathlib|shutil|genericpath|posixpath|glob|tempfile|zipfile|tarfile|gzip|bz2|lzma|mmap)\.py$"
-        r"|/(?:pathlib|zipfile|glob)/|/(?:PIL|h5py|pyarrow|netCDF4|zarr|tifffile|imageio|safetensors)/"
-        r"|/numpy/lib/",
-        _ANY,
+    (
+        r"/(?:pathlib|shutil|genericpath|posixpath|glob|tempfile|zipfile|tarfile|gzip|bz2|lzma"
+        r"|mmap)\.py$|/(?:pathlib|zipfile|glob)/|/(?:PIL|h5py|pyarrow|netCDF4|zarr|tifffile"
+        r"|imageio|safetensors)/|/numpy/lib/",
+        "",
         "file",
         "is in a call for a file",
     ),
-    _rule(
+    (
         r"/os\.py$",
-        r"walk|scandir|makedirs|_walk|fwalk|removedirs|renames",
+        "walk|scandir|makedirs|_walk|fwalk|removedirs|renames",
         "file",
         "is in a call for a file",
     ),
 )
 
-# What the kernel calls the place where a thread sleeps.
-WCHANS = (
-    (re.compile(r"fuse|request_wait_answer"), "fuse", "waits for a FUSE file system"),
-    (re.compile(r"nfs|rpc_wait|rpc_run|rpc_exec"), "nfs", "waits for an NFS server"),
-    (
-        re.compile(
-            r"ceph|lustre|^ll_|^cl_|ldlm|ptlrpc|gpfs|cxiWait|cifs|smb|beegfs|orangefs|9p|v9fs"
-        ),
+# What the kernel calls the place where a thread sleeps: its kind, and words for it.
+WCHANS = {
+    "fuse|request_wait_answer": ("fuse", "waits for a FUSE file system"),
+    "nfs|rpc_wait|rpc_run|rpc_exec": ("nfs", "waits for an NFS server"),
+    "ceph|lustre|^ll_|^cl_|ldlm|ptlrpc|gpfs|cxiWait|cifs|smb|beegfs|orangefs|9p|v9fs": (
         "netfs",
         "waits for a network file system",
     ),
+    "flock|posix_lock|fcntl_setlk|locks_lock": ("filelock", "waits for a lock on a file"),
+    "wait_for_partner|fifo_open": ("fifo", "opens a FIFO that no other process has open"),
     (
-        re.compile(r"flock|posix_lock|fcntl_setlk|locks_lock"),
-        "filelock",
-        "waits for a lock on a file",
-    ),
-    (re.compile(r"wait_for_partner|fifo_open"), "fifo", "opens a FIFO that nobody else has open"),
-    (
-        re.compile(
-            r"io_schedule|folio_wait|wait_on_page|jbd2|ext4|xfs|btrfs|blk_|bit_wait|submit_bio|filemap|rwsem_down"
-        ),
-        "disk",
-        "waits for a disk",
-    ),
-    (re.compile(r"nanosleep|hrtimer_sleep|schedule_hrtimeout"), "sleep", "sleeps"),
-    (
-        re.compile(r"^do_wait|wait4|wait_consider|^kernel_wait"),
-        "child",
-        "waits for a process to end",
-    ),
-    (re.compile(r"n_tty|tty_read"), "input", "waits for keyboard input"),
-    (
-        re.compile(r"pipe_read|pipe_wait|unix_stream"),
-        "pipe",
-        "waits for a message of another process",
-    ),
-    (re.compile(r"pipe_write"), "pipe", "waits until its pipe is read"),
-    (re.compile(r"skb_|inet_|tcp_|sk_wait|sock_|udp_"), "network", "waits for the network"),
-    (
-        re.compile(r"epoll|poll_schedule|do_sys_poll|do_poll|do_select|^poll|core_sys_select"),
+        r"io_schedule|folio_wait|wait_on_page|jbd2|ext4|xfs|btrfs|blk_|bit_wait|submit_bio"
+        r"|filemap|rwsem_down"
+    ): ("disk", "waits for a disk"),
+    "nanosleep|hrtimer_sleep|schedule_hrtimeout": ("sleep", "sleeps"),
+    "^do_wait|wait4|wait_consider|^kernel_wait": ("child", "waits for a process to end"),
+    "n_tty|tty_read": ("input", "waits for keyboard input"),
+    "pipe_read|pipe_wait|unix_stream": ("pipe", "waits for a message of another process"),
+    "pipe_write": ("pipe", "waits until its pipe is read"),
+    "skb_|inet_|tcp_|sk_wait|sock_|udp_": ("network", "waits for the network"),
+    "epoll|poll_schedule|do_sys_poll|do_poll|do_select|^poll|core_sys_select": (
         "poll",
         "waits for a descriptor",
     ),
-    (re.compile(r"nvidia|nv_|os_acquire|uvm_"), "device", "waits for the GPU"),
-    (re.compile(r"refrigerator|freezer"), "frozen", "is frozen"),
-    (re.compile(r"ptrace_stop"), "traced", "is held by a tracer"),
-    (re.compile(r"futex"), "futex", "waits for a lock, or in a call of C for another thread"),
-)
+    "nvidia|nv_|os_acquire|uvm_": ("device", "waits for the GPU"),
+    "refrigerator|freezer": ("frozen", "is frozen"),
+    "ptrace_stop": ("traced", "is held by a tracer"),
+    "futex": ("futex", "waits for a lock, or in a call of C for another thread"),
+}
 
-# What the user's own line says, where it is what calls into C.
-TEXTS = (
-    (re.compile(r"\binput\("), "input", "waits for keyboard input"),
-    (re.compile(r"\bsleep\("), "sleep", "sleeps"),
-    (re.compile(r"^\s*(?:async )?with\b|\.acquire\("), "lock", "waits for a lock"),
-    (re.compile(r"\.backward\("), "backward", "is in backward()"),
+# The user's own line, where it calls into C.
+TEXTS = {
+    r"\binput\(": ("input", "waits for keyboard input"),
+    r"\bsleep\(": ("sleep", "sleeps"),
+    r"^\s*(?:async )?with\b|\.acquire\(": ("lock", "waits for a lock"),
+    r"\.backward\(": ("backward", "is in backward()"),
+    r"\.(?:item|tolist|cpu|numpy|cuda)\(|synchronize\(|\.to\(": ("device", "waits for the GPU"),
+    r"\bflock\(|\blockf\(": ("filelock", "waits for a lock on a file"),
+    r"\.get\(": ("queue", "waits for an item of a queue"),
+    r"\.wait\(": ("event", "waits for another thread's sign"),
+    r"\.(?:recv|recvfrom|accept|connect)\(": ("network", "waits for the network"),
     (
-        re.compile(r"\.(?:item|tolist|cpu|numpy|cuda)\(|synchronize\(|\.to\("),
-        "device",
-        "waits for the GPU",
-    ),
-    (re.compile(r"\bflock\(|\blockf\("), "filelock", "waits for a lock on a file"),
-    (re.compile(r"\.get\("), "queue", "waits for an item of a queue"),
-    (re.compile(r"\.wait\("), "event", "waits for another thread's sign"),
-    (re.compile(r"\.(?:recv|recvfrom|accept|connect)\("), "network", "waits for the network"),
-    (
-        re.compile(
-            r"\bopen\(|\.(?:read|write|readline|readlines|flush|stat|exists|is_file|iterdir)\(|\bos\.(?:stat|listdir|open|read|write|fsync)\(|\bload\("
-        ),
-        "file",
-        "is in a call for a file",
-    ),
-)
+        r"\bopen\(|\.(?:read|write|readline|readlines|flush|stat|exists|is_file|iterdir)\("
+        r"|\bos\.(?:stat|listdir|open|read|write|fsync)\(|\bload\("
+    ): ("file", "is in a call for a file"),
+}
 
-# System calls that are about a file, whether by its name or by its descriptor.
+# System calls about a file, by its name or by its descriptor.
 FILE_CALLS = frozenset(
     (
         *("open", "openat", "stat", "lstat", "newfstatat", "statx", "access", "readlink", "rename"),

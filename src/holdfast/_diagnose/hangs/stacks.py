@@ -1,6 +1,6 @@
-"""What a stack means, in words: what a thread waits for, and on which line of the user's.
+"""What a stack means: what a thread waits for, and on which line of the user's.
 
-Pure but for the text of that line, which tells a call into C apart: it leaves no frame.
+A call into C leaves no frame, so the text of that line is read from its file, too.
 """
 
 from __future__ import annotations
@@ -20,20 +20,19 @@ from holdfast._environment.processes.activity import is_users
 from holdfast._environment.processes.threads import is_terminal
 from holdfast._store.folder.plain_file import MOST_RECORD_BYTES, open_file
 
-# -- One line of a user's source, where it can be read at once -------------------------------------
-# A script may lie on the very file system that does not answer: so it is read in a thread that
-# is left behind then, and nothing waits for it longer than a moment.
-
+# -- One line of a user's source -------------------------------------------------------------------
+# A script may lie on the very file system that does not answer. So a thread reads it, and is left
+# behind after a moment.
 
 _WAIT_SECONDS = 0.5
 _OLD_SECONDS = 60.0  # after which a line is read again: the script may have been edited
 _MOST_CHARACTERS = 400
 _known: dict[tuple[str, int], tuple[float, str]] = {}
-_stuck: set[str] = set()  # files that did not answer: they are not asked a second time
+_stuck: set[str] = set()  # files that did not answer: they are not read a second time
 
 
 def source_line(file: str, line: int) -> str:
-    """The text of a line, without what it is indented by; empty if it cannot be read."""
+    """The text of a line without its indentation; empty if it cannot be read."""
     if not file.startswith("/") or line < 1 or file in _stuck:
         return ""
     known = _known.get((file, line))
@@ -43,7 +42,7 @@ def source_line(file: str, line: int) -> str:
     reader = threading.Thread(target=_read, args=(file, line, found), daemon=True)
     try:
         reader.start()
-    except RuntimeError:  # no thread is to be had: the line is only an ornament
+    except RuntimeError:  # no thread can be started: do without the line
         return ""
     reader.join(_WAIT_SECONDS)
     if reader.is_alive():
@@ -61,14 +60,14 @@ def _read(file: str, line: int, found: list[str]) -> None:
             for text in islice(source, line - 1, line):
                 found.append(text.decode("utf-8", "replace").strip()[:_MOST_CHARACTERS])
     except (OSError, ValueError):
-        return  # it lies elsewhere, or is none that can be read
+        return
 
 
 Record = dict[str, Any]
 
 _FORKED = re.compile(r"/multiprocessing/process\.py$")  # outside of it are its parent's frames
-_HELPERS = re.compile(r"/multiprocessing/(?:resource_tracker|forkserver)\.py$")  # nobody's code
-_NAMELESS = ("loader", "pool")  # of which no function says more than the words do
+_HELPERS = re.compile(r"/multiprocessing/(?:resource_tracker|forkserver)\.py$")
+_NAMELESS = ("loader", "pool")  # no function says more than the words do
 _IMPORT = "<frozen importlib"
 _WRAPPERS = re.compile(
     r"wrapper|wrapped|inner|_fn|_?_?call_?_?|_(?:wrapped_)?call_impl|decorate_context"
@@ -81,7 +80,7 @@ WAITS_FOR_RANKS = ("collective", "rendezvous", "agree")
 
 @dataclass(frozen=True)
 class Place:
-    """A line of somebody's code."""
+    """A line of code."""
 
     file: str
     line: int
@@ -120,12 +119,15 @@ class ThreadStanding:
     place: Place | None  # the innermost line that is the user's own
     path: tuple[tuple[str, int], ...] = ()  # all lines that are the user's own, innermost first
 
+    @property
+    def at(self) -> str:
+        return f" at {self.place}" if self.place else ""
+
     def tell(self) -> str:
-        """What it does, and where."""
-        return f"{self.words} at {self.place}" if self.place else self.words
+        return f"{self.words}{self.at}"
 
     def where(self) -> str:
-        """In few words: `in all_reduce at train.py:41`."""
+        """As `in all_reduce at train.py:41`."""
         at = self.place.short if self.place else ""
         if self.call:
             return f"in {self.call} at {at}" if at else f"in {self.call}"
@@ -133,7 +135,7 @@ class ThreadStanding:
 
 
 def places(frames: object) -> list[Place]:
-    """The frames of a record, innermost first; of a forked worker those that are its own."""
+    """The frames of a record, innermost first; of a forked worker only its own."""
     found: list[Place] = []
     for frame in words.records(frames):
         file, name = words.text(frame.get("file")), words.text(frame.get("name"))
@@ -146,7 +148,6 @@ def places(frames: object) -> list[Place]:
 
 
 def read_thread(thread: Record) -> ThreadStanding:
-    """What a thread of a look does."""
     return read_stack(
         thread.get("frames"),
         words.text(thread.get("wchan")),
@@ -177,7 +178,7 @@ def read_stack(
 def _meaning(
     inside: Sequence[Place], place: Place | None, wchan: str, state: str, call: str, path: str
 ) -> tuple[str, str, str]:
-    """Kind, words, and the function that it is in where a rule names one."""
+    """Kind, words, and the function of the library where a rule names one."""
     kernel = _of_kernel(wchan)
     if kernel is not None and kernel[0] in _SPECIFIC:
         return kernel[0], f"{kernel[1]}{_of_file(path)}", ""
@@ -190,9 +191,9 @@ def _meaning(
         return "file", f"is in {call}{_of_file(path)}", ""
     for each in reversed(inside):
         last = each.name.rsplit(".", 1)[-1]
-        for rule in RULES:
-            if rule.file.search(each.file) and rule.names.fullmatch(last):
-                return rule.kind, rule.words.format(name=last), last
+        for file, names, kind, said in RULES:
+            if re.search(file, each.file) and (not names or re.fullmatch(names, last)):
+                return kind, said.format(name=last), last
     if kernel is not None and kernel[0] != "futex":
         return kernel[0], kernel[1], ""
     if call in _CALLS:
@@ -200,11 +201,11 @@ def _meaning(
     if path.startswith("socket:") and call in FILE_CALLS:
         return "network", "waits for the network", ""
     if place is not None and not inside and state != "R":
-        for shape, kind, said in TEXTS:
-            if shape.search(place.text):
+        for shape, (kind, said) in TEXTS.items():
+            if re.search(shape, place.text):
                 return kind, said, ""
     if kernel is not None or call == "futex":
-        # A line that could be read and is about no lock is a call of C.
+        # A line that could be read and that takes no lock is a call into C.
         is_call = bool(inside) or place is None or bool(place.text)
         return ("call", _IN_C, "") if is_call else ("lock", _FUTEX, "")
     said = "computes" if state == "R" else "is in a call of C" if inside or place else "stands"
@@ -234,32 +235,27 @@ def _of_file(path: str) -> str:
 
 
 def _of_kernel(wchan: str) -> tuple[str, str] | None:
-    for shape, kind, said in WCHANS:
-        if wchan and shape.search(wchan):
-            return kind, said
-    return None
+    found = (meaning for shape, meaning in WCHANS.items() if wchan and re.search(shape, wchan))
+    return next(found, None)
 
 
 def _call_of(inside: Sequence[Place]) -> str:
-    """The library's function that the user's line called."""
     names = (each.name.rsplit(".", 1)[-1] for each in reversed(inside))
     return next((name for name in names if not _WRAPPERS.fullmatch(name)), "")
 
 
 def trainer_of(look: Record) -> Record:
-    """The training process of a look, which comes first."""
+    """The training process of an inspection, which comes first."""
     found = words.records(look.get("processes"))
     return found[0] if found else {}
 
 
 def main_thread(process: Record) -> Record:
-    """The thread that trains; the first where none is named so."""
     threads = words.records(process.get("threads"))
     return next((t for t in threads if t.get("is_main") is True), threads[0] if threads else {})
 
 
 def standing_of(look: Record) -> ThreadStanding:
-    """What the main thread of the trainer does."""
     process = trainer_of(look)
     thread = main_thread(process)
     for name in ("wchan", "state"):
@@ -267,14 +263,15 @@ def standing_of(look: Record) -> ThreadStanding:
             thread = {**thread, name: process.get(name)}
     found = read_thread(thread)
     text = found.place.text if found.place is not None and not found.kind else ""
-    if text and _uses_gpu(process) and any(s.search(text) for s, kind, _ in TEXTS if kind == _GPU):
-        # Who waits for a GPU spins, and looks as if it computed.
+    shapes = (shape for shape, (kind, _) in TEXTS.items() if kind == _GPU)
+    if text and _uses_gpu(process) and any(re.search(shape, text) for shape in shapes):
+        # A thread that waits for a GPU spins, and looks as if it computed.
         return replace(found, kind=_GPU, words="waits for the GPU")
     return found
 
 
 def _uses_gpu(process: Record) -> bool:
-    """By the threads that the driver has started in it."""
+    """Whether the driver has started threads in it."""
     threads = words.records(process.get("threads"))
     return any(words.text(each.get("name")).startswith("cuda") for each in threads)
 
@@ -300,7 +297,7 @@ def name_ranks(ranks: Iterable[int | None]) -> str:
 
 
 def merge_looks(looks: Sequence[Record], missing: Sequence[int] = ()) -> list[str]:
-    """Who stands where, one line for all that stand alike, the most first.
+    """Where each rank stands: one line for all on the same line, the largest group first.
 
     As `3 ranks in all_reduce at train.py:41 (0, 1 and 3)` and `rank 2 in dataset.py:17 (load)`.
     """

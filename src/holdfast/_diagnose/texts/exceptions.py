@@ -1,4 +1,4 @@
-"""What an exception means: of hundreds of messages, the few kinds of trouble behind them."""
+"""What an exception means: the few kinds of trouble behind hundreds of messages."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from holdfast._diagnose.evidence.evidence import Record
 from holdfast._diagnose.texts.sign import Sign
 from holdfast._diagnose.texts.signs import read_signs
 
-# The first of these that an exception's words tell is what it is about: a worker that was killed
-# says more than the file that was not found then.
+# In the order of what they tell: a worker that was killed says more than the file that was not
+# found because of it.
 KINDS = {
     "shm_full": "shm_full",
     "worker_killed": "worker",
@@ -41,34 +41,29 @@ KINDS = {
     "nan_loss": "nan",
 }
 _ORDER = list(KINDS)
-# What a program raises at once, every time, if it was not written or called right.
-_NEVER_RIGHT = re.compile(
-    r"(?:Import|ModuleNotFound|Syntax|Indentation|Tab|Name|Type|Key|Attribute|FileNotFound"
-    r"|NotADirectory|IsADirectory|Permission|Value|Index|Assertion|NotImplemented|UnboundLocal"
-    r"|Argument|ArgumentType|JSONDecode|UnicodeDecode|YAML|Scanner|Parser|TOMLDecode|Config"
-    r"|Configuration|Validation|Usage|Recursion|ZeroDivision"
-    r"|Settings|Folder|State|Checkpoint|Ranks|Proof)Error"
-    r"|NotARun|RunIsLive|UnstorableState|StateMismatch|RestoreDiffers"
-    r"|(?:Damaged|Unreadable|NoGood)Checkpoint|BadParameter|NoSuchOption"
-)
-# Errors of holdfast say by their type what they are about, whatever words they have.
+# Errors of holdfast: their type tells, not their words.
 _OWN = re.compile(
     r"(?:Settings|Folder|State|Checkpoint|Proof)Error|NotARun|RunIsLive|UnstorableState"
     r"|StateMismatch|RestoreDiffers|(?:Damaged|Unreadable|NoGood)Checkpoint"
 )
+# What a wrong program or a wrong call raises at every start.
+_NEVER_RIGHT = re.compile(
+    r"(?:Import|ModuleNotFound|Syntax|Indentation|Tab|Name|Type|Key|Attribute|FileNotFound"
+    r"|NotADirectory|IsADirectory|Permission|Value|Index|Assertion|NotImplemented|UnboundLocal"
+    r"|Argument|ArgumentType|JSONDecode|UnicodeDecode|YAML|Scanner|Parser|TOMLDecode|Config"
+    rf"|Configuration|Validation|Usage|Recursion|ZeroDivision|Ranks)Error|{_OWN.pattern}"
+    r"|BadParameter|NoSuchOption"
+)
 _DISGUISES = (
-    "ConnectionResetError",
-    "ConnectionRefusedError",
-    "FileNotFoundError",
-    "EOFError",
-    "BrokenPipeError",
+    *("ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError"),
+    *("FileNotFoundError", "EOFError"),
 )
 _NAN = re.compile(r"(?i)(?:loss|grad\w*)\b.{0,40}\b(?:nan|inf)\b|\bnan\b.{0,40}(?:loss|grad)")
 _NO_MEMORY = re.compile(r"(?i)\bout of memory\b|cannot allocate memory|failed to allocate memory")
 _GPU = re.compile(r"(?i)\b(?:gpu|cuda|hip|rocm|xpu|npu|hbm|vram|device memory)")
 _LIBRARY = re.compile(r"\.so\b|\.dll|symbol|GLIBC|numpy.core|driver", re.IGNORECASE)
 _LOADER = ("torch/utils/data", "torch/multiprocessing", "multiprocessing/connection.py")
-# What only a wrong start or a wrong setting raises, whenever it does.
+# What only a wrong start or a wrong setting raises, at any step.
 _NOT_EVEN_LOADED = re.compile(
     r"(?:Import|ModuleNotFound|Syntax|Indentation|Tab|Misconfiguration|Config\w*|MissingConfig"
     r"|UnsupportedInterpolationType|InterpolationKey|HFValidation)(?:Error|Exception)"
@@ -84,8 +79,8 @@ _NO_REASON = ("DeadKernelError", "ActorDiedError", "RayActorError")  # of anothe
 _CHILD_LEFT = re.compile(
     "returned non-zero exit status|exited unexpectedly with exit code|no longer alive"
 )
-# What torch has brought from another process: the original stands at the end of all its text, and
-# behind it only what a run has noted of where it was.
+# An exception that torch relayed from another process: the original is at the end of the text.
+# Only lines of holdfast about its place come after it.
 _RELAYED = re.compile(
     r"Caught [\w.]+ in ([^\n]{1,60}?)\.\nOriginal Traceback .*\n"
     r"(?!holdfast: )([A-Za-z_][\w.]*: \S.*)",
@@ -99,13 +94,13 @@ _NO_NEWS = re.compile(r"\d+ root error|Detected at node|Node:|File \"|Traceback"
 
 
 def gist(message: str) -> str:
-    """The line of a message that says most: many a first line only announces another.
+    """The line of a message that tells most: a first line often only announces another.
 
     >>> gist("Graph execution error:\\n1 root error(s) found.\\n(0) INVALID_ARGUMENT: It is empty")
     'Graph execution error: (0) INVALID_ARGUMENT: It is empty'
     """
     first, *more = [line.strip() for line in message.splitlines() if line.strip()] or [""]
-    if "Last error:" in more[:-1]:  # NCCL: its own words, and what they came of
+    if "Last error:" in more[:-1]:  # NCCL: its own words, and their cause
         return f"{more[more.index('Last error:') + 1]} ({first})"
     if not first.endswith(":"):
         return first
@@ -115,9 +110,8 @@ def gist(message: str) -> str:
 
 
 def kind_of_sign(sign: Sign) -> str:
-    """What a line is about that is one of these."""
-    is_unset = sign.kind == "rendezvous" and sign.details.get("what") == "unset"
-    return "environment" if is_unset else KINDS[sign.kind]
+    # MASTER_ADDR and the like are not set: no other rank is needed to tell.
+    return "environment" if "variable" in sign.details else KINDS[sign.kind]
 
 
 @dataclass
@@ -129,8 +123,8 @@ class Fault:
     qualified: str = ""
     chain: list[str] = field(default_factory=list)
     place: str = ""
-    record: Record = field(default_factory=dict)  # all that the trainer noted of it
-    is_before_first_step: bool | None = None  # None: nobody knows
+    record: Record = field(default_factory=dict)  # the trainer's own record
+    is_before_first_step: bool | None = None  # None: unknown
     exit_code: str | None = None  # what sys.exit was given
     tail: str = ""  # lines that may belong to its message
 
@@ -147,7 +141,7 @@ class Fault:
 
     @cached_property
     def kind(self) -> str:
-        """What it is about; `plain` where it means just what it says."""
+        """What it is about; `plain` where it means what it says."""
         if self.is_exit:
             return "exit"
         if self.type == "KeyboardInterrupt":
@@ -164,7 +158,7 @@ class Fault:
             self.message
         ):
             return "plain"  # of Python's own: nothing is wrong with the machine
-        # What was raised says more than what it came of, as long as it says anything.
+        # The exception tells more than its cause, if it tells anything.
         whole = f"{self.qualified or self.type}: {self.message}"
         for said in (whole, *self.chain, f"{whole}\n{self.tail}" if self.tail else ""):
             found = [sign for sign in read_signs(said[:8000]) if sign.kind in KINDS]
@@ -177,7 +171,7 @@ class Fault:
         return "nan" if _NAN.search(self.message) else "plain"
 
     def _is_lost_in_the_loader(self) -> bool:
-        """A worker's death shows as a lost connection or file, too: then a frame tells."""
+        """A worker's death also shows as a lost connection or file: then a frame tells."""
         frames = self.record.get("frames")
         places = frames if isinstance(frames, list) else []
         files = " ".join(str(f[0]) for f in places if isinstance(f, list | tuple) and f)
@@ -190,7 +184,7 @@ class Fault:
 
     @property
     def is_own(self) -> bool:
-        """Whether it is one of holdfast's, which are raised while a run is opened."""
+        """Whether it is one of holdfast, raised while a run is opened."""
         return bool(_OWN.fullmatch(self.type)) and self._is_of_holdfast
 
     @property
@@ -225,15 +219,15 @@ def fault_of_error(error: Record) -> Fault | None:
 
 
 def _given_on(message: str) -> list[list[Any]]:
-    """The frames of an exception that torch has brought from another process, in its message."""
+    """The frames of an exception that torch relayed from another process in its message."""
     _, mark, told = message.partition("\nOriginal Traceback ")
     return [[file, int(line), name] for file, line, name in _FRAME.findall(told)] if mark else []
 
 
 def fault_of_signs(signs: Iterable[Sign]) -> Fault | None:
-    """The last exception that was printed, if it is nobody's report of another's."""
+    """The last printed exception that does not only report the failure of another process."""
     found = [sign for sign in signs if sign.kind == "python_exception"]
-    # One of another thread or process ends this one only if the script says so.
+    # One of another thread or process ends the script only if the script raises it.
     found.sort(key=lambda sign: not (sign.details.get("thread") or sign.details.get("process")))
     last: Fault | None = None
     for sign in reversed(found):
@@ -245,7 +239,7 @@ def fault_of_signs(signs: Iterable[Sign]) -> Fault | None:
         is_of_a_worker = fault.type in _DISGUISES and fault.kind == "worker"
         if fault.kind not in _OF_VICTIMS and not is_report and not is_of_a_worker:
             return fault
-        last = last or fault  # of ranks that print into one log, another may say why
+        last = last or fault  # another rank may have printed the cause into the same log
     return last
 
 
@@ -269,7 +263,7 @@ def _fault_of_sign(sign: Sign) -> Fault | None:
 
 
 def fault_of_line(line: str) -> Fault | None:
-    """From the one line that a launcher's summary has of an exception."""
+    """From the one line of a launcher's summary."""
     match = _TYPE.fullmatch(_text.one_line(line, 2000))
     if match is None or not _NAME.search(match[1]):
         return None
@@ -277,7 +271,7 @@ def fault_of_line(line: str) -> Fault | None:
 
 
 def fault_of_how(exit_record: Record) -> Fault | None:
-    """From `exit.json`, whose words are the exception where there was one."""
+    """From `exit.json`, which has the exception in words."""
     how, status = _text.text(exit_record.get("how")), _text.whole(exit_record.get("status"))
     early = how.startswith("could not start: ")
     match = _TYPE.fullmatch(how.removeprefix("could not start: "))

@@ -1,18 +1,18 @@
-"""What launchers of ranks print at the end: who failed, and how.
+"""What launchers, shells and SLURM print at the end: which process failed, and how.
 
-torchrun's own "root cause" is the failure that it saw first. With a rank that was killed,
-that is often another one, which had lost its connection; so who failed of itself is worked
-out from all of them.
+torchrun's own "root cause" is the failure that it saw first. After the kill of a rank, that is
+often another rank, which had lost its connection. So the culprit is worked out from all failures.
 """
 
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterator
 from typing import Any
 
 from holdfast._diagnose.texts.lines import Line, Text
-from holdfast._diagnose.texts.sign import Sign, make_sign
+from holdfast._diagnose.texts.sign import Sign, is_source_code, make_sign
 
 _FIELD = re.compile(r"\s*(time|host|rank|exitcode|error_file|traceback)\s*: ?(.*)")
 _SPAWN = re.compile(
@@ -21,67 +21,42 @@ _SPAWN = re.compile(
 _AGENT = re.compile(
     r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\) of binary: (\S+)"
 )
-_SIGNALS = {
-    "SIGHUP": 1, "SIGINT": 2, "SIGQUIT": 3, "SIGILL": 4, "SIGTRAP": 5, "SIGABRT": 6, "SIGBUS": 7,
-    "SIGFPE": 8, "SIGKILL": 9, "SIGUSR1": 10, "SIGSEGV": 11, "SIGUSR2": 12, "SIGPIPE": 13,
-    "SIGALRM": 14, "SIGTERM": 15, "SIGXCPU": 24, "SIGXFSZ": 25, "SIGSYS": 31,
-}  # fmt: skip
 _CLOSING = re.compile(r"Sending process (\d{1,9}) closing signal (?:Signals\.)?(\w+)")
 _FORCED = re.compile(r"Unable to shutdown process (\d{1,9}) via .*forcefully exiting via")
-# What a rank says that has only lost another.
+# What a rank prints that has only lost another rank.
 _OF_A_VICTIM = re.compile(
     r"Connection (?:closed|reset) by (?:remote )?peer|Broken pipe|ncclRemoteError"
     r"|remote process exited|unhandled system error|Timed out waiting \d+ ?ms"
     r"|collective operation timeout|failed to pass monitoredBarrier"
     r"|successfully reached monitoredBarrier|Connection refused"
 )
-# Other launchers, and Python's own subprocess, with the status of what they had started.
-_EXITS = (
-    (
-        "exits with return code = ",
-        re.compile(
-            r"(?:--local_rank[= ](?P<rank>\d{1,6})\b.*)?"
-            r"exits with return code = (?P<code>-?\d{1,3})\b"
-        ),
-    ),
-    (
-        " exited with code ",
-        re.compile(
-            r"(?:lobal rank (?P<rank>\d{1,6}) \(PID \d+\)|^[\w.-]+)"
-            r" exited with code (?P<code>-?\d{1,3})"
-        ),
-    ),
-    (
-        "Child process with PID ",
-        re.compile(
-            r"\[rank: (?P<rank>\d{1,6})\] Child process with PID \d+ terminated with code "
-            r"(?P<code>-?\d{1,3})"
-        ),
-    ),
-    ("Exit Code:", re.compile(r"^\s*Exit Code: +(?P<code>[1-9]\d{0,2})$")),
-    (
-        "Main process exited, ",
-        re.compile(
-            r"Main process exited, code=(?:exited, status=(?P<code>\d{1,3})"
-            r"|(?:killed|dumped), status=(?P<signal>\d{1,2}))/"
-        ),
-    ),
-    (
-        "MPI_ABORT was invoked on rank ",
-        re.compile(r"MPI_ABORT was invoked on rank (?P<rank>\d{1,6})"),
-    ),
-    ("Process name: [[", re.compile(r"Process name: \[\[\d+,\d+\],(?P<rank>\d{1,6})\]")),
-    ("died with <Signals.", re.compile(r"died with <Signals\.\w+: (?P<signal>\d{1,2})>")),
-    (
-        " exited on signal ",
-        re.compile(r"process rank (?P<rank>\d{1,6}) .*exited on signal (?P<signal>\d{1,2})\b"),
-    ),
-    (
-        "command terminated with exit code ",
-        re.compile(r"command terminated with exit code (?P<code>\d{1,3})\b"),
-    ),
-)
-_MOST_SUMMARIES = 4  # one of each life, in a log that several have written to
+# Other launchers, and Python's own subprocess, with the status of their child.
+_SIGNAL_STATUS = r"[:= ]{1,3}(?P<code>-[1-9]\d?|1(?:29|3\d|4[0-3]))\W*$"
+_EXITS = {
+    "exits with return code = ": r"(?:--local_rank[= ](?P<rank>\d{1,6})\b.*)?"
+    r"exits with return code = (?P<code>-?\d{1,3})\b",
+    " exited with code ": r"(?:lobal rank (?P<rank>\d{1,6}) \(PID \d+\)|^[\w.-]+)"
+    r" exited with code (?P<code>-?\d{1,3})",
+    "Child process with PID ": r"\[rank: (?P<rank>\d{1,6})\] Child process with PID \d+ "
+    r"terminated with code (?P<code>-?\d{1,3})",
+    "Exit Code:": r"^\s*Exit Code: +(?P<code>[1-9]\d{0,2})$",
+    "Main process exited, ": r"Main process exited, code=(?:exited, status=(?P<code>\d{1,3})"
+    r"|(?:killed|dumped), status=(?P<signal>\d{1,2}))/",
+    "MPI_ABORT was invoked on rank ": r"MPI_ABORT was invoked on rank (?P<rank>\d{1,6})",
+    "Container rank ": r"Container rank (?P<rank>\d{1,6}) status failed .*"
+    r"\bcode (?P<code>-?\d{1,3})\b",
+    # The status of any other launcher: that of a signal, at the end of a line. Prose has others.
+    "xit code": rf"xit code{_SIGNAL_STATUS}",
+    "xit Code": rf"xit Code{_SIGNAL_STATUS}",
+    "xit status": rf"xit status{_SIGNAL_STATUS}",
+    "xitcode": rf"xitcode{_SIGNAL_STATUS}",
+    "Process name: [[": r"Process name: \[\[\d+,\d+\],(?P<rank>\d{1,6})\]",
+    "died with <Signals.": r"died with <Signals\.\w+: (?P<signal>\d{1,2})>",
+    " exited on signal ": r"process rank (?P<rank>\d{1,6}) .*"
+    r"exited on signal (?P<signal>\d{1,2})\b",
+    "command terminated with exit code ": r"command terminated with exit code (?P<code>\d{1,3})\b",
+}
+_MOST_SUMMARIES = 4  # one of each attempt, in a log that several have written to
 _TIMED_OUT = re.compile(r"Timed out waiting|operation timeout|monitoredBarrier|wait timeout after")
 
 
@@ -108,18 +83,22 @@ def read_launchers(text: Text, exceptions: list[Sign]) -> Iterator[Sign]:
         match = _SPAWN.search(line.text)
         if match is not None:
             rank = int(match[1])
-            code = -_SIGNALS.get(match[2], 0) if match[2] else int(match[3])
+            code = -_number(match[2]) if match[2] else int(match[3])
             details = {"exitcodes": {rank: code}, "root": rank, "culprit": rank}
             yield make_sign("torchrun_summary", line, {**details, "launcher": "spawn"}, rank)
 
-    for needle, shape in _EXITS:
+    for needle, shape in _EXITS.items():
         for line in text.hits(needle):
-            match = shape.search(line.text)
+            match = re.search(shape, line.text)
             if match is not None:
                 found = match.groupdict()
                 of = int(found["rank"]) if found.get("rank") else None
                 code = -int(found["signal"]) if found.get("signal") else int(found.get("code", 1))
                 yield make_sign("launcher_exit", line, {"exitcode": code}, of)
+
+
+def _number(name: str) -> int:
+    return int(getattr(signal, name, 0)) if name.startswith("SIG") else 0
 
 
 def _summary(text: Text, root: Line, exceptions: list[Sign]) -> Sign | None:
@@ -147,7 +126,7 @@ def _summary(text: Text, root: Line, exceptions: list[Sign]) -> Sign | None:
     by_itself = [each for each in failures if not each["ended_by_torchrun"]]
     for each in failures:
         if each["ended_by_torchrun"]:
-            # It says what torchrun did, and nothing of the rank.
+            # The status tells what torchrun did, and nothing of the rank.
             each["signal"], each["exitcode"] = -each["exitcode"], None
     details: dict[str, Any] = {
         "exitcodes": {each["rank"]: each["exitcode"] for each in by_itself},
@@ -161,11 +140,11 @@ def _summary(text: Text, root: Line, exceptions: list[Sign]) -> Sign | None:
 
 
 def _ended_by_agent(text: Text) -> dict[int | None, int]:
-    """The processes that torchrun ended because another had failed, with what that leaves."""
+    """The processes that torchrun ended because another had failed, with their status."""
     found: dict[int | None, int] = {}
     for line in text.hits(" closing signal "):
         if match := _CLOSING.search(line.text):
-            found[int(match[1])] = -_SIGNALS.get(match[2], 15)
+            found[int(match[1])] = -(_number(match[2]) or 15)
     for line in text.hits("forcefully exiting via"):
         if match := _FORCED.search(line.text):
             found[int(match[1])] = -9
@@ -212,16 +191,15 @@ def _failures(lines: Iterator[Line]) -> list[dict[str, Any]]:
 
 
 def _close(found: list[dict[str, Any]], last: str) -> None:
-    """The last line of a traceback is its exception."""
     if found and not found[-1]["error"] and found[-1].get("traceback", "").startswith("Traceback"):
         found[-1]["error"] = last[:600]
 
 
 def _culprit(failures: list[dict[str, Any]]) -> dict[str, Any]:
-    """Who failed of itself. A rank that lost another, or that torchrun then ended, did not."""
+    """The rank that failed by itself. A rank that lost another, or that torchrun ended, did not."""
     own = [each for each in failures if not _is_victim(each)]
     if own:
-        # A signal is nobody's answer to a lost connection; an exit can be.
+        # A lost connection ends no rank by a signal; it may end one with a status.
         return next((each for each in own if each["exitcode"] < 0), own[0])
     if any(_TIMED_OUT.search(each["error"]) for each in failures):
         silent = [each for each in failures if not each["error"]]
@@ -233,3 +211,129 @@ def _culprit(failures: list[dict[str, Any]]) -> dict[str, Any]:
 def _is_victim(failure: dict[str, Any]) -> bool:
     was_ended = failure["ended_by_torchrun"] or failure["exitcode"] == -15
     return was_ended or bool(_OF_A_VICTIM.search(failure["error"]))
+
+
+# -- Shells, SLURM and the C++ runtime
+
+_SIGNAL_WORDS = {
+    "killed": ("killed_line", 9),
+    "segmentation fault": ("segfault_line", 11),
+    "bus error": ("bus_error", 7),
+    "aborted": ("abort_line", 6),
+    "illegal instruction": ("illegal_instruction_line", 4),
+    "floating point exception": ("floating_point_line", 8),
+    "terminated": ("terminated_line", 15),
+    "hangup": ("terminated_line", 1),
+    "quit": ("terminated_line", 3),
+    "trace/breakpoint trap": ("trap_line", 5),
+    "out of memory": ("slurm_oom", 9),
+}
+_WORDS = "|".join(word.capitalize() for word in _SIGNAL_WORDS if word != "out of memory")
+# "train.sh: line 3:  4711 Killed      python train.py", "[1]+  Killed  python …", "Killed"
+_SHELL = re.compile(
+    rf"(?:\^[A-Z\\])*(?:(?P<script>[^:]{{1,200}}): line \d+: +|\[\d+\][+-]? +)?(?:(?P<pid>\d+) +)?"
+    rf"(?P<what>{_WORDS})(?P<core>\s+\(core dumped\))?(?P<command>\s{{2,}}.*|)\s*"
+)
+_GLUED = re.compile(rf"[^:]{{1,200}}: line \d+: +(?P<pid>\d+) (?P<what>{_WORDS})(?P<command>.*)")
+_ZSH = re.compile(
+    r"(?:zsh: |\[\d+\] +[+-]? *(?P<pid>\d+) +)"
+    r"(?P<what>killed|segmentation fault|abort|bus error|illegal hardware instruction|terminated)"
+    r"(?P<core> +\(core dumped\))?(?P<command>\s{2,}.*|)\s*"
+)
+_PROGRESS_BAR = re.compile(r".*\d(?:it/s|s/it)[^\]]*\]")  # it stays in the line of the shell
+_SRUN = re.compile(
+    r"srun: error: (?P<node>[^:\s]+): tasks? (?P<tasks>[\d,\-]+): (?P<what>.+?)"
+    r"(?P<core> \(core dumped\))?\s*$"
+)
+_CANCELLED = re.compile(
+    r"\*\*\* (?P<what>JOB|STEP) (?P<id>[\w.+\[\]-]+) ON (?P<node>\S+) CANCELLED AT (?P<at>\S+)"
+    r"(?P<why> DUE (?:TO|to) .*?)?(?:, SEE [^*]*)? \*\*\*"
+)
+_REASONS = {
+    "TIME LIMIT": "slurm_time_limit",
+    "PREEMPT": "slurm_preempted",
+    "NODE FAIL": "slurm_node_fail",
+    "REQUEUE": "slurm_requeued",
+}
+_TERMINATE = re.compile(r"terminate called after throwing an instance of '(?P<type>[^']*)'")
+
+
+def read_system(text: Text) -> Iterator[Sign]:
+    """Lines of shells, srun and slurmstepd, and of the C++ runtime."""
+    for word in (*_SIGNAL_WORDS, "abort"):
+        for spelled in {word, word.capitalize()} - {"out of memory", "Out of memory"}:
+            for line in text.hits(spelled):
+                sign = _shell(line)
+                if sign is not None:
+                    yield sign
+    for line in text.hits("srun: error: "):
+        yield from _srun(line)
+    for line in text.hits(" CANCELLED AT "):
+        sign = _cancelled(line)
+        if sign is not None:
+            yield sign
+    for line in text.hits("terminate called after throwing"):
+        yield _terminate(text, line)
+
+
+def _shell(line: Line) -> Sign | None:
+    """A shell reports the signal of its command; prose with the same words has more words."""
+    if is_source_code(line.text, 0) or len(line.text) > 2000:
+        return None
+    said = _PROGRESS_BAR.sub("", line.text.strip())
+    match = _SHELL.fullmatch(said) or _ZSH.fullmatch(said) or _GLUED.fullmatch(said)
+    if match is None:
+        return None
+    word = match["what"].lower().replace(" hardware", "")
+    kind, number = _SIGNAL_WORDS.get(word, _SIGNAL_WORDS["aborted"])
+    named = match.groupdict()
+    details: dict[str, Any] = {"signal": number}
+    if named.get("pid"):
+        details["pid"] = int(named["pid"][:9])
+    command = (named.get("command") or "").replace("(core dumped)", "").strip()
+    if command:
+        details["command"] = command[:300]
+    return make_sign(kind, line, details)
+
+
+def _srun(line: Line) -> Iterator[Sign]:
+    match = _SRUN.search(line.text)
+    if match is None:
+        return
+    first = re.match(r"\d+", match["tasks"])
+    rank = int(first[0][:9]) if first else None
+    details: dict[str, Any] = {"node": match["node"], "tasks": match["tasks"]}
+    what = match["what"].lower()
+    if exited := re.fullmatch(r"exited with exit code (\d+)", what):
+        yield make_sign("srun_exit", line, {**details, "exitcode": int(exited[1][:9])}, rank)
+    elif what in _SIGNAL_WORDS:
+        kind, number = _SIGNAL_WORDS[what]
+        yield make_sign(kind, line, {**details, "signal": number}, rank)
+
+
+def _cancelled(line: Line) -> Sign | None:
+    match = _CANCELLED.search(line.text)
+    if match is None:
+        return None
+    why = (match["why"] or "").upper()
+    details = {"what": match["what"].lower(), **{key: match[key] for key in ("id", "node", "at")}}
+    kind = next((kind for word, kind in _REASONS.items() if word in why), "slurm_cancelled")
+    if match["what"] == "STEP" and not why:
+        # Every step with a failed task ends so; of a cancelled job, the job does.
+        kind = "slurm_step_cancelled"
+    elif kind == "slurm_cancelled" and (signal := re.search(r"SIGNAL (\w+)", why)):
+        details["signal_name"] = signal[1].capitalize()
+    return make_sign(kind, line, details, None)
+
+
+def _terminate(text: Text, line: Line) -> Sign:
+    match = _TERMINATE.search(line.text)
+    what = ""
+    for other in text.from_same(line, 3):
+        if other.text.strip().startswith("what():"):
+            what = other.text.strip().removeprefix("what():").strip()
+            break
+    # NCCL's watchdog names its rank in there.
+    named = re.search(r"\[(?:PG [^\]]{0,80})?Rank (\d{1,6})\]", what)
+    details = {"type": match["type"] if match else "", "what": what}
+    return make_sign("cxx_exception", line, details, int(named[1]) if named else None)

@@ -1,7 +1,7 @@
-"""A log as it was meant: without colours and prefixes, line by line, with the rank of each line.
+"""A log line by line, without colours and prefixes, with the rank of each line.
 
-Logs have lines of megabytes and millions of lines. So a text is never split: what is looked
-for is found in it as a whole, and only the lines around are cut out.
+Logs have lines of megabytes and millions of lines. So a text is never split: it is searched as a
+whole, and only the lines that were found are cut out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _ANSI = re.compile(
     r"\x1b(?:\[[0-?]{0,32}[ -/]{0,8}[@-~]|\][^\x07\x1b]{0,512}(?:\x07|\x1b\\)|[@-Z\\-_])"
 )
 _BLOCK = 1 << 16
-_LONGEST = 3000  # characters of a line that are looked at, to both sides of what was found
+_LONGEST = 3000  # characters of a line that are read, on both sides of a hit
 # srun -l: "3: ", right-aligned where there are more than ten tasks.
 _TASK = re.compile(r" {0,6}(\d{1,6}):(?: |$)")
 # What `ts`, container runtimes, journald and loggers put before each line. One space after it
@@ -50,22 +50,22 @@ FIRST_HITS, LAST_HITS = 10, 90
 
 
 class Line(NamedTuple):
-    """A line, or what a progress bar wrote over one, cut from its text."""
+    """A line of a text, or one state of a progress bar."""
 
     text: str  # without the prefixes of launchers
     rank: int | None
     number: int  # from 1, as an editor counts
-    from_end: int  # how many lines come after it, with those that were written over
+    from_end: int  # lines after it, with overwritten ones
     start: int
     end: int
 
 
 class Text:
-    """A whole text, however long, and its lines on demand."""
+    """A whole text of any length, and its lines on demand."""
 
     def __init__(self, raw: str, first_line: int = 1) -> None:
         self.whole = _ANSI.sub("", raw) if "\x1b" in raw else raw
-        # One byte a letter, at the same places: several times as quick to look through.
+        # ASCII with the same offsets: several times as fast to search.
         self._plain = self.whole.encode("ascii", "replace").decode("ascii")
         self._first_line = first_line
         self._counts, self._bars = [0], [0]
@@ -76,7 +76,7 @@ class Text:
         self.line_count = self._counts[-1] + (not self.whole.endswith("\n"))
 
     def hits(self, needle: str) -> Iterator[Line]:
-        """The lines that have this in them: the first and the last, if they are very many."""
+        """The lines with this text: the first and the last of them, if they are very many."""
         first: list[Line] = []
         last: list[Line] = []
         position = self._plain.find(needle)
@@ -92,7 +92,6 @@ class Text:
         return chain(first, reversed(last))
 
     def line_at(self, position: int) -> Line:
-        """The line that this position is in."""
         whole = self._plain
         lowest = max(0, position - _LONGEST)
         start = max(
@@ -101,7 +100,6 @@ class Text:
         return self._cut(start + 1, self._end_of(position), position)
 
     def after(self, line: Line, most: int) -> Iterator[Line]:
-        """The lines that follow, at most so many."""
         position = line.end
         for _ in range(most):
             if self.whole.startswith("\r\n", position):
@@ -113,7 +111,7 @@ class Text:
             position = found.end
 
     def before(self, line: Line, most: int) -> Iterator[Line]:
-        """The lines that precede, the nearest first."""
+        """The preceding lines, the nearest first."""
         for _ in range(most):
             end = line.start - 1
             if end < 1:
@@ -124,7 +122,7 @@ class Text:
             yield line
 
     def from_same(self, line: Line, most: int) -> Iterator[Line]:
-        """The lines that follow from the same rank: those of several come mixed."""
+        """The following lines of the same rank: lines of several ranks come mixed."""
         for other in self.after(line, most):
             if other.rank == line.rank:
                 yield other
@@ -139,7 +137,7 @@ class Text:
     def _cut(self, start: int, end: int, position: int) -> Line:
         rank, text = split_prefix(self.whole[start:end])
         if rank is None:
-            # A message that was printed behind a progress bar, in the same line.
+            # A message behind a progress bar, in the same line.
             within = _RANK_WITHIN.findall(self.whole, start, min(end, position + 1))
             rank = int(within[-1]) if within else None
         block = start // _BLOCK
@@ -149,7 +147,7 @@ class Text:
         return Line(text, rank, self._first_line + breaks, from_end, start, end)
 
     def _bars_in(self, start: int, end: int) -> int:
-        """How often a line was written over, as progress bars do."""
+        """How often a progress bar has overwritten a line."""
         return self._plain.count("\r", start, end) - self._plain.count("\r\n", start, end)
 
 
@@ -178,7 +176,6 @@ def split_prefix(line: str) -> tuple[int | None, str]:
 
 
 def _split_one(line: str) -> tuple[re.Match[str], str] | None:
-    """The first prefix of a line, and the rest."""
     stamp = _STAMP.match(line)
     if stamp is not None:
         rest = line[stamp.end() :]

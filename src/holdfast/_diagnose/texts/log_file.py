@@ -1,4 +1,4 @@
-"""What a log file tells, of whatever length, encoding and terminal it was written for."""
+"""Log files of any length and encoding."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ from holdfast._store.folder.plain_file import open_file
 HEAD_BYTES = 64 << 10
 TAIL_BYTES = 4 << 20
 OUTPUT_CHARACTERS = 64 << 10
-_COUNTED_BYTES = 256 << 20  # of what lies between head and tail; beyond it lines are estimated
+_COUNTED_BYTES = 256 << 20  # between head and tail; lines beyond it are estimated
 _PIPED_BYTES = 1 << 30  # a device may have no end
 _NEAR_THE_END = 60  # lines; torchrun's summary is that long with a few ranks
 
 
 def gather_log(path: Path) -> Evidence:
-    """What a file that a training wrote to says of its end."""
     evidence = Evidence(subject=str(path), kind="log", files=[path])
     try:
         signs, tail = read_log(path)
@@ -42,7 +41,7 @@ def gather_log(path: Path) -> Evidence:
     writers = _writers(path)
     for pid, comm in writers[:4]:
         evidence.notes.append(f"Process {pid} ({comm}) still has this file open for writing.")
-    # A shell or `tee` may outlive what it has started: where the log tells of an end, it ended.
+    # A shell or `tee` may outlive its command: if the log tells of an end, it ended.
     evidence.is_live = bool(writers) and not is_told
     return evidence
 
@@ -86,7 +85,7 @@ def read_tail(path: Path, size_bytes: int = OUTPUT_CHARACTERS) -> str:
 
 
 def _last_of(file: BinaryIO, data: bytes) -> bytes:
-    """What comes last out of a pipe, which cannot be gone back in."""
+    """The end of a pipe, which cannot be read twice."""
     read = len(data)
     while read < _PIPED_BYTES and (more := file.read(1 << 20)):
         read += len(more)
@@ -95,7 +94,7 @@ def _last_of(file: BinaryIO, data: bytes) -> bytes:
 
 
 def decode(data: bytes) -> str:
-    """Bytes of a log as text, whoever wrote them; what is no text becomes replacement marks."""
+    """A log as text; bytes that are no text become replacement marks."""
     return data.decode(_encoding(data[:HEAD_BYTES]), "replace").removeprefix("\ufeff")
 
 
@@ -103,8 +102,8 @@ def _encoding(start: bytes) -> str:
     if start.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "utf-16-le" if start[0] == 0xFF else "utf-16-be"
     sample = start[:4096]
-    # What Windows' shells redirect has a zero after nearly every letter. All zeros is a hole, as
-    # a log has that was truncated while it was written to.
+    # Output that Windows' shells redirect has a zero after nearly every letter. All zeros is a
+    # hole: the log was truncated while it was written.
     letters = len(sample) // 2 - sample[::2].count(0)
     if letters > 32 and sample[1::2].count(0) > len(sample) // 3:
         return "utf-16-le"
@@ -112,14 +111,14 @@ def _encoding(start: bytes) -> str:
 
 
 def _end_of(text: str) -> str:
-    """The last of a text, without colours, and without what a progress bar has overwritten."""
+    """The end of a text, without colours and overwritten states of progress bars."""
     plain = Text(text[-4 * OUTPUT_CHARACTERS :]).whole.replace("\r\n", "\n")
     lines = [line.rstrip("\r").rpartition("\r")[2] for line in plain.split("\n")]
     return "\n".join(lines)[-OUTPUT_CHARACTERS:]
 
 
 def _lines_between(file: BinaryIO, start: int, end: int) -> int:
-    """How many lines the middle of a file has; of a very long one about how many."""
+    """The number of lines in the middle of a file; of a very long one an estimate."""
     file.seek(start)
     lines, left = 0, end - start
     while left > 0 and end - start - left < _COUNTED_BYTES:
@@ -133,7 +132,7 @@ def _lines_between(file: BinaryIO, start: int, end: int) -> int:
 
 
 def _writers(path: Path) -> list[tuple[int, str]]:
-    """The processes that have a file open for writing, as far as one may see."""
+    """The processes that have a file open for writing, as far as /proc shows them."""
     found: list[tuple[int, str]] = []
     if sys.platform != "linux":
         return found

@@ -1,4 +1,4 @@
-"""What Python itself prints as it dies: tracebacks, and the dumps of faulthandler."""
+"""What Python prints when it dies: tracebacks, and the dumps of faulthandler."""
 
 from __future__ import annotations
 
@@ -74,8 +74,6 @@ _FRAMES_KEPT = 12
 
 @dataclass
 class Traceback:
-    """One exception as it was printed."""
-
     type: str
     message: str
     frames: list[Frame]
@@ -83,7 +81,7 @@ class Traceback:
     last: Line  # the line of the exception itself
     end: Line  # the last line that belongs to it
     tail: str = ""  # what follows, which may be more of its message
-    chain: list[str] = field(default_factory=list)  # what it came of, the nearest first
+    chain: list[str] = field(default_factory=list)  # its causes, the nearest first
     details: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -92,7 +90,6 @@ class Traceback:
 
 
 def read_python(text: Text) -> Iterator[Sign]:
-    """The exceptions that were printed, and faulthandler's dumps."""
     for found in tracebacks(text):
         yield from _signs_of(found)
     for name in _WITHOUT_HEADER:
@@ -106,13 +103,13 @@ def read_python(text: Text) -> Iterator[Sign]:
 
 
 def _sign_alone(line: Line, name: str, said: str, frames: list[Any], **more: Any) -> Sign:
-    """An exception that was printed without its traceback."""
+    """An exception without its traceback."""
     details = {"type": name, "message": said, "frames_tail": frames, "outermost": "", **more}
     return make_sign("python_exception", line, details)
 
 
 def read_last_lines(text: Text) -> Iterator[Sign]:
-    """The last lines name an exception, as where a launcher or a logger gives on no more."""
+    """An exception in the last lines, where a launcher or a logger prints only that."""
     end = text.line_at(len(text.whole))
     for line in (end, *text.before(end, _LAST_LINES)):
         if error := _BARE.fullmatch(line.text.strip()):
@@ -121,7 +118,7 @@ def read_last_lines(text: Text) -> Iterator[Sign]:
 
 
 def _frame_above(text: Text, line: Line) -> Frame | None:
-    """Where the script itself cannot be read: Python prints its place, and no traceback."""
+    """For a script that cannot be parsed, Python prints its place and no traceback."""
     for above in text.before(line, 4):
         if frame := _FRAME.match(above.text):
             return None if frame[3] else (frame[1], int(frame[2]), "<module>")
@@ -129,7 +126,7 @@ def _frame_above(text: Text, line: Line) -> Frame | None:
 
 
 def tracebacks(text: Text) -> list[Traceback]:
-    """All tracebacks; of a chain the last, of a group the whole, each once."""
+    """All tracebacks, each once; of a chain the last, of a group the whole."""
     found: list[Traceback] = []
     for line in text.hits(_HEADER):
         groups = [each for each in found[-8:] if "parts" in each.details]
@@ -177,6 +174,8 @@ def _read(text: Text, head: Line) -> Traceback | None:
                 foreign += not cell
             continue
         error = _ERROR.match(body)
+        if error is not None and lead.strip() == "C++" and error[2] == "FatalError":
+            return None  # Paddle reports a signal, which a line of its own names
         if error is not None and _is_a_name(error[2]) and (not cell or error[2] in cell[1]):
             found = _finish(text, head, line, error, frames, 0 if in_group else _MOST_OF_MESSAGE)
             if lead.strip() == "+ Exception Group":
@@ -190,12 +189,12 @@ def _read(text: Text, head: Line) -> Traceback | None:
 
 
 def _without_lead(lead: str, in_group: bool) -> Callable[[str], str]:
-    """Takes from each line what stands before it, as its first line shows it."""
+    """A function that removes the prefix of the first line from each line."""
     if in_group:
         return lambda line: _BAR.sub("", line, count=1)
     if not lead or lead.isspace():
         return lambda line: line[len(lead) :] if line[: len(lead)].isspace() else line
-    # A logger's own prefix: the same in each line but for its numbers; or only in the first.
+    # A logger's prefix: the same in each line except for its numbers; or only in the first.
     shape = re.compile(re.sub(r"(?:\\?\d)+", r"\\d+", re.escape(lead[-120:])))
     return lambda line: line[found.end() :] if (found := shape.search(line)) else line
 
@@ -225,7 +224,7 @@ def _read_box(text: Text, head: Line) -> Traceback | None:
 def _finish(
     text: Text, head: Line, line: Line, error: re.Match[str], frames: list[Frame], most: int
 ) -> Traceback:
-    """With all lines of its message; what may be one is kept beside it."""
+    """With all lines of its message; lines that may belong to it are kept in `tail`."""
     said, end, loose = [(error[3] or "").strip()], line, []
     is_over, blanks = False, 0
     for more in text.from_same(line, most):
@@ -236,7 +235,7 @@ def _finish(
             blanks += 1
             continue
         is_inside = body.startswith((" ", "\t"))
-        # A blank line ends a message, but for one whose line before announces more.
+        # A blank line ends a message, unless the line before it announces more.
         is_over = is_over or bool(blanks and not is_inside and not said[-1].endswith(":"))
         if not is_over and not is_inside:
             is_over = not (said[-1].endswith(":") or _GOES_ON.match(body))
@@ -253,7 +252,6 @@ def _finish(
 
 
 def _add_parts(text: Text, found: Traceback) -> None:
-    """The exceptions of a group, which follow it."""
     parts: list[str] = []
     for line in text.from_same(found.last, _MOST_LINES):
         body = line.text.lstrip()
@@ -269,7 +267,7 @@ def _add_parts(text: Text, found: Traceback) -> None:
 
 
 def _add_context(text: Text, found: Traceback, lead: str) -> None:
-    """What is said around it: whose exception it was."""
+    """The lines around it: which thread or process raised it."""
     caught = _CAUGHT.match(found.message)
     if caught is not None:
         found.details["caught_in"] = f"{caught[2]} {caught[3]}"
@@ -291,7 +289,7 @@ def _add_context(text: Text, found: Traceback, lead: str) -> None:
 
 
 def _is_what_was_given_on(before: Traceback, one: Traceback) -> bool:
-    """Whether it stands in the message of the exception before it, which only gives it on."""
+    """Whether the exception before it only relays this one in its message."""
     if one.details.get("is_original"):
         return "caught_in" in before.details
     return "rank" in one.details and before.type.endswith("ProcessRaisedException")
@@ -328,7 +326,7 @@ def _signs_of(found: Traceback) -> Iterator[Sign]:
 
 
 def _dump(text: Text, line: Line) -> Sign:
-    """What faulthandler wrote, with the frames of the thread that died, the innermost first."""
+    """faulthandler's dump, with the frames of the thread that died, the innermost first."""
     what = line.text.partition("Fatal Python error: ")[2].strip()
     name = re.split(r"[:\n]", what)[0].strip()
     stacks: list[list[Frame]] = [[]]
@@ -344,7 +342,7 @@ def _dump(text: Text, line: Line) -> Sign:
             stacks.append([])
         elif body.strip() and not body.startswith((" ", "Python runtime")) and stacks[-1]:
             break
-    # Without a current one, as in a thread that Python does not know, the last is the main one.
+    # Without a current thread (it is not one of Python's), the last is the main thread.
     frames = stacks[-1]
     details = {
         "what": what,
@@ -356,6 +354,6 @@ def _dump(text: Text, line: Line) -> Sign:
 
 
 def _is_a_name(word: str) -> bool:
-    """Whether an exception could be called so: prose and metrics begin lines as well."""
+    """Whether a word may be an exception: prose and metrics begin lines as well."""
     is_named = word.lstrip("_")[:1].isupper() and word not in _LEVELS
     return is_named or word.endswith(("error", "timeout", "exception"))

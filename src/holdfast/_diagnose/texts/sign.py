@@ -1,27 +1,25 @@
-"""One thing that a text tells, and the tables that say which texts tell what."""
+"""A sign: one line of a log that tells of an end; and the lines that tell of progress."""
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 from holdfast._diagnose.texts.lines import Line, Text, split_prefix
 
-_OF_THE_LIFE_BEFORE = "holdfast: the attempt before ended"
 TEXT_MOST = 600  # characters of a line that are kept: some libraries print pages in one
 
 
 @dataclass(frozen=True)
 class Sign:
-    """Something that a text tells of an end.
+    """A line that tells of an end.
 
-    `details` always has `from_end`: how many lines came after it. What stands in the last
-    lines is likely why it ended; what was printed thousands of lines before hardly is.
+    `details` always has `from_end`: the number of lines after it. A sign in the last lines is
+    likely why the training ended; one from thousands of lines before hardly is.
     """
 
     kind: str
@@ -31,56 +29,9 @@ class Sign:
     details: dict[str, Any] = field(default_factory=dict)
 
 
-class Pattern(NamedTuple):
-    """A kind of line: `needle` finds candidates at the speed of memory, `shape` decides.
-
-    Named groups become details, numbers as numbers, but for those that begin with `_` and are
-    for `more` alone; `rank` is the sign's own.
-    """
-
-    kind: str
-    needle: str
-    shape: str
-    details: dict[str, Any] = {}  # noqa: RUF012  (a tuple's default, and never changed)
-    more: Callable[[re.Match[str]], dict[str, Any] | None] | None = None
-
-
-def pattern(
-    kind: str,
-    needle: str,
-    shape: str = "",
-    *,
-    more: Callable[[re.Match[str]], dict[str, Any] | None] | None = None,
-    **details: Any,
-) -> Pattern:
-    """A row of a table; without a shape the needle is enough."""
-    return Pattern(kind, needle, shape or re.escape(needle), details, more)
-
-
-def sign_of(row: Pattern, line: Line) -> Sign | None:
-    """The sign that a line is, by a row of a table; None if it only looks like it."""
-    match = _compiled(row.shape).search(line.text)
-    if match is None or is_source_code(line.text, match.start()):
-        return None
-    if line.text.startswith(_OF_THE_LIFE_BEFORE):
-        return None
-    details = dict(row.details)
-    for name, value in match.groupdict().items():
-        if value is not None and not name.startswith("_"):
-            details[name] = _as_number(value)
-    if row.more is not None:
-        found = row.more(match)
-        if found is None:
-            return None
-        details.update(found)
-    rank = details.pop("rank", None)
-    return make_sign(row.kind, line, details, rank if isinstance(rank, int) else line.rank)
-
-
 def make_sign(
     kind: str, line: Line, details: dict[str, Any] | None = None, rank: int | None = None
 ) -> Sign:
-    """A sign at a line, which says how far from the end it stands."""
     return Sign(
         kind,
         line.text.strip()[:TEXT_MOST],
@@ -91,7 +42,7 @@ def make_sign(
 
 
 def is_source_code(text: str, at: int) -> bool:
-    """Whether it is a line of a program, as a traceback shows it: what it could say, not says."""
+    """Whether it is a line of a program, as a traceback shows it: no message of the program."""
     if not text.startswith("    "):
         return False
     before = text[:at].lstrip()
@@ -100,22 +51,8 @@ def is_source_code(text: str, at: int) -> bool:
     )
 
 
-@cache
-def _compiled(shape: str) -> re.Pattern[str]:
-    # On demand: of all the rows few are ever met, and whoever leads a training imports them all.
-    return re.compile(shape)
-
-
-def _as_number(value: str) -> Any:
-    try:
-        return int(value) if len(value) < 19 else value
-    except ValueError:
-        return value
-
-
-# -- The lines of a log by which a training tells that it gets on: steps, epochs, bars, losses.
-# They decide what an error in the middle of a log was. A training that counts on after it has
-# caught it.
+# -- Progress: the lines of a log with steps, epochs, bars and losses. They decide what an error in
+# the middle of a log was: a training that counts on after it has caught it.
 
 
 _READ_CHARACTERS = 1 << 18  # of the end of a text; what stands further up is past by its distance
@@ -132,12 +69,12 @@ _STEP = re.compile(
 _EPOCH = re.compile(r"(?<!--)\bepochs?['\"]?\]?\W{1,4}(\d{1,9}(?:\.\d{1,9})?)", re.IGNORECASE)
 _OF_MANY = re.compile(r"\b(\d{1,12})/\d{1,12}\b")
 _LOSS = re.compile(r"loss\w*['\"]?\s*[:=(]?\s*(?:tensor\()?(-?[\d.]+|[+-]?nan|[+-]?inf)\b", re.I)
-# A loss of 0 beside gradients that are no number: the loss was none either.
+# A loss of 0 with a gradient norm that is not a number: the loss was not a number either.
 _NO_LOSS = re.compile(
     r"\bloss['\"]?\W{1,4}0(?:\.0*)?\b.*\bgrad_?norm['\"]?\W{1,4}(?:nan|inf)\b", re.I
 )
 _ERRORS = re.compile(r"Error|Exception|Traceback|File \"|[Oo]ut of memory")
-_MOST_BAD = 2  # so many losses that are no number, and none after them that is
+_MOST_BAD = 2  # losses in a row up to the end that are not numbers
 
 Count = tuple[float, float, float]
 
@@ -153,7 +90,7 @@ class Mark(NamedTuple):
 
 
 class Marks:
-    """All of them, in order."""
+    """The lines of progress of a text, in order."""
 
     def __init__(self, text: Text) -> None:
         found = list(_read(text))
@@ -171,8 +108,8 @@ class Marks:
     def goes_on(self, rank: int | None, from_end: int, *, was_caught: bool) -> bool:
         """Whether the same rank counts on after a line, from where it was before it.
 
-        A stream that is buffered shows lines of before an error after it. Those go on in the middle
-        of a line, or there is nothing before: then only the error itself can tell that it was
+        A buffered stream shows lines from before an error after it. Such lines continue in the
+        middle of a line, or no line precedes them: then only the error itself tells that it was
         caught.
         """
         marks = self._of.get(rank, [])
@@ -186,7 +123,7 @@ class Marks:
         return self._highest[rank][after] > before[-1].counted
 
     def bad_losses(self) -> list[Mark]:
-        """The losses up to the end that are no number; none if the last ones are numbers."""
+        """The losses up to the end that are not numbers; empty if the last ones are numbers."""
         found: list[Mark] = []
         for mark in reversed(self.losses):
             if not re.fullmatch(r"(?i)[+-]?(?:nan|inf)", mark.loss):

@@ -1,42 +1,19 @@
 """What a text tells: the lines of a log that say why something ended.
 
-Kinds, and what their `details` hold besides `from_end` (lines that came after it) and, where the
-training has gone on after it, `is_past`:
+The details of most kinds are the named groups of `patterns.py`. `from_end` is the number of lines
+after it, and `is_past` is set if the training went on after it. Other kinds:
 
 * python_exception: type, message, frames_tail ([file, line, function], the innermost last),
-  chain (what it came of, the nearest first), and where it applies: thread, process,
-  caught_in ("DataLoader worker process 0"), is_original, parts (of an exception group); tail
-  (lines that may belong to its message), outermost (the function of its first frame)
+  chain (its causes, the nearest first); outermost (the function of its first frame); tail (lines
+  that may belong to its message); thread, process, caught_in, parts (of an exception group)
 * faulthandler: what, signal, stack (the innermost first), is_current
-* cxx_exception: type, what; heap_damage
-* torchrun_summary: exitcodes {rank: code} of those that torchrun did not end itself, root (as
-  torchrun says), culprit (as it is worked out), failures [{rank, local_rank, host, exitcode,
-  pid, time, error, ended_by_torchrun}] of all (exitcode None where torchrun ended it, by
-  `signal`), launcher ("torchrun" or "spawn")
-* launcher_exit: exitcode (of DeepSpeed, mpirun, subprocess, kubectl)
-* killed_line, segfault_line, bus_error, abort_line, illegal_instruction_line,
-  floating_point_line, terminated_line: signal, pid, command; from srun: node, tasks
-* slurm_oom, slurm_time_limit, slurm_cancelled, slurm_preempted, slurm_node_fail,
-  slurm_requeued, slurm_step_cancelled (mostly a consequence): what, id, node, at; the first
-  ones of PBS, LSF and Kubernetes, too; slurm_refused; timed_out_line: signal_name;
-  srun_exit: exitcode, node, tasks
-* kernel_oom: pid, comm, rss_bytes, of_cgroup; kernel_segfault, kernel_trap: pid, comm
-* worker_killed: pid, signal_name; worker_exited: pid, exitcode; worker_conn_reset,
-  worker_file_not_found, worker_timeout; files_limit
-* shm_full, disk_full, quota, torch_save_short, read_only, io_error, stale_handle
-* cuda_oom: tried, total, free, in_use, allocated, reserved_unallocated, reserved (bytes),
-  device, shape, framework; memory_refused: tried; host_oom
-* cuda_error: what, is_hardware, xid; cuda_assert: file, at, assertion
-* nccl_timeout: sequence, operation, elements, timeout_ms, ran_ms;
-  nccl_progress: at, enqueued, completed
-* ranks: ranks (all that are named or counted, where a collective timed out)
-* gloo_timeout: operation, timeout_ms, missing (ranks that did not come to a barrier)
-* collective_mismatch; peer_lost: peer, port
-* rendezvous: what (unset, too_few, store_timeout, no_server, closed, not_initialized),
-  variable, joined, wanted, host, port, keys; address_in_use: port
-* environment: what, name
-* holdfast_start: attempt; holdfast_stop: status, reason; holdfast_finished: step; nan;
-  nan_loss: since_line, lasted (the losses up to the end that are no number)
+* torchrun_summary: exitcodes {rank: code} of ranks that torchrun did not end itself, root (as
+  torchrun says), culprit (as it is worked out), failures (of all ranks), launcher
+* launcher_exit, srun_exit: exitcode
+* killed_line, segfault_line and the like: signal, pid, command; from srun: node, tasks
+* slurm_cancelled and the like: what, id, node, at; slurm_step_cancelled is mostly a consequence
+* ranks: all ranks that are named or counted, where a collective timed out
+* nan_loss: since_line, lasted (the losses up to the end that are not numbers)
 """
 
 from __future__ import annotations
@@ -44,14 +21,13 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from holdfast._diagnose.texts.frameworks import TORCH
-from holdfast._diagnose.texts.launchers import read_launchers
+from holdfast._diagnose.texts.launchers import read_launchers, read_system
 from holdfast._diagnose.texts.lines import Text
-from holdfast._diagnose.texts.python import Traceback, read_last_lines, read_python, tracebacks
-from holdfast._diagnose.texts.sign import Marks, Sign, make_sign, sign_of
-from holdfast._diagnose.texts.system import SYSTEM, read_system
+from holdfast._diagnose.texts.patterns import PATTERNS, sign_of
+from holdfast._diagnose.texts.python import read_last_lines, read_python
+from holdfast._diagnose.texts.sign import Marks, Sign, make_sign
 
-__all__ = ["Sign", "culprits_of", "last_traceback", "read_signs"]
+__all__ = ["Sign", "culprits_of", "read_signs"]
 
 _MOST_RANKS = 65536
 _RANKS = re.compile(r"\[rank(\d{1,5})\]:|\[default(\d{1,5})\]:|\bRank (\d{1,5})\]")
@@ -63,7 +39,7 @@ _WORLD = re.compile(
 _ESCAPED = r"Traceback (most recent call last):\n"
 _JSON_LINE = re.compile(r"^\{.*Traceback \(most recent call last\):\\n.*\}\s*$", re.MULTILINE)
 _OF_LAUNCHERS = ("torchrun_summary", "srun_exit", "launcher_exit")
-# No training goes on after these, whatever is printed later.
+# No training goes on after these.
 _LAST_WORDS = (
     *(*_OF_LAUNCHERS, "timed_out_line", "slurm_time_limit", "slurm_preempted", "slurm_node_fail"),
     *("slurm_cancelled", "slurm_requeued", "holdfast_start", "holdfast_stop", "holdfast_finished"),
@@ -72,8 +48,8 @@ _LAST_WORDS = (
 # The outermost frame of an uncaught exception; "" where no frame is told.
 _OUTER = ("<module>", "", "_run_module_as_main", "_bootstrap_inner", "_bootstrap", "_run_code")
 _REPORTS = ("ChildFailedError", "ProcessExitedException")
-# So many lines without a sign are no part of an end any more: several ranks together print less,
-# but for the stacks of all threads.
+# Signs further apart than this are not of one end: several ranks together print less, except for
+# the stacks of all threads.
 _PAST_LINES, _PAST_STACKS = 200, 2000
 
 
@@ -85,7 +61,7 @@ def read_signs(text: str, first_line: int = 1) -> list[Sign]:
     found = list(read_python(whole))
     found += read_launchers(whole, [each for each in found if each.kind == "python_exception"])
     found += read_system(whole)
-    for row in (*TORCH, *SYSTEM):
+    for row in PATTERNS:
         for line in whole.hits(row.needle):
             sign = sign_of(row, line)
             if sign is not None:
@@ -107,32 +83,17 @@ def _unescaped(line: re.Match[str]) -> str:
 
 
 def _ranks_there(text: Text) -> Sign:
-    """The ranks of which anything was printed, or which are counted: one may have said nothing."""
+    """The ranks that printed anything or are counted: a rank may have printed nothing."""
     named = {int(next(filter(None, each))) for each in _RANKS.findall(text.whole)}
     sizes = [int(next(filter(None, each))) for each in _WORLD.findall(text.whole)]
     named |= set(range(max((size for size in sizes if size < _MOST_RANKS), default=0)))
     return make_sign("ranks", text.line_at(len(text.whole)), {"ranks": sorted(named)})
 
 
-def last_traceback(text: str) -> str | None:
-    """The last traceback as it was printed, without the prefixes of launchers."""
-    whole = Text(text)
-    found = tracebacks(whole)
-    if not found:
-        return None
-    last: Traceback = found[-1]
-    lines = [last.head.text]
-    for line in whole.from_same(last.head, 700):
-        if line.start > last.end.start:
-            break
-        lines.append(line.text)
-    return "\n".join(lines).rstrip()
-
-
 def culprits_of(signs: list[Sign]) -> list[int]:
-    """The ranks that the others waited for in vain, as far as their words tell.
+    """The ranks that the others waited for, by the printed lines.
 
-    Whoever raises a timeout first is a victim: it had come, and waited.
+    A rank that raises a timeout is a victim: it had come, and waited.
     """
     missing = {rank for sign in signs for rank in sign.details.get("missing", ())}
     if missing:
@@ -169,7 +130,7 @@ def _ranks_of(summary: Sign) -> set[int]:
 
 
 def _with_summaries(signs: list[Sign]) -> list[Sign]:
-    """Without what a launcher's summary repeats; and what names no rank has the rank from it."""
+    """Without the lines that a launcher's summary repeats; its ranks go to unlabelled signs."""
     summaries = [sign for sign in signs if sign.kind == "torchrun_summary"]
     if not summaries:
         return signs
@@ -191,10 +152,10 @@ def _with_summaries(signs: list[Sign]) -> list[Sign]:
 
 
 def _with_past(signs: list[Sign], marks: Marks) -> list[Sign]:
-    """What was got over is marked: of an end, the signs stand close together, up to the last line.
+    """Mark signs that the training recovered from. The signs of an end stand close together.
 
-    An exception that a script catches is printed just as one that ends it; and of several lives
-    that have written to one log, only the last one's end is looked for.
+    A caught exception is printed like one that ends the script. Of several attempts in one log,
+    only the end of the last one counts.
     """
     found: list[Sign] = []
     after, is_past = 0, False
@@ -208,12 +169,14 @@ def _with_past(signs: list[Sign], marks: Marks) -> list[Sign]:
         )
         details = {**sign.details, "is_past": True} if is_past or went_on else sign.details
         found.append(replace(sign, details=details))
-        is_past = is_past or sign.kind == "holdfast_start"  # what is above it was another life
+        is_past = (
+            is_past or sign.kind == "holdfast_start"
+        )  # the lines above are of an earlier attempt
     return _unless_it_failed(found[::-1])
 
 
 def _unless_it_failed(signs: list[Sign]) -> list[Sign]:
-    """Of ranks without a label one may count on while another fails: its launcher says so."""
+    """One unlabelled rank may count on while another fails: the launcher says so."""
     now = [sign for sign in signs if not sign.details.get("is_past")]
     has_failed = any(1 in _statuses(sign) for sign in now if sign.kind in _OF_LAUNCHERS)
     if not has_failed or any(sign.kind == "python_exception" for sign in now):
@@ -229,13 +192,12 @@ def _unless_it_failed(signs: list[Sign]) -> list[Sign]:
 
 
 def _statuses(sign: Sign) -> list[int]:
-    """The statuses that a launcher tells."""
     codes = sign.details.get("exitcodes", {})
     return [*codes.values(), sign.details.get("exitcode", 0)]
 
 
 def _once(signs: list[Sign]) -> list[Sign]:
-    """In the order of lines, and of several rows that found the same in a line the first."""
+    """In the order of lines; of several rows for the same line the one with most details."""
     seen: dict[tuple[int, str, int | None], Sign] = {}
     for sign in signs:
         key = (sign.line, sign.kind, sign.rank)

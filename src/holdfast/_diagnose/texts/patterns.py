@@ -1,0 +1,440 @@
+"""The lines by which systems and libraries tell why something ended: a table, by kind.
+
+A row is a regular expression. The part between « and » is plain text that every such line has: it
+finds candidates at the speed of memory. A row without these marks is plain text altogether.
+Named groups become the details of the sign, numbers as numbers. Groups that begin with `_` only
+serve `_more`.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Any, NamedTuple
+
+from holdfast._diagnose.texts.lines import Line
+from holdfast._diagnose.texts.sign import Sign, is_source_code, make_sign
+
+_PREVIOUS_ATTEMPT = "holdfast: the attempt before ended"
+_SIGNALS = {"ABRT": 6, "SEGV": 11, "BUS": 7, "ILL": 4, "FPE": 8, "TERM": 15}
+
+_TABLE: dict[str, tuple[str, ...]] = {
+    # -- SLURM; PBS, LSF, Grid Engine, YARN, Kubernetes, clouds and systemd say the same
+    "slurm_oom": (
+        r"Detected (?P<count>\d+) «oom_kill event»s? in (?:StepId=|step )?(?P<step>[\w.+]*)",
+        r"Detected (?P<count>\d+) «oom-kill event»\(s\) in (?:StepId=|step )?(?P<step>[\w.+]*)",
+        r"(?:slurm|srun|step|Job)\S*.*«xceeded job memory»",
+        r"(?:JobId|StepId|Job|Step)\S* ?\S* «exceeded memory limit» \((?P<used>\d+) > "
+        r"(?P<limit>\d+)\)",
+        r"«PBS: job killed: »(?:v?mem|pmem|pvmem)\b.*exceeded",
+        "TERM_MEMLIMIT",
+        r'«exceeds job hard limit» "[hs]_(?:vmem|rss|data)"',
+        "killed by YARN for exceeding physical memory",
+        "'PHYSICAL' memory limit",
+        r"(?:[Rr]eason\W+|STATUS.*|^|\d/\d +)«OOMKilled»",
+        "systemd.*«killed by the OOM killer»|A process of this unit has been killed by the OOM "
+        "killer",
+        "with result 'oom-kill'",
+    ),
+    "slurm_node_fail": (
+        r"srun: error: «Node failure on »(?P<node>\S+)",
+        "error: Aborting, io error and missing step on node",
+    ),
+    "slurm_refused": (
+        r"(?:sbatch|srun|salloc): «error: »(?:Batch job submission failed|Unable to allocate "
+        r"resources|Unable to create step for job|Invalid generic resource)[^\n]*",
+        r"slurmstepd: error: «execve(): »[^\n]*",
+    ),
+    "slurm_time_limit": (
+        *("PBS: job killed: walltime", "TERM_RUNLIMIT"),
+        r'«exceeds job hard limit» "[hs]_(?:rt|cpu)"',
+    ),
+    "slurm_cancelled": ("TERM_OWNER",),
+    "slurm_preempted": (
+        *("TaintManagerEviction", "compute.instances.preempted", "instance preempted"),
+        r"Preempted\s.*«Preempted by »",
+        r"\b(?i:cluster|instance|node|VM|job) (?:is|was|has been) «preempted»",
+        r"[Ss]pot (?:instance )?«interruption »(?:notice|warn)",
+    ),
+    "timed_out_line": (r"«timeout: sending signal »(?P<signal_name>\w+) to command",),
+    # -- Signals, as torchrun's agent, Lightning and absl print them
+    "terminated_line": (
+        r"SignalException: Process \d+ «got signal: »(?P<signal>\d+)",
+        r"^(?:[\w.]+\.)?«SIGTERMException»$",
+    ),
+    "abort_line": (
+        r"«*** SIG»(?P<_name>ABRT|SEGV|BUS|ILL|FPE|TERM)(?: \(@\w+\))? received (?:by PID|at time)",
+    ),
+    # -- C++ and libc
+    "cxx_exception": (
+        "terminating (?:due to|with) «uncaught exception of type »(?P<type>.+?)(?:: "
+        "(?P<what>.*))?$",
+    ),
+    "heap_damage": (
+        *("double free or corruption", "corrupted size vs. prev_size"),
+        "*** stack smashing detected ***",
+        "«free(): invalid» (?:pointer|size|next size)",
+        r"«malloc(): »(?:corrupted|invalid|memory corruption)[^\n]*",
+    ),
+    # -- The kernel's log
+    "kernel_oom": (
+        r"«Killed process »(?P<pid>\d+) \((?P<comm>[^)]*)\)(?:.*?anon-rss:(?P<_rss>\d+)kB)?"
+        r"(?:.*?shmem-rss:(?P<_shmem>\d+)kB)?",
+    ),
+    "kernel_segfault": (
+        r"(?P<comm>[^\[\s]+)\[(?P<pid>\d+)\]: «segfault at »(?P<address>\w+).*?(?: in "
+        r"(?P<library>[^\s\[]+))?(?:\[|$)",
+        r"(?P<comm>[^\[\s]+)\[(?P<pid>\d+)\]: «unhandled exception: »[DI]ABT.*(?:translation"
+        r"|permission) fault(?: in (?P<library>[^\s\[]+))?",
+    ),
+    "kernel_trap": (
+        r"«traps: »(?P<comm>[^\[\s]+)\[(?P<pid>\d+)\] (?:trap )?(?P<what>[a-z][a-z ]+?)(?= ip:| "
+        "rip:|$)",
+    ),
+    # -- Disks and files
+    "quota": ("[Dd]isk «quota exceeded»",),
+    "disk_full": (
+        r"^(?!.*(?:/dev/shm|</torch_\d+|shared memory)).*«No space left on device»",
+        "[Cc]an't write data.*«errno = 28»",
+        *("low on resource: ephemeral-storage", "ephemeral local storage usage exceeds"),
+        "Usage of EmptyDir volume .* «exceeds the limit»",
+        r"The node had condition: \[«DiskPressure»\]",
+    ),
+    "torch_save_short": (
+        r"«unexpected pos »(?P<position>\d+) vs (?P<wanted>\d+)",
+        *("PytorchStreamWriter failed writing file", "basic_ios::clear: iostream error"),
+    ),
+    "read_only": (r"(?:Errno 30\]|error|cannot).*«Read-only file system»",),
+    "io_error": ("[Errno 5] Input/output error",),
+    "stale_handle": (r"(?:Errno 116\]|error|cannot).*«Stale file handle»",),
+    "files_limit": (
+        r"(?:Errno 24\]|RuntimeError|OSError|Error:)[^\n]*«Too many open files»|Too many open "
+        r"files\. Communication|Too many open files \(24\)",
+        r"received \d+ «items of ancdata»",
+    ),
+    # -- What a machine lacks, and no restart heals
+    "environment": (
+        r"(?:ModuleNotFoundError: |: )«No module named »'?(?P<name>[\w.]+)",
+        r"(?P<name>[\w.+-]+\.so[\w.]*): «cannot open shared object file»",
+        r"version `(?P<name>[\w.]+)«' not found (required by »",
+        r"\.so[\w.]*: «undefined symbol: »(?P<name>\w+)",
+        r"python[\w.]*«: can't open file '»(?P<name>[^']*)'",
+        r"cannot execute[^\n]*: «Exec format error»",
+        "FATAL: .*«container creation failed».*",
+        r"\b(?:«ImagePull»BackOff|ErrImagePull)\b",
+        "(?P<threads>«pthread_create failed»)",
+        r"(?:line \d+|bash|zsh|sh): (?P<name>[^:]+)«: command not found»",
+        "«KeyError: '»(?P<name>(?:LOCAL_)?RANK|WORLD_SIZE|MASTER_(?:ADDR|PORT))'",
+        "Error: «Unable to initialize backend»",
+        r"operator (?P<name>[\w.]+::[\w.]+)« does not exist»",
+        r"«Call to ibv_»\w+ failed with error Cannot allocate",
+        *("OCI runtime create failed", "couldn't start container", "module(s) are unknown"),
+        "spank: required plugin ",
+        *("Unable to locate a modulefile for", "CreateContainerConfigError"),
+        *("Insufficient nvidia.com/gpu", "not enough slots available in the system"),
+        "CUDA driver version is insufficient for CUDA runtime version",
+        *("The NVIDIA driver on your system is too old", "Found no NVIDIA driver on your system"),
+        *("No CUDA GPUs are available", "no CUDA-capable device is detected"),
+        *("Torch not compiled with CUDA enabled", "Distributed package doesn't have NCCL"),
+        "no kernel image is available for execution on the device",
+        *("is not compatible with the current PyTorch installation", "invalid device ordinal"),
+        *("Duplicate GPU detected", "No supported gpu backend found"),
+        "ProcessGroupNCCL is only supported with GPUs, no GPUs found",
+        "Attempting to deserialize object on a CUDA device but torch.cuda.is_available()",
+        r'could not select device driver "" with capabilities: [[gpu]]',
+        "CUDA driver initialization failed",
+        "system has unsupported display driver / cuda driver combination",
+        "Driver/library version mismatch",
+        "CUDA unknown error - this may be due to an incorrectly set up environment",
+        "CUDA_HOME environment variable is not set",
+        "does not match the version torch was compiled with",
+        "FlashAttention only supports Ampere GPUs or newer",
+        "may indicate binary incompatibility. Expected ",
+        "A module that was compiled using NumPy 1.x cannot be run in",
+        *("numpy.core.multiarray failed to import", "Could not load library libcudnn"),
+    ),
+    # -- Memory
+    "cuda_oom": (
+        *("CUDA out of memory", "HIP out of memory", "XPU out of memory"),
+        *("MPS backend out of memory", "CUDA error: out of memory"),
+        *("cudaMalloc failed: out of memory", "Out of memory error on GPU"),
+        *("CUBLAS_STATUS_ALLOC_FAILED", "Dst tensor is not initialized", "hipErrorOutOfMemory"),
+        "cudaErrorMemoryAllocation",
+        "Ran out of memory in memory space",
+        "«RESOURCE_EXHAUSTED: ».*[Oo]ut of memory",
+        "«OOM when allocating tensor»(?!.*device:CPU)",
+        r"(?:Error|INTERNAL|RESOURCE_EXHAUSTED|F\d{4} )\b.*«CUDA_ERROR_OUT_OF_MEMORY»",
+        r"«Cuda failure»(?: \d+)? '?out of memory",
+    ),
+    "host_oom": (
+        *("node running low on memory", "low memory! at or below SIG", "low on resource: memory"),
+        r"«systemd-oomd»(?:\[\d+\])?:? [Kk]illed",
+        r"The node had condition: \[«MemoryPressure»\]",
+    ),
+    "memory_refused": (
+        "«OOM when allocating tensor».*device:CPU",
+        r"Errno 12\]|(?:fork|mmap|malloc)\b.*«Cannot allocate memory»|allocate memory \(12\)",
+        "failed to map segment from shared object",
+        r"«Unable to allocate »[\d.]+ ?[KMGT]i?B for an array",
+        r"«DefaultCPUAllocator: »(?:can't|not enough)(?:.*allocate (?P<tried>\d+) bytes)?",
+    ),
+    # -- The GPU itself
+    "cuda_error": (
+        r"«CUDA error: »(?P<what>[^\n]+)",
+        r"«HIP error: »(?P<what>[^\n]+)",
+        r"«CUDNN_STATUS_»(?!SUCCESS)\w+",
+        r"«CUBLAS_STATUS_»(?!SUCCESS|ALLOC)\w+",
+        "«device-side assert»(?:ion)? (?:triggered|.{0,40}failed)",
+        r"«Cuda failure»(?: \d+)? '?(?P<what>[^'\n]+)",
+        r"(?P<what>\b«cudaError»(?!MemoryAllocation|NoDevice|Insufficient|NoKernel|InvalidDevice)"
+        r"[A-Z]\w+(?:: [^\n]+)?)",
+        *("an illegal memory access was encountered", "unspecified launch failure"),
+        r"(?:Error|INTERNAL|F\d{4} )\b.*(?P<what>«CUDA_ERROR_»(?!OUT_OF_MEMORY|NO_DEVICE)\w+)",
+        *("cuDNN failed to initialize", "unhandled cuda error"),
+        "«Unable to determine the device handle for GPU».*",
+        "«Memory access fault by GPU».*",
+        "«fallen off the bus».*",
+        r"«NVRM: »(?P<what>Xid \([^)]*\): (?P<xid>\d+)[^\n]*)",
+    ),
+    "cuda_assert": (r"(?P<file>\S+\.cuh?):(?P<at>\d+): .*«Assertion `»(?P<assertion>.*?)` failed",),
+    # -- Collectives
+    "nccl_timeout": (
+        r"(?:Rank (?P<rank>\d+)\] )?«Watchdog caught collective operation timeout»: WorkNCCL"
+        r"\(SeqNum=(?P<sequence>\d+), OpType=(?P<operation>\w+)(?:, NumelIn="
+        r"(?P<elements>\d+))?[^)]*?Timeout\(ms\)=(?P<timeout_ms>\d+)\) ran for (?P<ran_ms>\d+) "
+        "milliseconds",
+        r"(?:Rank (?P<rank>\d+)\][^\]]{0,120})?«Heartbeat monitor timed out»",
+        r"(?:Rank (?P<rank>\d+)\][^\]]{0,120})?«watchdog got stuck for»",
+    ),
+    "nccl_progress": (
+        r"(?:Rank (?P<rank>\d+)\][^\]]{0,120})? at (?:NCCL )?work(?: sequence id)?: (?P<at>\d+),?"
+        r"(?: PG status:)? «last enqueued »(?:NCCL )?work: (?P<enqueued>-?\d+), last completed "
+        r"(?:NCCL )?work: (?P<completed>-?\d+)",
+    ),
+    "gloo_timeout": (
+        r"«Timed out waiting »(?P<_ms>\d+) ?ms for (?P<operation>\w+) operation",
+        r"\[Rank (?P<rank>\d+)\]: Ranks? (?P<_names>[\d, ]+) «failed to pass monitoredBarrier»",
+        r"Rank (?P<rank>\d+) «successfully reached monitoredBarrier»",
+        "«Barrier timed out»(?!.*(?:PjRT|Connect|_register))",
+        r"«[missing ranks: »(?P<_names>[\d, ]+)\]",
+        r"«received the Notify record from remote rank»: ?\[(?P<_names>\d+)\]",
+        *("Remote Rank did not send the data in time", "Application timeout caused pair closure"),
+    ),
+    "collective_mismatch": (
+        "Is there a distributed collective mismatch in your code",
+        *("Detected mismatch between collectives on ranks", "op.preamble.length <= op.nbytes"),
+        "Received data size doesn't match expected size",
+    ),
+    "peer_lost": (
+        r"«Connection closed by peer» \[(?P<peer>[^\]]*)\](?::(?P<port>\d+))?",
+        r"(?:gloo|[Rr]ead error|socket|NCCL|Call to (?:recv|send)|TCPStore|recvValue|sendBytes"
+        r"|c10d).*?(?:[\[ ](?P<peer>[\w.:-]+)(?:<\d+>|\]:\d+)[^\n]{0,20})?«Connection reset by "
+        "peer»",
+        r"(?:gloo|[Ww]rite error|TCPStore|sendBytes|NCCL|c10d)[^\n]*«Broken pipe»",
+        r"gloo[^\n]*«Connection refused»",
+        r"«Connection closed by remote peer» (?P<peer>[^\s<]+)",
+        *("ncclRemoteError", "remote process exited or there was a network error"),
+        "NCCL.*«unhandled system error»",
+        r"«Got completion from peer» (?P<peer>[^\s<]+)",
+        *("failed to recv, got 0 bytes", "Did the remote server shutdown or crash"),
+        r"«Connect to »(?P<peer>[\w.:-]+)<\d+> failed : (?!Connection timed)",
+        "JAX distributed service detected fatal errors",
+        "Failed to send RPC to coordination service",
+        r"Task /job:\w+/replica:\d+/task:(?P<_names>\d+)« heartbeat timeout»",
+        *("Horovod has been shut down", "Collective ops is aborted by"),
+        "peer process has unexpectedly disconnected",
+        "ORTE has lost communication with a remote daemon",
+    ),
+    "rendezvous": (
+        r"environment variable (?P<variable>\w+)« expected, but not set»",
+        r"Timed out after (?P<seconds>\d+) seconds waiting for clients\. (?P<joined>\d+)/"
+        r"(?P<wanted>\d+) «clients joined»",
+        r"«wait timeout after »(?P<_ms>\d+)ms, keys: (?P<keys>[^\n]*)",
+        r"«The client socket has »(?:timed out after (?P<timeout_ms>\d+)ms|failed).{0,40}?connect "
+        r"to (?:any network address of )?\((?P<host>[^,)]+), (?P<port>\d+)\)",
+        "«Barrier timed out».*(?:PjRT|Connect|_register)",
+        r"network addresses of \((?P<host>[^,)]+), (?P<port>\d+)\) «cannot be retrieved»",
+        *("Gloo connectFullMesh failed", "Bootstrap : no socket interface found"),
+        *("RendezvousTimeoutError", "RendezvousConnectionError", "RendezvousClosedError"),
+        "Default process group has not been initialized",
+        "DEADLINE_EXCEEDED: Connect() timed out",
+    ),
+    "address_in_use": (
+        r"(?:port: (?P<port>\d+).*)?«EADDRINUSE»",
+        r"(?:Errno 98\]|bind|listen|socket|OSError|error while attempting|c10d)[^\n]*[Aa]«ddress "
+        "already in use»",
+    ),
+    # -- Data loaders and pools
+    "worker_killed": (
+        r"DataLoader worker \(pid(?:\(s\))? (?P<pid>[\d, ]+)\) «is killed by signal: »"
+        "(?P<signal_name>[A-Za-z /]+)",
+    ),
+    "worker_exited": (
+        r"DataLoader worker \(pid(?:\(s\))? (?P<pid>[\d, ]+)\) «exited unexpectedly»(?: with exit "
+        r"code (?P<exitcode>-?\d+))?",
+        "(?:A process in the process pool was|A child process) «terminated abruptly»",
+        "(?P<points_above>«workers are no longer alive»)",
+        *("workers died while running it", "subprocesses has abruptly died"),
+        "A worker process managed by the executor was unexpectedly",
+        "Pin memory thread exited unexpectedly",
+        "The (?:worker|actor) «died unexpectedly» (?:while|before)",
+    ),
+    # An exception that Python could not print, because a signal raised another one.
+    "worker_conn_reset": ("«object type name: »(?:EOFError|ConnectionResetError|BrokenPipeError)",),
+    "worker_timeout": (r"«DataLoader timed out after» (?P<seconds>\d+) seconds",),
+    "worker_file_not_found": ("«unable to open shared memory object» .*No such file or directory",),
+    "shm_full": (
+        r"«unable to allocate shared memory»\(shm\) for file (?P<file><[^>]*>): No space left",
+        *("rror while creating shared memory segment", "are out of shared memory"),
+        "nsufficient shared memory",
+        r"(?:/dev/shm|</torch_\d+).*«No space left on device»|No space left on device.*/dev/shm",
+    ),
+    # -- Numbers
+    "nan": (
+        r"Function '(?P<function>\w+)' «returned nan values»",
+        "loss returned in `training_step` «is nan or inf»",
+        *("Loss is nan, stopping training", "Your loss is probably exploding"),
+        "Current loss scale already at minimum",
+        "FloatingPointError: invalid value (nan)",
+    ),
+    # -- holdfast's own words, and the last words of other trainers
+    "holdfast_stop": (
+        r"holdfast: .*«; leaving with status »(?P<status>\d+) \((?P<reason>.*?)\)",
+        r"«holdfast: leaving at once (»(?P<reason>.*?)\): .*Status (?P<status>\d+)",
+    ),
+    "holdfast_start": (
+        r"holdfast: .*« (attempt »(?P<attempt>\d+)[^)]*\)\.$",
+        "holdfast: starting it again",
+    ),
+    "holdfast_finished": (
+        r"holdfast: .*trained to step (?P<step>\d+).*«; the last checkpoint is durable.»",
+        r"«`Trainer.fit` stopped: `max_»(?:epochs|steps)=(?P<step>\d+)` reached",
+        r"\{«'train_runtime': »[\d.']+",
+    ),
+}
+
+
+class Pattern(NamedTuple):
+    """One row: `needle` finds candidates, `shape` decides."""
+
+    kind: str
+    needle: str
+    shape: str
+
+
+def _pattern(kind: str, row: str) -> Pattern:
+    before, mark, rest = row.partition("«")
+    if not mark:
+        return Pattern(kind, row, re.escape(row))
+    needle, _, after = rest.partition("»")
+    return Pattern(kind, needle, f"{before}{re.escape(needle)}{after}")
+
+
+PATTERNS = tuple(_pattern(kind, row) for kind, rows in _TABLE.items() for row in rows)
+
+
+def sign_of(row: Pattern, line: Line) -> Sign | None:
+    """The sign that a line is; None if it only looks like it."""
+    match = _compiled(row.shape).search(line.text)
+    if match is None or is_source_code(line.text, match.start()):
+        return None
+    if line.text.startswith(_PREVIOUS_ATTEMPT):
+        return None
+    details: dict[str, Any] = {
+        name: _as_number(value)
+        for name, value in match.groupdict().items()
+        if value is not None and not name.startswith("_")
+    }
+    if row.kind == "cuda_oom":
+        details.update(read_memory_error(line.text))
+    elif row.kind == "cuda_error":
+        what = (details.get("what") or match[0]).strip().rstrip(".")
+        if "out of memory" in what:
+            return None  # a cuda_oom
+        details.update(what=what[:200], is_hardware=bool(_HARDWARE.search(line.text)))
+    else:
+        details.update(_more(match))
+    rank = details.pop("rank", None)
+    return make_sign(row.kind, line, details, rank if isinstance(rank, int) else line.rank)
+
+
+@cache
+def _compiled(shape: str) -> re.Pattern[str]:
+    # On demand: few rows are ever met, and each leader of a training imports all of them.
+    return re.compile(shape)
+
+
+def _as_number(value: str) -> Any:
+    try:
+        return int(value) if len(value) < 19 else value
+    except ValueError:
+        return value
+
+
+def _more(match: re.Match[str]) -> dict[str, Any]:
+    """What the groups with an underscore tell."""
+    found: dict[str, Any] = {}
+    for name, value in match.groupdict().items():
+        if name == "_names" and value:  # ranks that did not come
+            found["missing"] = [int(n) for n in re.findall(r"\d+", value)][:1024]
+        elif name == "_ms" and value:
+            found["timeout_ms"] = int(value) if len(value) < 19 else None
+        elif name == "_name":
+            found["signal"] = _SIGNALS[value]
+        elif name == "_rss":
+            found["of_cgroup"] = "Memory cgroup out of memory" in match.string
+        if name in ("_rss", "_shmem") and value:
+            found[f"{name[1:]}_bytes"] = int(value[:15]) * 1024
+    return found
+
+
+# -- The sizes in an out-of-memory message, as torch, JAX and TensorFlow print them ----------------
+
+_UNITS = {
+    **{"": 1, "b": 1, "bytes": 1, "kb": 1000, "mb": 1000**2, "gb": 1000**3, "tb": 1000**4},
+    **{"kib": 1024, "mib": 1024**2, "gib": 1024**3, "tib": 1024**4},
+}
+_SIZE = r"([\d.]+) ?([KMGT]?i?B|bytes)"
+_FIGURES = {
+    "tried": rf"[Tt]r(?:ied|ying) to allocate {_SIZE}",
+    "total": rf"total capac(?:i)?ty of {_SIZE}|; {_SIZE} total capacity",
+    "free": rf"of which {_SIZE} is free|; {_SIZE} free",
+    "in_use": rf"this process has {_SIZE} memory in use",
+    "allocated": rf"{_SIZE} is allocated by PyTorch|; {_SIZE} already allocated",
+    "reserved_unallocated": rf"{_SIZE} is reserved by PyTorch but unallocated",
+    "reserved": rf"{_SIZE} reserved in total by PyTorch",
+}
+_DEVICE = re.compile(r"\bGPU (\d+)\b|device:GPU:(\d+)|Device (\d+)\b")
+_SHAPE = re.compile(r"tensor with shape ?(\[[\d, ]*\])")
+_HARDWARE = re.compile(
+    r"ECC|hardware|fallen off the bus|NVLink|unspecified launch failure|misaligned|row remap"
+    r"|Xid|GPU is lost|system not yet initialized"
+)
+
+
+def read_memory_error(text: str) -> dict[str, Any]:
+    """The figures of the message, in bytes."""
+    found: dict[str, Any] = {}
+    for name, shape in _FIGURES.items():
+        if (size := re.search(shape, text)) is not None:
+            number, unit = [group for group in size.groups() if group is not None][:2]
+            found[name] = size_bytes(number, unit)
+    if (device := _DEVICE.search(text)) is not None:
+        found["device"] = next(int(group) for group in device.groups() if group)
+    if (tensor := _SHAPE.search(text)) is not None:
+        found["shape"] = tensor[1]
+    if "tried" not in found and (plain := re.search(r"allocat\w+ (\d+)(?: bytes)?\b", text)):
+        found["tried"] = int(plain[1]) if len(plain[1]) < 19 else None
+    return found
+
+
+def size_bytes(number: str, unit: str) -> int | None:
+    """A size as libraries print it.
+
+    >>> size_bytes("1.50", "GiB"), size_bytes("12", "bytes")
+    (1610612736, 12)
+    """
+    try:
+        return int(float(number) * _UNITS.get(unit.lower(), 1))
+    except (ValueError, OverflowError):
+        return None
