@@ -146,8 +146,8 @@ def assemble(
         step_time=_step_time(known.rows.times),
         ranks=_ranks(known, histories, run),
         stragglers=list(dict.fromkeys(known.stragglers.values())),
-        memory=_memory(known.rows),
-        gpus=known.rows.gpus.view(),
+        memory=known.rows.memory_view(),
+        gpus=known.rows.gpu_view(),
         checkpoints=saved.checkpoints(checkpoints.events(), _kept(known.layout)),
         deaths=_deaths(known, ends, {each["attempt"] for each in hangs}),
         hangs=hangs,
@@ -401,14 +401,6 @@ def _step_time(times: Times) -> view.StepTime:
     return view.StepTime(
         percentiles=percentiles, t=t, p50=p50, p99=p99, max=most, attempts=attempts
     )
-
-
-def _memory(rows: Rows) -> view.MemoryView:
-    t, used, limit, gpu, run = rows.levels.columns()
-    found = view.MemoryView(t=t, used=used, limit=limit, run=run, limit_name=rows.limit_name)
-    if rows.has_gpu:
-        found["gpu"] = gpu
-    return found
 
 
 def _ranks(known: Records, histories: Sequence[AttemptHistory], run: RunSummary) -> list[view.Rank]:
