@@ -17,6 +17,7 @@ from holdfast._report.checkpoints import Frequent
 from holdfast._report.events import EventMarks
 from holdfast._report.labels import Labels
 from holdfast._report.series import Curve, Rows, Times
+from holdfast._report.started import read_config
 from holdfast._report.status.gather import RunSummary
 from holdfast._report.status.hangs import (
     describe_disturbed,
@@ -152,6 +153,7 @@ def assemble(
         deaths=_deaths(known, ends, {each["attempt"] for each in hangs}),
         hangs=hangs,
         proofs=proofs,
+        config=read_config(known.layout, run.attempt),
     )
     if reading < 1:
         found["reading"] = reading
@@ -160,16 +162,16 @@ def assemble(
 
 def _add_saved_points(histories: Sequence[AttemptHistory], events: Sequence[saved.Counted]) -> None:
     """Where there is no series, the checkpoints show how far it was."""
-    bare = {history.number: history for history in histories if not history.points}
+    bare = {history.number: history for history in histories if not history.course.points}
     found: dict[int, list[Point]] = {number: [] for number in bare}
     for event, _ in events if bare else ():
         number, t, step = whole(event.get("attempt")), real(event.get("time")), event.get("step")
         if number in found and t is not None and isinstance(step, int):
             found[number].append(Point(t, step))
     for number, history in bare.items():
-        history.saved = found[number]
-        if history.saved:
-            newest = max(point.step for point in history.saved)
+        history.course.saved = found[number]
+        if found[number]:
+            newest = max(point.step for point in found[number])
             history.last_step = max(newest, history.last_step or 0)
 
 
@@ -254,9 +256,9 @@ def _attempt(known: Records, end: AttemptEnd, live: int | None, now: float) -> v
         outcome=end.outcome,
         how=end.how,
         status=history.status,
-        host=history.host,
-        pid=history.pid,
-        job=history.job,
+        host=history.place.host,
+        pid=history.place.pid,
+        job=history.place.job,
     )
 
 
@@ -285,13 +287,13 @@ def _hangs(
     known: Records, histories: Sequence[AttemptHistory], run: RunSummary, now: float
 ) -> list[view.Hang]:
     hangs = []
-    for history in [history for history in histories if history.stuck][-verdicts.MOST :]:
+    for history in [history for history in histories if history.course.stuck][-verdicts.MOST :]:
         found = known.verdicts.hang(history.number)
         if found is None:
             continue
         is_live = run.is_live and history.number == run.attempt
         until = now if is_live else history.ended or history.last_seen
-        if history.stuck[-1].end == float("inf") and until is not None:
+        if history.course.stuck[-1].end == float("inf") and until is not None:
             # The record is of the moment when it was found, and the hang has gone on since.
             seconds = max(found["seconds"] or 0.0, until - found["t"])
             sentence = tell_duration(found["sentence"], seconds)
@@ -331,7 +333,7 @@ def _run(
         disk_age_seconds=run.disk_age_seconds,
         pid=run.pid,
         host=run.host,
-        ranks=max(1, len(run.ranks), newest.ranks if newest is not None else 1),
+        ranks=max(1, len(run.ranks), newest.place.ranks if newest is not None else 1),
         job=job,
         warnings=warnings_of(run),
         tags=list(known.labels.tags),
@@ -406,7 +408,7 @@ def _step_time(times: Times) -> view.StepTime:
 def _ranks(known: Records, histories: Sequence[AttemptHistory], run: RunSummary) -> list[view.Rank]:
     """Each with how long it waits for the others; of very many, those that wait least."""
     newest = histories[-1] if histories else None
-    waits = newest.waits if newest is not None else {}
+    waits = newest.course.waits if newest is not None else {}
     late = {rank for _, rank in known.stragglers}
     late |= {run.straggler.rank} if run.straggler is not None else set()
     histogram = known.rows.times.of.get(newest.number) if newest is not None else None

@@ -184,7 +184,7 @@ class _Clock:
     def __init__(self, view: View, histories: Mapping[int, AttemptHistory]) -> None:
         self._before: dict[int, float] = {}
         self._start: dict[int, float] = {}
-        self._course = {number: history.course() for number, history in histories.items()}
+        self._course = {number: history.course.steps() for number, history in histories.items()}
         self.total = 0.0
         for attempt in view["attempts"]:
             number, start = attempt["number"], attempt["start"]

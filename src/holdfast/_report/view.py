@@ -325,3 +325,4 @@ class View(TypedDict):
     deaths: list[Death]
     hangs: list[Hang]
     proofs: list[ProofRecord]
+    config: dict[str, str | int | float | bool | None]  # hyperparameters of the newest attempt

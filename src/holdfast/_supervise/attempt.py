@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from holdfast._errors import HUNG, REQUEUE
 from holdfast._supervise import children
 from holdfast._supervise.child import Streams
-from holdfast._supervise.hangs import CommandHangs
+from holdfast._supervise.hangs import CommandHangs, WatchedCommand
 from holdfast._supervise.record import SupervisionRecord
 from holdfast._supervise.relay import Outlet
 from holdfast._supervise.signals import SignalQueue, Warnings, stop_ourselves
@@ -70,11 +70,11 @@ class SupervisedAttempt:
         self._next_warning = 0.0
         self._session = child if streams.has_own_session else os.getsid(0)
         self._hangs = CommandHangs(
-            *(child, self._me, record, timeout),
-            say=self.say,
-            rest=self._left_behind,
-            is_held_up=lambda: any(each.has_waiting for each in outlets),
-            has_keys=streams.master is not None,
+            WatchedCommand(
+                *(child, self._me, record, timeout, self.say, self._left_behind),
+                is_held_up=lambda: any(each.has_waiting for each in outlets),
+                has_keys=streams.master is not None,
+            )
         )
         self._watch = CommandWatch(child, self._me, self._is_apart)
         self._is_stopped = False
@@ -82,6 +82,7 @@ class SupervisedAttempt:
         self.was_asked = False  # to end, for whatever reason
         master = streams.master
         self._keyboard = None if master is None else Keyboard(0, master, child)
+        self._watches = (self._watch, self._hangs, spare, self._keyboard)  # while it lives
 
     def follow(self) -> int:
         """Return its status, as subprocess gives it, when nothing is left to wait for."""
@@ -118,25 +119,17 @@ class SupervisedAttempt:
 
     def _turn(self, seconds: float | None) -> None:
         """Wait for the first event or deadline, and handle what there is."""
+        watches = [each for each in self._watches if each is not None]
         deadlines = [seconds, self._warnings.next_poll_seconds()]
         if self._status is None:
-            deadlines.append(self._watch.next_poll_seconds())
-            deadlines.append(self._hangs.next_poll_seconds())
-            if self._spare is not None:
-                deadlines.append(self._spare.next_poll_seconds())
-        if self._keyboard is not None and self._status is None:
-            deadlines.append(self._keyboard.next_poll_seconds())
+            deadlines += [each.next_poll_seconds() for each in watches]
         self._wait(min((each for each in deadlines if each is not None), default=_LONGEST_SECONDS))
         for info in self._signals.received():
             self._take(info)
         self._reap()
         if self._status is None:
-            self._watch.poll()
-            self._hangs.poll()
-            if self._spare is not None:
-                self._spare.poll()
-            if self._keyboard is not None:
-                self._keyboard.poll()
+            for each in watches:
+                each.poll()
         if time.monotonic() >= self._next_warning:
             self._warnings.deliver()
             self._next_warning = time.monotonic() + _LOOK_SECONDS / 2

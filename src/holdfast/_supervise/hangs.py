@@ -13,7 +13,7 @@ import json
 import os
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast._store.folder.plain_file import read_plain
 from holdfast._store.folder.supervised import led_hang
@@ -33,37 +33,35 @@ _RESTART = "restart"
 NO_HANG = ("slow", "debugger", "stopped", "frozen", "running")  # causes, as `explain` finds them
 
 
+class WatchedCommand(NamedTuple):
+    """The command, for those that watch it for a hang."""
+
+    child: int
+    leader: int
+    record: SupervisionRecord
+    timeout: Timeout | None
+    say: Callable[[str], None]
+    rest: Callable[[], list[int]]  # the processes that it would leave behind
+    is_held_up: Callable[[], bool]  # the reader of its output does not read
+    has_keys: bool
+
+    def processes(self) -> tuple[int, ...]:
+        return (self.child, *self.rest())
+
+
 class CommandHangs:
     """Watches for a hang while the command lives."""
 
-    def __init__(
-        self,
-        child: int,
-        me: int,
-        record: SupervisionRecord,
-        timeout: Timeout | None,
-        *,
-        say: Callable[[str], None],
-        rest: Callable[[], list[int]],
-        is_held_up: Callable[[], bool],
-        has_keys: bool,
-    ) -> None:
-        self._child = child
-        self._me = me
-        self._record = record
-        self._timeout = timeout
-        self._say = say
-        self._rest = rest
+    def __init__(self, command: WatchedCommand) -> None:
+        self._command = command
+        self._record = command.record
+        self._timeout = command.timeout
+        self._say = command.say
         self._silence: SilenceWatch | None = None
-        if timeout is not None and children.is_known():
+        if command.timeout is not None and children.is_known():
             from holdfast._supervise.silence import SilenceWatch  # would make every start slower
 
-            self._silence = SilenceWatch(
-                *(child, me, record, timeout),
-                say=say,
-                is_held_up=is_held_up,
-                has_keys=has_keys,
-            )
+            self._silence = SilenceWatch(command, command.timeout)
         self._ending: HangEnding | None = None
         self._saving: KeeperWait | None = None
         self._is_cut_off = False
@@ -211,7 +209,7 @@ class CommandHangs:
 
     def _check_that_it_ends(self) -> None:
         """The keeper kills what does not leave. What survives must not hold us up, too."""
-        doomed = [pid for pid in (self._child, *self._rest()) if children.is_doomed(pid)]
+        doomed = list(filter(children.is_doomed, self._command.processes()))
         self._doomed = self._doomed + 1 if doomed else 0
         if self._doomed >= _DOOMED_LOOKS and self._timeout is not None:
             self._begin_ending(is_killed=True)
@@ -234,7 +232,7 @@ class CommandHangs:
         from holdfast._supervise.ending import HangEnding
 
         assert self._timeout is not None
-        self._ending = HangEnding(self._child, self._rest, self._timeout, is_killed=is_killed)
+        self._ending = HangEnding(self._command, self._timeout, is_killed=is_killed)
 
     def _say_lost(self) -> None:
         lost = [] if self._ending is None else self._ending.lost

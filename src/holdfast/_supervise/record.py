@@ -150,8 +150,8 @@ class SupervisionRecord:
                 write_led(led_hang(self.folder), hang)
         self.write(hang=self.hang)
 
-    def write_decision(self, decision: dict[str, Any]) -> None:
-        self.write(decision=decision)
+    def write_decision(self, restart: bool, why: str, pause_seconds: float = 0.0) -> None:
+        self.write(decision={"restart": restart, "why": why, "pause": round(pause_seconds, 3)})
         self._copy_to_run()
 
     def runs(self) -> list[dict[str, Any]]:

@@ -198,15 +198,6 @@ def explain(
         say(f"not starting it again: {decision.why}.")
 
 
-def as_record(decision: RestartDecision) -> dict[str, Any]:
-    """For led.json."""
-    return {
-        "restart": decision.restart,
-        "why": decision.why,
-        "pause": round(decision.pause_seconds, 3),
-    }
-
-
 def _reached(layout: RunLayout, attempt: int) -> tuple[int | None, int | None]:
     """The last step that an attempt made, and the one it began at."""
     steps: list[int] = []

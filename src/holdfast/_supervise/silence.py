@@ -10,14 +10,12 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from holdfast._environment.processes.tree import Tree
 from holdfast._supervise import children
 from holdfast._supervise.ending import Timeout
-from holdfast._supervise.hangs import NO_HANG
-from holdfast._supervise.record import SupervisionRecord
+from holdfast._supervise.hangs import NO_HANG, WatchedCommand
 
 if TYPE_CHECKING:
     from holdfast._supervise.inspect import Inspection
@@ -37,25 +35,15 @@ _HELD = ("PAUSED", "TRACED", "STOPPED", "FROZEN")
 class SilenceWatch:
     """Measures for how long it has done nothing, and finds out whether it hangs."""
 
-    def __init__(
-        self,
-        child: int,
-        me: int,
-        record: SupervisionRecord,
-        timeout: Timeout,
-        *,
-        say: Callable[[str], None],
-        is_held_up: Callable[[], bool],
-        has_keys: bool,
-    ) -> None:
-        self._child = child
-        self._me = me
-        self._record = record
+    def __init__(self, command: WatchedCommand, timeout: Timeout) -> None:
+        self._child = command.child
+        self._me = command.leader
+        self._record = command.record
         self._timeout = timeout
-        self._say = say
-        self._is_held_up = is_held_up  # the reader of its output does not read
-        self._has_keys = has_keys
-        self._tree = Tree(child)
+        self._say = command.say
+        self._is_held_up = command.is_held_up
+        self._has_keys = command.has_keys
+        self._tree = Tree(command.child)
         self._keepers: list[int] = []
         self._has_ranks: bool | None = None  # found out when it matters
         self._inspection: Inspection | None = None

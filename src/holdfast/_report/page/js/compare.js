@@ -163,7 +163,7 @@
     const text = id("holdfast-view").textContent.trim();
     const view = text ? JSON.parse(text) : null;
     if (root.dataset.index) {
-        const back = el("a", { className: "brand", href: root.dataset.index }, "All runs");
+        const back = el("a.brand", { href: root.dataset.index }, "All runs");
         id("brand").replaceWith(back);
     }
     if (view) {

@@ -33,23 +33,7 @@
                 return `${format(value)}${of}${when}`;
             },
             summary: () => `${title} of the GPUs: at most ${format(highest(key))}.`,
-            table: () => {
-                const stride = Math.ceil(view.gpus.t.length / 200) || 1;
-                const rows = view.gpus.t.map((_, at) => at).filter((at) => at % stride === 0);
-                return hf.table(
-                    `${title} over time, newest first`,
-                    [
-                        ["When", "", (at) => hf.moment(view.gpus.t[at])],
-                        [
-                            title,
-                            "num",
-                            (at) =>
-                                hf.isNumber(view.gpus[key][at]) ? format(view.gpus[key][at]) : "–",
-                        ],
-                    ],
-                    rows.reverse(),
-                );
-            },
+            table: () => hf.timeTable(title, view.gpus.t, [[title, view.gpus[key], format]]),
         });
     }
 

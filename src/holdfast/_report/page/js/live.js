@@ -39,6 +39,26 @@
         }
     }
 
+    /** What the server says to a request of ours: {ok, sentence, …}. */
+    hf.post = async function (address, body) {
+        const headers = {
+            "Content-Type": "application/json",
+            "X-Holdfast-Token": root.dataset.token || "",
+        };
+        const options = { method: "POST", headers, body: JSON.stringify(body) };
+        try {
+            const answer = await fetchWithin(address, options, ANSWER_LIMIT);
+            const words = `The server answered ${answer.status}.`;
+            const told = await answer.json().catch(() => ({ ok: false, sentence: words }));
+            const ok = answer.ok && told.ok !== false;
+            return { ...told, ok, sentence: told.sentence || (ok ? "Done." : words) };
+        } catch (problem) {
+            const isLate = problem.name === "AbortError";
+            const late = "No answer within a minute; it may still come to pass.";
+            return { ok: false, sentence: isLate ? late : "The server could not be reached." };
+        }
+    };
+
     const GONE = {
         401: "This page's key is no longer valid. Open the address that holdfast ui printed.",
         403: "This page's key is no longer valid. Open the address that holdfast ui printed.",
@@ -103,18 +123,10 @@
         cutOff = Boolean(isAboutConnection);
         const old = id("answer").firstChild;
         if (old && old.firstChild.textContent === text) return;
-        const close = el(
-            "button",
-            {
-                className: "button is-small is-quiet",
-                type: "button",
-                aria: { label: "Close this message" },
-                on: { click: () => id("answer").replaceChildren() },
-            },
-            "×",
-        );
+        const clear = () => id("answer").replaceChildren();
+        const close = hf.button("×", "Close this message", clear, ".is-quiet");
         id("answer").replaceChildren(
-            el("div", { className: `notice is-${tone}` }, el("span", {}, text), close),
+            el("div", { className: `notice is-${tone}` }, el("span", text), close),
         );
     }
 
@@ -139,41 +151,9 @@
         inFlight = name;
         notice(ASKING[name], "info");
         buttons();
-        try {
-            const answer = await fetchWithin(
-                root.dataset[name],
-                {
-                    method: "POST",
-                    headers: {
-                        "Content-Type": "application/json",
-                        "X-Holdfast-Token": root.dataset.token || "",
-                    },
-                    body: "{}",
-                },
-                ANSWER_LIMIT,
-            );
-            let told = {};
-            try {
-                told = await answer.json();
-            } catch {
-                told = { ok: false, sentence: `The server answered ${answer.status}.` };
-            }
-            const isGood = answer.ok && told.ok !== false;
-            notice(
-                String(
-                    told.sentence || (isGood ? "Done." : `The server answered ${answer.status}.`),
-                ),
-                isGood ? "good" : "bad",
-            );
-            if (name === "stacks" && told.stacks) showStacks(String(told.stacks));
-        } catch (problem) {
-            notice(
-                problem.name === "AbortError"
-                    ? "No answer within a minute; it may still come to pass."
-                    : "The server could not be reached.",
-                "bad",
-            );
-        }
+        const told = await hf.post(root.dataset[name], {});
+        notice(String(told.sentence), told.ok ? "good" : "bad");
+        if (name === "stacks" && told.stacks) showStacks(String(told.stacks));
         inFlight = "";
         buttons();
         // The button had the focus, and lost it when it was disabled.
@@ -202,11 +182,7 @@
 
     hf.goLive = function () {
         if (root.dataset.index) {
-            const brand = el(
-                "a",
-                { className: "brand", id: "brand", href: root.dataset.index },
-                "All runs",
-            );
+            const brand = el("a.brand", { id: "brand", href: root.dataset.index }, "All runs");
             id("brand").replaceWith(brand);
         }
         id("save").addEventListener("click", () => ask("save"));

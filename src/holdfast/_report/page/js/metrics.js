@@ -216,8 +216,7 @@
         const box = id("metrics-tools");
         if (held.size <= 6 || box.firstChild) return;
         box.append(
-            el("input", {
-                className: "field",
+            el("input.field", {
                 type: "search",
                 placeholder: "Filter by name",
                 aria: { label: "Filter metrics by name" },

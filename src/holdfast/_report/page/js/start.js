@@ -38,7 +38,7 @@
 
     function broken(text) {
         id("main").hidden = true;
-        id("answer").replaceChildren(el("p", { className: "notice is-bad" }, text));
+        id("answer").replaceChildren(el("p.notice.is-bad", text));
     }
 
     const text = id("holdfast-view").textContent.trim();
@@ -57,7 +57,7 @@
         if (!view) {
             id("main").hidden = true;
             hf.say(id("name"), document.title.replace(/ · holdfast$/, ""));
-            id("answer").replaceChildren(el("p", { className: "notice" }, "Reading the run…"));
+            id("answer").replaceChildren(el("p.notice", "Reading the run…"));
         }
         hf.goLive();
     }

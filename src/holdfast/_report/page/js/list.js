@@ -1,8 +1,8 @@
 /* The list of runs: what has changed is asked for, and fifty rows at a time are drawn. */
-(function () {
+(function (hf) {
   "use strict";
+  const { id: $, say, whole } = hf;
   const root = document.documentElement;
-  const $ = (id) => document.getElementById(id);
   const PER_PAGE = 50;
   const OFTEN = 1500;
   const HIDDEN = 15000;
@@ -23,7 +23,7 @@
 
   function rank(row) {
     if (row.live) return row.troubled ? 0 : 1;
-    return row.troubled && (!row.at || holdfastRows.now() - row.at < OLD) ? 2 : 3;
+    return row.troubled && (!row.at || hf.now() - row.at < OLD) ? 2 : 3;
   }
 
   // One for all: to make it takes longer than a hundred comparisons.
@@ -76,8 +76,7 @@
     document.querySelector(".pager").hidden = pages === 1;
     $("before").disabled = wish.page === 0;
     $("after").disabled = wish.page === pages - 1;
-    const number = holdfastRows.number;
-    setText($("where"), shown.length ? `${number(from + 1)} to ${number(from + shown.length)} of ${number(found.length)}` : "");
+    say($("where"), shown.length ? `${whole(from + 1)} to ${whole(from + shown.length)} of ${whole(found.length)}` : "");
     drawCounts();
     drawCompare(found);
     return found.length;
@@ -99,13 +98,13 @@
     for (const row of shown) {
       let made = drawn.get(row.key);
       if (!made) {
-        made = spare.pop() || holdfastRows.make(pick);
+        made = spare.pop() || hf.makeRow(pick);
         made.key = row.key;
         made.link.href = root.dataset.run + encodeURIComponent(row.key);
         drawn.set(row.key, made);
       }
       made.box.checked = picked.has(row.key);
-      holdfastRows.fill(made, row);
+      hf.fillRow(made, row);
       const due = before ? before.nextSibling : body.firstChild;
       if (due !== made.tr) body.insertBefore(made.tr, due); // else it would lose the focus
       before = made.tr;
@@ -134,9 +133,8 @@
     const wanted = new URLSearchParams(keys.map((key) => ["run", key]));
     link.href = `${root.dataset.compare}?${wanted}`;
     link.hidden = keys.length === 0;
-    const number = holdfastRows.number;
-    const rest = found.length > keys.length ? `Compare the first ${number(keys.length)}` : `Compare all ${number(keys.length)}`;
-    setText(link, picked.size ? `Compare ${number(picked.size)} selected` : rest);
+    const rest = found.length > keys.length ? `Compare the first ${whole(keys.length)}` : `Compare all ${whole(keys.length)}`;
+    say(link, picked.size ? `Compare ${whole(picked.size)} selected` : rest);
     $("unpick").hidden = picked.size === 0;
   }
 
@@ -146,25 +144,19 @@
       for (const kind of Object.keys(counts)) counts[kind] += kinds[kind](row) ? 1 : 0;
     }
     $("count-archived").parentElement.hidden = !counts.archived && wish.show !== "archived";
-    for (const kind of Object.keys(counts)) setText($(`count-${kind}`), holdfastRows.number(counts[kind]));
-    const reading = status.done ? "" : `, ${holdfastRows.number(status.read)} of ${holdfastRows.number(status.found)} read so far`;
-    setText($("state"), `${root.dataset.folder}${reading}. holdfast ${root.dataset.version}`);
-  }
-
-  function setText(node, text) {
-    if (node.textContent !== text) node.textContent = text;
+    for (const kind of Object.keys(counts)) say($(`count-${kind}`), whole(counts[kind]));
+    const reading = status.done ? "" : `, ${whole(status.read)} of ${whole(status.found)} read so far`;
+    say($("state"), `${root.dataset.folder}${reading}. holdfast ${root.dataset.version}`);
   }
 
   function tellNotes(notes) {
-    const told = JSON.stringify(notes);
-    if ($("notes").dataset.told === told) return;
-    $("notes").dataset.told = told;
-    $("notes").replaceChildren(...notes.map((text) => holdfastRows.element("p", "notice is-warn", text)));
+    if (!hf.changed("notes", notes)) return;
+    $("notes").replaceChildren(...notes.map((text) => hf.el("p.notice.is-warn", text)));
   }
 
   function tellTrouble(text) {
     $("trouble").hidden = !text;
-    setText($("trouble"), text);
+    say($("trouble"), text);
   }
 
   // -- asking --------------------------------------------------------------------------
@@ -189,7 +181,7 @@
   }
 
   function take(found) {
-    holdfastRows.setClock(found.now);
+    hf.setClock(found.now);
     if (found.anew) rows.clear();
     for (const row of found.rows) {
       if (row.gone) rows.delete(row.key);
@@ -236,7 +228,7 @@
     press();
     remember();
     const count = draw();
-    setText($("said"), count === 1 ? "1 run" : `${holdfastRows.number(count)} runs`);
+    say($("said"), hf.plural(count, "run"));
   }
 
   for (const button of document.querySelectorAll("[data-show]")) {
@@ -275,4 +267,4 @@
   performance.mark("holdfast-first-view");
   setInterval(draw, 10000); // ages grow
   ask();
-})();
+})(holdfast);
