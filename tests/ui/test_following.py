@@ -33,8 +33,8 @@ def test_whoever_asks_piece_by_piece_has_the_whole_table_in_the_end(changes, lim
     table, known, revision = RunTable(), {}, 0
 
     def ask_on(revision: int) -> int:
-        text, reached, _, anew = table.since(revision, limit)
-        if anew:
+        text, reached, _, starts_over = table.since(revision, limit)
+        if starts_over:
             known.clear()
         for each in json.loads(text):
             key = each.pop("key")
@@ -68,7 +68,7 @@ def test_a_row_that_says_nothing_new_costs_no_revision():
     assert table.revision == 1
 
 
-def test_a_journal_is_read_on_and_anew_when_it_is_another(tmp_path):
+def test_a_journal_is_read_on_and_from_its_start_when_it_is_another(tmp_path):
     layout = make_run(tmp_path / "a")
     followed = RunFollower(layout.folder, tmp_path)
     assert followed.read_journal() == read_history(layout)

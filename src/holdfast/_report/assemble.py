@@ -19,14 +19,15 @@ from holdfast._report.labels import Labels
 from holdfast._report.series import Curve, Rows, Times
 from holdfast._report.started import read_config
 from holdfast._report.status.gather import RunSummary
-from holdfast._report.status.hangs import (
+from holdfast._report.status.parts import (
+    describe_death,
     describe_disturbed,
+    describe_job,
     describe_paused,
+    describe_straggler,
     describe_stuck,
     tell_duration,
 )
-from holdfast._report.status.job import describe_job
-from holdfast._report.status.ranks import describe_death, describe_straggler
 from holdfast._store.folder import series
 from holdfast._store.folder.layout import RunLayout
 from holdfast._store.folder.lineage import Origin
@@ -69,8 +70,8 @@ def headline_of(run: RunSummary, how: str = "") -> str:
     if step and run.total:
         done = min(run.step or 0, run.total) * 100 // run.total  # 100 only at the end
         step += f" of {run.total:,} ({done}%)"
-    if run.epoch and run.epochs:
-        step = f"epoch {run.epoch} of {run.epochs}, {step}"
+    if run.outlook.epoch and run.outlook.epochs:
+        step = f"epoch {run.outlook.epoch} of {run.outlook.epochs}, {step}"
     state = run.state[:1].upper() + run.state[1:]
     if run.is_live:
         return f"{state}: {step}." if step else f"{state}."
@@ -82,12 +83,12 @@ def warnings_of(run: RunSummary) -> list[str]:
     """Sentences, the worst first."""
     folder = Path(run.folder)
     found = [
-        describe_stuck(run.stuck, folder),
-        *(f"{describe_death(each)}." for each in run.deaths[:3]),
-        describe_paused(run.paused, has_ranks=bool(run.ranks)),
+        describe_stuck(run.trouble.stuck, folder),
+        *(f"{describe_death(each)}." for each in run.trouble.deaths[:3]),
+        describe_paused(run.trouble.paused, has_ranks=bool(run.ranks)),
         _unsafe(run),
-        f"slowed {slower}" if (slower := describe_disturbed(run.disturbed)) else "",
-        describe_straggler(run.straggler),
+        f"slowed {slower}" if (slower := describe_disturbed(run.trouble.disturbed)) else "",
+        describe_straggler(run.trouble.straggler),
         _time_left(run),
         run.job.requeue if run.job is not None and not run.is_live else "",
     ]
@@ -97,9 +98,9 @@ def warnings_of(run: RunSummary) -> list[str]:
 def _unsafe(run: RunSummary) -> str:
     if not run.is_live or run.state == "starting":
         return ""
-    if run.slots is None and run.disk_step is None:
+    if run.safe.slots is None and run.safe.disk_step is None:
         return "nothing is safe yet: neither a snapshot nor a checkpoint has been made"
-    if run.in_shm is False:
+    if run.safe.in_shm is False:
         return (
             "/dev/shm is too small for snapshots, so they are lost if trainer and keeper are both "
             "killed"
@@ -130,7 +131,8 @@ def assemble(
     cuts = _cuts(known, histories, run)
     segments, held = goodput.tile(histories, cuts, now, live)
     folded = [checkpoints.marks(), requests.marks(known.current), known.rows.snapshots.events()]
-    folded.append([_silence(end.history) for end in ends if _fell_silent(end)])
+    silent = [end.history for end in ends if end.outcome == "lost" and not end.history.has_exit]
+    folded.append([_silence(each) for each in silent if each.last_seen is not None])
     hangs = _hangs(known, histories, run, now)
     span = (segments[0]["start"], segments[-1]["end"]) if segments else (now, now)
     found = view.View(
@@ -207,14 +209,10 @@ def to_be_judged(histories: Sequence[AttemptHistory], run: RunSummary) -> list[A
         is_newest = history.number == run.attempt
         outcome = outcomes.by_record(history, is_live=run.is_live and is_newest)
         # A verdict would wait for the keeper, which still writes its records.
-        is_open = is_newest and not history.has_exit and run.keeper_pid is not None
+        is_open = is_newest and not history.has_exit and run.process.keeper_pid is not None
         if outcome not in outcomes.QUIET and not is_open:
             found.append(history)
     return found[-verdicts.MOST :]
-
-
-def _fell_silent(end: AttemptEnd) -> bool:
-    return end.outcome == "lost" and not end.history.has_exit and end.history.last_seen is not None
 
 
 def _silence(history: AttemptHistory) -> view.Event:
@@ -275,7 +273,7 @@ def _cuts(
             continue
         kept = [found[history.number], history.bad_step]
         if history.number != live and found[history.number] is None:
-            safe = [run.memory_step, run.disk_step, history.durable_step]
+            safe = [run.safe.memory_step, run.safe.disk_step, history.durable_step]
             newest = max((each for each in safe if each is not None), default=0)
             # Values logged after the last step, as by an evaluation, are safe with that step.
             kept.append(newest if newest < (history.last_step or 0) else None)
@@ -321,18 +319,18 @@ def _run(
         headline=headline_of(run, how),
         step=run.step,
         total=run.total,
-        epoch=run.epoch,
-        epochs=run.epochs,
-        phase=run.phase,
+        epoch=run.outlook.epoch,
+        epochs=run.outlook.epochs,
+        phase=run.outlook.phase,
         attempt=run.attempt,
         rate_per_second=rate,
         eta_seconds=left / rate if rate and left is not None else None,
-        memory_step=run.memory_step,
-        memory_age_seconds=run.memory_age_seconds,
-        disk_step=run.disk_step,
-        disk_age_seconds=run.disk_age_seconds,
-        pid=run.pid,
-        host=run.host,
+        memory_step=run.safe.memory_step,
+        memory_age_seconds=run.safe.memory_age_seconds,
+        disk_step=run.safe.disk_step,
+        disk_age_seconds=run.safe.disk_age_seconds,
+        pid=run.process.pid,
+        host=run.process.host,
         ranks=max(1, len(run.ranks), newest.place.ranks if newest is not None else 1),
         job=job,
         warnings=warnings_of(run),
@@ -349,12 +347,14 @@ def _kept(layout: RunLayout) -> set[str]:
 
 
 def _metric(name: str, curve: Curve, cuts: Lineage) -> view.Metric:
-    """The values that count, and beside them those of repeated steps."""
+    """The values that count, and those of repeated steps."""
     lost = view.LostMetric(step=[], value=[])
     kept = []
     before: int | None = None
     for point in curve.points:
-        if _counts(cuts, point.attempt, point.step):
+        # A value that was logged after so many steps leads to the newest state if they count.
+        last = cuts.get(point.attempt, 0)
+        if last is None or point.step < last:
             kept.append(point)
             continue
         if before is not None and before != point.attempt:
@@ -373,14 +373,6 @@ def _metric(name: str, curve: Curve, cuts: Lineage) -> view.Metric:
         bad=sorted({each for _, each in curve.bad}),  # also of repeated steps
         lost=lost,
     )
-
-
-def _counts(cuts: Lineage, attempt: int, step: int) -> bool:
-    """Whether a value that was logged after `step` steps leads to the newest state."""
-    if attempt not in cuts:
-        return False
-    last = cuts[attempt]
-    return last is None or step < last
 
 
 def _step_time(times: Times) -> view.StepTime:
@@ -410,7 +402,7 @@ def _ranks(known: Records, histories: Sequence[AttemptHistory], run: RunSummary)
     newest = histories[-1] if histories else None
     waits = newest.course.waits if newest is not None else {}
     late = {rank for _, rank in known.stragglers}
-    late |= {run.straggler.rank} if run.straggler is not None else set()
+    late |= {run.trouble.straggler.rank} if run.trouble.straggler is not None else set()
     histogram = known.rows.times.of.get(newest.number) if newest is not None else None
     usual = series.quantile(histogram, 0.5) if histogram else None
     # They left together, some time after the last heartbeat.

@@ -9,14 +9,14 @@ import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 from holdfast._report.attempts import AttemptHistory, at_step
 from holdfast._report.labels import read_labels
 from holdfast._report.model import RunModel
 from holdfast._report.started import Config, Scalar, read_config
 from holdfast._report.status.progress import main_metric
-from holdfast._report.view import AttemptView, Metric, View
+from holdfast._report.view import Metric, View
 from holdfast._store.format import version
 
 SCHEMA = 1
@@ -158,19 +158,14 @@ def is_higher_better(metric: str) -> bool:
 
 def best_run(runs: Sequence[ComparedRun], metric: str, *, is_higher: bool) -> int | None:
     """The place of the run with the best value so far; None if none has one."""
-    side, sign = ("high", -1.0) if is_higher else ("low", 1.0)
+    side: Literal["low", "high"] = "high" if is_higher else "low"
+    sign = -1.0 if is_higher else 1.0
     known = [
         (sign * value, at)
         for at, run in enumerate(runs)
-        if (value := _side(run["results"].get(metric), side)) is not None
+        if metric in run["results"] and (value := run["results"][metric][side]) is not None
     ]
     return min(known)[1] if known else None
-
-
-def _side(result: Result | None, side: str) -> float | None:
-    if result is None:
-        return None
-    return result["high"] if side == "high" else result["low"]
 
 
 def _same(value: object) -> object:
@@ -189,7 +184,8 @@ class _Clock:
         for attempt in view["attempts"]:
             number, start = attempt["number"], attempt["start"]
             self._before[number], self._start[number] = self.total, start
-            self.total += max(0.0, _end(attempt, view) - start)
+            end = view["made_at"] if attempt["end"] is None else attempt["end"]
+            self.total += max(0.0, end - start)
 
     def seconds(self, attempt: int, step: int) -> float | None:
         course = self._course.get(attempt)
@@ -197,10 +193,6 @@ class _Clock:
             return None
         within = at_step(course, step).t - self._start[attempt]
         return self._before[attempt] + max(0.0, within)
-
-
-def _end(attempt: AttemptView, view: View) -> float:
-    return view["made_at"] if attempt["end"] is None else attempt["end"]
 
 
 def _result(metric: Metric) -> Result:

@@ -88,10 +88,11 @@ def tile(
             found += _gap(histories[at - 1], history, spans[at - 1][1], start)
         course = history.course.steps()
         cut = _cut(history, course, cuts)
-        for layer in paint(
-            start, end, _layers(history, start, cut, is_live=history.number == live)
-        ):
-            found.append(_segment(layer, history.number))
+        layers = _layers(history, start, cut, is_live=history.number == live)
+        for kind, low, high, text in paint(start, end, layers):
+            found.append(Segment(kind=kind, start=low, end=high, attempt=history.number))
+            if text:
+                found[-1]["text"] = text
         last = course[-1] if course else Point(0.0, 0)
         upto = cut or last
         save, agree = save + upto.save, agree + upto.agree
@@ -163,39 +164,23 @@ def _layers(
 def _gap(before: AttemptHistory, after: AttemptHistory, start: float, end: float) -> list[Segment]:
     if not end > start:
         return []
-    if _was_stopped(before):
-        return [Segment(kind="stopped", start=start, end=end, attempt=None)]
-    if after.place.job is None:
-        return [Segment(kind="down", start=start, end=end, attempt=None)]
     began = after.place.job_started
-    if began is None or began >= end or began <= start:
-        # Both the same job and another one come through the queue.
-        is_queue = began is None and (before.place.job is not None or before.is_requeued)
-        is_queue = is_queue or (began is not None and began >= end)
-        kind: SegmentKind = "queue" if is_queue else "down"
-        return [Segment(kind=kind, start=start, end=end, attempt=None)]
-    return [
-        Segment(kind="queue", start=start, end=began, attempt=None),
-        Segment(kind="starting", start=began, end=end, attempt=after.number),
-    ]
-
-
-def _was_stopped(before: AttemptHistory) -> bool:
-    """Whether it was meant to stay away: a person ended it, or it left by itself.
-
-    A hangup is no such end: the connection to the terminal may have been lost.
-    """
     outcome = by_record(before, is_live=False)
-    if outcome == "stopped":
-        return before.status != _errors.HUNG_UP
-    return outcome in ("finished", "closed")
-
-
-def _segment(layer: Layer, attempt: int) -> Segment:
-    found = Segment(kind=layer.kind, start=layer.start, end=layer.end, attempt=attempt)
-    if layer.text:
-        found["text"] = layer.text
-    return found
+    kind: SegmentKind = "down"
+    # A hangup stops nothing on purpose: the connection to the terminal may have been lost.
+    if outcome in ("finished", "closed", "stopped") and before.status != _errors.HUNG_UP:
+        kind = "stopped"
+    elif after.place.job is not None and began is not None and start < began < end:
+        return [
+            Segment(kind="queue", start=start, end=began, attempt=None),
+            Segment(kind="starting", start=began, end=end, attempt=after.number),
+        ]
+    elif after.place.job is not None:
+        # Both the same job and another one come through the queue.
+        comes_by_queue = before.place.job is not None or before.is_requeued
+        if comes_by_queue if began is None else began >= end:
+            kind = "queue"
+    return [Segment(kind=kind, start=start, end=end, attempt=None)]
 
 
 def _joined(segments: list[Segment]) -> list[Segment]:

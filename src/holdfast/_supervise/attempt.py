@@ -76,10 +76,12 @@ class SupervisedAttempt:
                 has_keys=streams.master is not None,
             )
         )
-        self._watch = CommandWatch(child, self._me, self._is_apart)
+        self._watch = CommandWatch(
+            child, self._me, lambda pid: pid in self._apart or pid in self._hangs.inspectors
+        )
         self._is_stopped = False
         self._is_given_up = False
-        self.was_asked = False  # to end, for whatever reason
+        self.was_asked = False  # to end, for any reason
         master = streams.master
         self._keyboard = None if master is None else Keyboard(0, master, child)
         self._watches = (self._watch, self._hangs, spare, self._keyboard)  # while it lives
@@ -199,8 +201,9 @@ class SupervisedAttempt:
             # To the group, as the terminal would: a shell waits for its children.
             with contextlib.suppress(OSError):
                 os.killpg(self._child, number)
-        elif self._status is None:
-            self._send(number)
+        elif self._status is None:  # afterwards, the pid may be another's
+            with contextlib.suppress(OSError):
+                os.kill(self._child, number)
         else:
             self._observe_interrupt(number)
             self._signal_the_rest(number)
@@ -223,11 +226,6 @@ class SupervisedAttempt:
             return False
         # At the close of a terminal only the first process of its session gets SIGHUP.
         return not (info.si_signo == signal.SIGHUP and os.getsid(0) == self._me)
-
-    def _send(self, number: int) -> None:
-        if self._status is None:  # afterwards, the pid may be another's
-            with contextlib.suppress(OSError):
-                os.kill(self._child, number)
 
     def _signal_the_rest(self, number: int) -> None:
         """The child is gone: trainers that it has left behind have to save and leave, too."""
@@ -315,9 +313,6 @@ class SupervisedAttempt:
 
     def _left_behind(self) -> list[int]:
         return children.left_behind(self._me, self._session, self._apart)
-
-    def _is_apart(self, pid: int) -> bool:
-        return pid in self._apart or self._hangs.is_ours(pid)
 
     def _has_children(self) -> bool:
         self._reap()

@@ -1,7 +1,7 @@
 """A command that hangs: the leader says what the keeper has found, and ends it if asked to.
 
 The keeper of a run knows most, and reports in the run's own output if the trainer still can. It
-also writes a file for the leader beside the leader's own: the run's folder may be on the file
+also writes a file for the leader, next to the leader's own: the run's folder may be on the file
 system that does not answer. Where there is no keeper, the leader judges by its own observation,
 but only with `--hang-timeout`: otherwise nothing is ever killed for a hang.
 """
@@ -12,7 +12,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast._store.folder.plain_file import read_plain
@@ -83,9 +83,10 @@ class CommandHangs:
         """Whether it cannot be ended."""
         return self._is_cut_off or (self._ending is not None and bool(self._ending.lost))
 
-    def is_ours(self, pid: int) -> bool:
-        """Whether a process is not part of the command, but inspects it for us."""
-        return self._silence is not None and self._silence.is_of(pid)
+    @property
+    def inspectors(self) -> Collection[int]:
+        """Processes that are not part of the command, but inspect it for us."""
+        return () if self._silence is None else self._silence.inspectors
 
     def next_poll_seconds(self) -> float:
         return max(0.0, self._next - time.monotonic())
@@ -95,7 +96,7 @@ class CommandHangs:
         if now < self._next:
             return
         pause = _LOOK_SECONDS
-        with contextlib.suppress(Exception):  # whatever fails here, the supervision goes on
+        with contextlib.suppress(Exception):  # an error here must not end the supervision
             self._read_keeper(now)
             if self._ending is not None:
                 self._ending.poll()

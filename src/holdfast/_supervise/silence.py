@@ -28,7 +28,7 @@ _AGAIN_SECONDS = 3.0  # from the first inspection that finds it idle to the seco
 _LET_GO_SECONDS = 60.0
 _WORKS = 0.02  # of a core
 _TICKS = os.sysconf("SC_CLK_TCK")
-_IDLE = ("IDLE", "POLLS", "DISK")  # launchers poll, whatever their children do
+_IDLE = ("IDLE", "POLLS", "DISK")  # launchers poll, even if their children hang
 _HELD = ("PAUSED", "TRACED", "STOPPED", "FROZEN")
 
 
@@ -47,7 +47,7 @@ class SilenceWatch:
         self._keepers: list[int] = []
         self._has_ranks: bool | None = None  # found out when it matters
         self._inspection: Inspection | None = None
-        self._inspectors: set[int] = set()
+        self.inspectors: set[int] = set()
         self._is_first = True  # of the two inspections
         self._held = ""  # by what, as it was said
         self._held_at = 0.0
@@ -64,10 +64,6 @@ class SilenceWatch:
             return 0.05
         wanted = self._timeout.without_run(has_ranks=False) / _LOOKS
         return min(_LONGEST_SECONDS, max(_SHORTEST_SECONDS, wanted))
-
-    def is_of(self, pid: int) -> bool:
-        """Whether a process is one of our inspections."""
-        return pid in self._inspectors
 
     def poll(self) -> None:
         """Find out whether it hangs; `hang` is set if so."""
@@ -143,7 +139,7 @@ class SilenceWatch:
         self._next_inspection = now + _AGAIN_SECONDS
         with contextlib.suppress(OSError):
             self._inspection = Inspection(self._child)
-            self._inspectors.add(self._inspection.pid)
+            self.inspectors.add(self._inspection.pid)
 
     def _judge(self, now: float) -> None:
         assert self._inspection is not None

@@ -160,12 +160,12 @@ class Application:
         if not (given.isascii() and given.isdigit() and len(given) < 16):
             raise HTTPException(400, "`since` is a number that this server gave.")
         index = self._index
-        rows, revision, has_more, anew = index.table.since(int(given), _MOST_ROWS)
+        rows, revision, has_more, starts_over = index.table.since(int(given), _MOST_ROWS)
         found, read = index.counts()
         rest = {
             "revision": revision,
             "more": has_more,
-            "anew": anew,
+            "starts_over": starts_over,
             "found": found,
             "read": read,
             "done": index.has_found and read >= found,
@@ -174,7 +174,10 @@ class Application:
         }
         # The rows are JSON already.
         body = f'{{"rows":{rows},{json.dumps(rest)[1:]}'.encode()
-        return _json(request, body)
+        headers = {}
+        if len(body) > _PACKED_BYTES and _takes_packed(request):
+            body, headers = gzip.compress(body, 1), {"content-encoding": "gzip"}
+        return Response(body, media_type="application/json", headers=headers)
 
     def _find(self, request: Request) -> Watched:
         watched = self._index.get(request.path_params["key"])
@@ -196,7 +199,7 @@ class Application:
             "data-run": f"{here}/run/",
         }
         title = f"{len(runs)} runs" if len(runs) != 1 else "1 run"
-        # It is small beside the time to read many runs: the page comes first and requests it.
+        # Many runs take long to read, so the page is sent first and requests them.
         return _page(report_page.COMPARE_PAGE, title, "null", attributes)
 
     async def _compared(self, request: Request) -> Response:
@@ -286,13 +289,6 @@ def _send(request: Request, sent: Sent) -> Response:
         headers["content-encoding"] = "gzip"
         return Response(sent.packed, media_type="application/json", headers=headers)
     return Response(sent.body, media_type="application/json", headers=headers)
-
-
-def _json(request: Request, body: bytes) -> Response:
-    headers = {}
-    if len(body) > _PACKED_BYTES and _takes_packed(request):
-        body, headers = gzip.compress(body, 1), {"content-encoding": "gzip"}
-    return Response(body, media_type="application/json", headers=headers)
 
 
 def _takes_packed(request: Request) -> bool:

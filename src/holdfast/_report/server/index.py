@@ -21,7 +21,7 @@ from holdfast import _text
 from holdfast._errors import HoldfastError
 from holdfast._report.json_lines import Lines
 from holdfast._report.labels import read_labels
-from holdfast._report.server.find import Odd, PlainCheck, RunFinder
+from holdfast._report.server.find import Odd, PlainCheck, RunFinder, changed_ns
 from holdfast._report.server.rows import Row, RunTable, odd_row, row_of
 from holdfast._report.started import read_config
 from holdfast._report.status.gather import JournalHistory, RunSummary, summarize
@@ -34,7 +34,7 @@ _HUNG_SECONDS = 20.0
 _LIVE_SECONDS = 1.0
 _REST_SECONDS = 2.0
 _FIND_SECONDS = 2.0
-_LONGEST_SECONDS = 30.0  # whatever it costs
+_LONGEST_SECONDS = 30.0  # also where a read costs much
 _ANYWAY_SECONDS = 120.0  # states in memory go without a change on disk
 _LIVE_SHARE, _REST_SHARE, _FIND_SHARE = 4.0, 8.0, 8.0  # times the cost of a whole round
 _RECENT_SECONDS = 86400.0
@@ -109,20 +109,13 @@ class RunFollower:
         paths = self._paths
         if self._attempt:
             paths = (*paths, str(self.layout.attempt(self._attempt)))
-        return (*map(_changed_ns, paths), _changed_ns(self._labels))
+        return (*map(changed_ns, paths), changed_ns(self._labels))
 
     def _sign(self) -> tuple[int, ...]:
         found = self.signature()
         # The last one is of the labels: a new tag is no sign of life.
         self.changed_at = max(found[:-1]) / 1e9
         return found
-
-
-def _changed_ns(path: str) -> int:
-    try:
-        return os.lstat(path).st_mtime_ns
-    except OSError:
-        return -1
 
 
 @dataclass
@@ -143,12 +136,6 @@ class _Worker:
     at: Watched | None = None
     since: float = 0.0
     is_left: bool = False
-
-
-def key_of(root: Path, folder: Path) -> str:
-    """The name of a run in requests: it is only looked up, never made into a path."""
-    relative = os.fsencode(folder.relative_to(root))
-    return hashlib.blake2b(relative, digest_size=8).hexdigest()
 
 
 class RunIndex:
@@ -227,8 +214,9 @@ class RunIndex:
             self._walked_since = time.monotonic()
 
     def _add(self, folder: Path) -> None:
-        key = key_of(self.root, folder)
         relative = folder.relative_to(self.root)
+        # The name of a run in requests: it is only looked up, never made into a path.
+        key = hashlib.blake2b(os.fsencode(relative), digest_size=8).hexdigest()
         name = _text.name(relative if relative.parts else self.root.name)
         watched = Watched(key, name, RunFollower(folder, self.root))
         watched.follower.has_changed()  # finds out how new it is

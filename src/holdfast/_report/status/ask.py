@@ -15,7 +15,7 @@ from holdfast._environment.processes.inspect import Looker
 from holdfast._environment.processes.proc import FairDeadline, read_bytes
 from holdfast._errors import FolderError
 from holdfast._report.status.gather import RunSummary, summarize
-from holdfast._report.status.ranks import keepers_of
+from holdfast._report.status.parts import keepers_of
 from holdfast._store.folder import journal
 from holdfast._store.folder.attempts import find_run, is_live, keeper_of, lease_holder, read_json
 from holdfast._store.folder.layout import RunLayout

@@ -79,7 +79,7 @@ def main() -> None:
             sets = program.import_later(names)
             later = f"the script sets {sets} after its imports" if sets else found_alive(files)
         program.add_files(audit.files)
-    except BaseException as error:  # noqa: BLE001  whatever it is, this process is of no use
+    except BaseException as error:  # noqa: BLE001  after any error this process is of no use
         why = str(error) if isinstance(error, SpareRefused) else f"{type(error).__name__}: {error}"
         answer(refused=audit.why or why)
         os._exit(0)

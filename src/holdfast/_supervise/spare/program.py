@@ -77,20 +77,15 @@ class Program:
         place = {"lineno": 1, "col_offset": 0, "end_lineno": 1, "end_col_offset": 0}
         self._rest = self._compile([ast.Pass(**place), *rest], flags)
         later = later_import(tree.body)
-        self._note = ""
+        self.note = ""  # what the user should know of a spare that is ready
         if later is not None:
-            self._note = (
+            self.note = (
                 f"{os.path.basename(self._path)}, line {rest[0].lineno}, comes before the import "  # noqa: PTH119
                 f"in line {later.lineno}: the spare has only the imports above it"
             )
 
     def run_leading(self) -> None:
         exec(self._leading, self._main.__dict__)
-
-    @property
-    def note(self) -> str:
-        """What the user should know of a spare that is ready; mostly empty."""
-        return self._note
 
     def import_later(self, names: str) -> str:
         """Import what the first process has imported from installed packages that are here by now.

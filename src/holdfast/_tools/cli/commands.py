@@ -93,7 +93,7 @@ def status(path: Path, watch: float | None, as_json: bool) -> None:
 
     runs = summarize_all(find_runs(path))
     if as_json:
-        print_json([asdict(run) for run in runs])
+        print_json([run.as_record() for run in runs])
         return
     from holdfast._tools.cli.show import Screen, show_run, show_runs
 
@@ -174,7 +174,7 @@ def stop(run: Path, now: bool, reason: str, wait: bool) -> int:
       holdfast stop runs/a --reason "the node is needed" --wait
     """
     from holdfast._report.status.ask import ask_run, wait_until_gone
-    from holdfast._report.status.hangs import read_stuck
+    from holdfast._report.status.parts import read_stuck
 
     asked = ask_run(run, "stop", reason=reason or "holdfast stop", now=now)
     what = (
@@ -196,7 +196,8 @@ def stop(run: Path, now: bool, reason: str, wait: bool) -> int:
         click.echo(f"To look: {_text.command('status', run)}")
         return 0
     found = wait_until_gone(run, asked)
-    safe = "nothing is on disk" if found.disk_step is None else f"step {found.disk_step} is durable"
+    step = found.safe.disk_step
+    safe = "nothing is on disk" if step is None else f"step {step} is durable"
     click.echo(f"{_text.name(run)}: {found.state}; {safe}.")
     return 0 if found.state in ("stopped", "finished", "closed") else 1
 

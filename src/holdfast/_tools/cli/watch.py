@@ -14,7 +14,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
@@ -107,7 +107,7 @@ class RunsPoller:
             return True
         # A process that dies changes no file.
         run = seen.summary
-        return (run.is_live and _has_gone(run.pid)) or _has_gone(run.keeper_pid)
+        return (run.is_live and _has_gone(run.process.pid)) or _has_gone(run.process.keeper_pid)
 
     def _read(self, folder: Path) -> None:
         if not _is_elsewhere(folder):
@@ -170,9 +170,12 @@ def _with_ages(run: RunSummary, change: Callable[[float | None], float | None]) 
     ended = run.last_exit
     return replace(
         run,
-        memory_age_seconds=change(run.memory_age_seconds),
-        disk_age_seconds=change(run.disk_age_seconds),
-        boundary_age_seconds=change(run.boundary_age_seconds),
+        outlook=replace(run.outlook, boundary_age_seconds=change(run.outlook.boundary_age_seconds)),
+        safe=replace(
+            run.safe,
+            memory_age_seconds=change(run.safe.memory_age_seconds),
+            disk_age_seconds=change(run.safe.disk_age_seconds),
+        ),
         last_exit=ended and replace(ended, age_seconds=change(ended.age_seconds)),
         ranks=[
             replace(each, boundary_age_seconds=change(each.boundary_age_seconds))
@@ -190,7 +193,7 @@ def _aged(run: RunSummary, seconds: float) -> RunSummary:
 
 def _print(path: Path, runs: Sequence[RunSummary], as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps([asdict(run) for run in runs]))  # a line for each change
+        click.echo(json.dumps([run.as_record() for run in runs]))  # a line for each change
         return
     click.echo("\n".join([time.strftime("-- %H:%M:%S"), *_lines(path, runs)]))
 

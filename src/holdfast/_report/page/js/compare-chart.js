@@ -6,6 +6,7 @@
     const DASHES = [null, [7, 4], [2, 3]];
     const LOOKS = ["", "is-dashed", "is-dotted"];
     const MOST_READ = 24;
+    const MOST = 1500; // places at which curves are read
     const SECONDS = [
         0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600,
         43200, 86400, 172800, 432000, 864000, 2592000,
@@ -21,6 +22,60 @@
     let plot = null;
     let data = [[]];
     let now = null; // what is drawn: {runs, metric, over, weight, isLog, isHigher}
+
+    /** An exponential average without the bias of its start; `weight` is of the past. */
+    function smoothed(values, weight) {
+        if (!weight) return values;
+        let mean = 0;
+        let sum = 0;
+        return values.map((value) => {
+            if (!hf.isNumber(value)) return null;
+            mean = mean * weight + value * (1 - weight);
+            sum = sum * weight + (1 - weight);
+            return mean / sum;
+        });
+    }
+
+    /** The points of a curve that can be drawn: [x, y], x rising. */
+    function points(curve, over, weight, isLog) {
+        if (!curve) return [[], []];
+        const values = smoothed(curve.value, weight);
+        const xs = [];
+        const ys = [];
+        curve[over].forEach((x, at) => {
+            const y = values[at];
+            if (!hf.isNumber(x) || !hf.isNumber(y) || (isLog && y <= 0)) return;
+            if (xs.length && x <= xs[xs.length - 1]) return;
+            xs.push(x);
+            ys.push(y);
+        });
+        return [xs, ys];
+    }
+
+    /** Where the curves are read: at all their points, or evenly where those are too many. */
+    function places(all) {
+        const found = [...new Set(all.flatMap(([xs]) => xs))].sort((a, b) => a - b);
+        if (found.length <= MOST) return found;
+        const [low, high] = [found[0], found[found.length - 1]];
+        return Array.from({ length: MOST }, (_, at) => low + ((high - low) * at) / (MOST - 1));
+    }
+
+    /** One column of x and one of y for each curve, straight between its points, null outside. */
+    function aligned(curves, over, weight, isLog) {
+        const all = curves.map((curve) => points(curve, over, weight, isLog));
+        const xs = places(all);
+        const columns = all.map(([px, py]) => {
+            let at = 0;
+            return xs.map((x) => {
+                if (!px.length || x < px[0] || x > px[px.length - 1]) return null;
+                while (at + 1 < px.length && px[at + 1] <= x) at += 1;
+                if (px[at] === x || at + 1 === px.length) return py[at];
+                const share = (x - px[at]) / (px[at + 1] - px[at]);
+                return py[at] + share * (py[at + 1] - py[at]);
+            });
+        });
+        return [xs, ...columns];
+    }
 
     const atX = (x) => (now.over === "step" ? `step ${hf.whole(x)}` : hf.duration(x));
 
@@ -122,7 +177,7 @@
     hf.drawComparison = function (wanted) {
         now = wanted;
         const curves = now.runs.map((run) => run.curve);
-        data = hf.aligned(curves, now.over, now.weight, now.isLog);
+        data = aligned(curves, now.over, now.weight, now.isLog);
         make();
         hf.say(
             id("summary"),

@@ -182,7 +182,7 @@
 
   function take(found) {
     hf.setClock(found.now);
-    if (found.anew) rows.clear();
+    if (found.starts_over) rows.clear();
     for (const row of found.rows) {
       if (row.gone) rows.delete(row.key);
       else rows.set(row.key, row);

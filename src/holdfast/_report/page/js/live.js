@@ -5,6 +5,7 @@
     const root = document.documentElement;
     const PERIOD = 2000;
     const READING_PERIOD = 500;
+    const OUTPUT_PERIOD = 5000;
     const LONGEST = 30000;
     const ANSWER_LIMIT = 60000;
 
@@ -16,7 +17,7 @@
 
     function connection(tone, text, why) {
         const chip = id("connection");
-        // A good connection needs no word: beside the state of a dead run it would be read as one.
+        // A good connection has no word: next to the state of a dead run it would mislead.
         chip.hidden = tone === "good";
         chip.dataset.tone = tone;
         chip.title = why || "";
@@ -180,6 +181,31 @@
         id("ask-stop-no").focus();
     }
 
+    // The last lines that the run printed, where its output is kept.
+    async function followOutput() {
+        try {
+            const answer = await fetchWithin(root.dataset.output, {}, 15000);
+            if (answer.ok) showOutput(await answer.json());
+        } catch {
+            // The rest of the page says that there is no connection.
+        }
+        // Of a run that has ended, nothing more comes.
+        if (!hf.view || hf.view.run.is_live) setTimeout(followOutput, document.hidden ? 30000 : OUTPUT_PERIOD);
+    }
+
+    function showOutput(found) {
+        id("output").hidden = !found.text;
+        if (!found.text) return;
+        const box = id("output-scroll");
+        const isAtEnd = box.scrollTop + box.clientHeight >= box.scrollHeight - 4;
+        const isFirst = !id("output-text").textContent;
+        say(id("output-words"), `The end of attempt ${found.attempt}, from ${found.where}.`);
+        say(id("output-text"), found.text);
+        // A reader who has scrolled up stays there.
+        if (isAtEnd || isFirst) box.scrollTop = box.scrollHeight;
+        hf.places();
+    }
+
     hf.goLive = function () {
         if (root.dataset.index) {
             const brand = el("a.brand", { id: "brand", href: root.dataset.index }, "All runs");
@@ -193,7 +219,7 @@
             id("ask-stop").close();
             ask("stop");
         });
-        // The browser gives the focus back to the button that opened it; a click beside it closes.
+        // The browser gives the focus back to the button that opened it; a click outside closes it.
         id("ask-stop").addEventListener("click", (event) => {
             if (event.target === id("ask-stop")) id("ask-stop").close();
         });
@@ -208,6 +234,6 @@
         connection("busy", "connecting", "");
         buttons();
         now();
-        hf.followOutput();
+        if (root.dataset.output) followOutput();
     };
 })(holdfast);

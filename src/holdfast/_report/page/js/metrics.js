@@ -1,4 +1,4 @@
-/* Metrics over steps: what counts in ink, what was lost and made again faintly beside it. */
+/* Metrics over steps: steps that count in full colour, repeated steps faintly. */
 (function (hf) {
     "use strict";
     const { el, id } = hf;

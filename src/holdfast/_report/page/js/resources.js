@@ -1,4 +1,4 @@
-/* Step time, ranks, memory and checkpoints: the charts over time. */
+/* Step time, ranks, memory, GPUs and checkpoints: the charts over time. */
 (function (hf) {
     "use strict";
     const { el, id } = hf;
@@ -28,10 +28,9 @@
         });
         return columns;
     }
-    hf.placed = placed;
     const when = (place) => hf.moment(hf.span.axis.from(place));
     /** A table over time, newest first, of at most 200 rows; columns: [title, values, format]. */
-    hf.timeTable = function (title, t, columns) {
+    function timeTable(title, t, columns) {
         const stride = Math.ceil(t.length / 200) || 1;
         const rows = t.map((_, at) => at).filter((at) => (t.length - 1 - at) % stride === 0);
         const cell = (values, format) => (at) => (hf.isNumber(values[at]) ? format(values[at]) : "–");
@@ -43,7 +42,7 @@
             ],
             rows.reverse(),
         );
-    };
+    }
     const BYTE_SIZES = hf.roundSizes(17);
 
     function once(name, body, make) {
@@ -137,7 +136,7 @@
                 );
             },
             table: () =>
-                hf.timeTable("Step time", view.step_time.t, [
+                timeTable("Step time", view.step_time.t, [
                     ["Median", view.step_time.p50, hf.duration],
                     ["99 %", view.step_time.p99, hf.duration],
                     ["Longest", view.step_time.max, hf.duration],
@@ -277,7 +276,7 @@
                 `Memory: at most ${hf.size(top())} in use` +
                 (limit() ? ` of a limit of ${hf.size(limit())}.` : ", no limit known."),
             table: () =>
-                hf.timeTable("Memory", view.memory.t, [
+                timeTable("Memory", view.memory.t, [
                     ...(hasOwn ? [["This run", column("run"), hf.size]] : []),
                     ["In use", column("used"), hf.size],
                     ["Limit", column("limit"), hf.size],
@@ -361,10 +360,53 @@
         );
     }
 
+    const GPU_CHARTS = [
+        ["busy", "Busy", (value) => `${Math.round(value)} %`, () => 100],
+        ["used", "Memory of this run", hf.size, () => view.gpus.total || 0],
+        ["watts", "Power", (value) => `${Math.round(value)} W`, () => 0],
+        ["celsius", "Temperature", (value) => `${Math.round(value)} °C`, () => 0],
+    ];
+
+    const known = (key) => view.gpus[key].filter(hf.isNumber);
+    const highest = (key) => largest(known(key));
+
+    function gpuChart(key, title, format, limit) {
+        return hf.makeChart({
+            title,
+            x: "time",
+            height: 150,
+            format,
+            range: () => [0, Math.max(limit() <= 100 ? limit() : 0, highest(key) * 1.1, 1)],
+            series: [{ colour: "s-training" }],
+            data: () => placed(true, view.gpus.t, view.gpus[key]),
+            reading(data, at) {
+                const isRead = hf.isNumber(at) && hf.isNumber(data[1][at]);
+                const value = isRead ? data[1][at] : known(key).pop();
+                if (!hf.isNumber(value)) return "";
+                const of = limit() > 100 ? ` of ${format(limit())}` : "";
+                const moment = isRead ? ` · ${when(data[0][at])}` : "";
+                return `${format(value)}${of}${moment}`;
+            },
+            summary: () => `${title} of the GPUs: at most ${format(highest(key))}.`,
+            table: () => timeTable(title, view.gpus.t, [[title, view.gpus[key], format]]),
+        });
+    }
+
+    function gpus() {
+        const shown = view.gpus ? GPU_CHARTS.filter(([key]) => known(key).length) : [];
+        id("gpus").hidden = !shown.length;
+        const words = "All GPUs of this run together; the temperature is of the hottest.";
+        hf.say(id("gpus-words"), words);
+        for (const [key, ...rest] of shown) {
+            once(`gpu ${key}`, id("gpus-body"), () => gpuChart(key, ...rest));
+        }
+    }
+
     hf.resources = function (next) {
         view = next;
         speed();
         memory();
+        gpus();
         checkpoints();
     };
 })(holdfast);

@@ -16,7 +16,6 @@
         hf.timeline(view);
         hf.metrics(view);
         hf.resources(view);
-        hf.gpus(view);
         hf.stories(view);
         hf.places();
         const reading = hf.reading(view);

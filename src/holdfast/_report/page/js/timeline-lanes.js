@@ -6,7 +6,7 @@
     const ENDS = ["finished", "stop", "death"];
 
     /** An attempt ends once, however many lines of the journal say so: one mark is shown, the
-      others are quiet, and stand in the table and beside the one that is shown. */
+      others are quiet: they are in the table, and in the tip of the one that is shown. */
     function hush(lane) {
         const ends = lane.events.filter((mark) => ENDS.includes(mark.group));
         const weight = (mark) =>
