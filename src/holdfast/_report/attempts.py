@@ -342,6 +342,13 @@ _NOW = {
     "paused": "It is held.",
     "stopping": "It was asked to stop, and is about to.",
 }
+_SENTENCES: dict[Outcome, str] = {
+    "finished": "It trained to its end.",
+    "closed": "It left by itself, before its end.",
+    "stopped": "It was asked to stop{why}",
+    "interrupted": "It was interrupted, to be started again{why}",
+    "bad": "A rule called the training bad{why}",
+}
 _CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP", "SIGSYS")
 
 
@@ -389,16 +396,8 @@ def sentence(history: AttemptHistory, outcome: Outcome, state: str = "training")
     why = "." if how in ("", "closed", "died", "left") else _text.sentence(f": {how}")
     if outcome == "running":
         return _NOW.get(state, "It trains.")
-    if outcome == "finished":
-        return "It trained to its end."
-    if outcome == "closed":
-        return "It left by itself, before its end."
-    if outcome == "stopped":
-        return f"It was asked to stop{why}"
-    if outcome == "interrupted":
-        return f"It was interrupted, to be started again{why}"
-    if outcome == "bad":
-        return f"A rule called the training bad{why}"
+    if outcome in _SENTENCES:
+        return _SENTENCES[outcome].format(why=why)
     if history.status is not None:
         return f"It left with status {history.status}{why}"
     if why != ".":

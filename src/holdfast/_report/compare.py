@@ -69,6 +69,7 @@ class Comparison(TypedDict):
     version: str
     metric: str | None
     metrics: list[str]
+    higher: list[str]  # those of which a higher value is better, by their names
     differing: list[str]
     runs: list[ComparedRun]
     curves: dict[str, list[ComparedCurve | None]]
@@ -120,6 +121,7 @@ def assemble_comparison(
         version=version.__version__,
         metric=chosen,
         metrics=names,
+        higher=list(filter(is_higher_better, names)),
         differing=differing_keys([run["config"] for run in runs]),
         runs=runs,
         curves={name: [each.curves.get(name) for each in found] for name in wanted},

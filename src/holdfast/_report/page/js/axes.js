@@ -2,6 +2,13 @@
 (function (hf) {
     "use strict";
 
+    /** The line that stands for a curve in a key; `look`: "", ".is-dashed", … */
+    hf.line = function (colour, look) {
+        const line = hf.el(`span.line${look}`, { aria: { hidden: "true" } });
+        line.style.borderColor = `var(--${colour})`;
+        return line;
+    };
+
     hf.axis = (values, extra) => ({
         stroke: () => hf.colour("ink-2"),
         font: `11px ${hf.sans()}`,

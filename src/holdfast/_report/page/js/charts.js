@@ -26,7 +26,7 @@
         );
     }
 
-    const looks = (series) => (series.dash ? "is-dashed" : series.points ? "is-dots" : "");
+    const looks = (series) => (series.dash ? ".is-dashed" : series.points ? ".is-dots" : "");
 
     /** A chart.
 
@@ -60,14 +60,7 @@
                 : el(
                     "ul.legend.key",
                     named.map((series) =>
-                        el(
-                            "li",
-                            el("span", {
-                                className: `line c-${series.colour} ${looks(series)}`,
-                                aria: { hidden: "true" },
-                            }),
-                            series.name,
-                        ),
+                        el("li", hf.line(series.colour, looks(series)), series.name),
                     ),
                 );
         const box = el(

@@ -4,7 +4,7 @@
     const { el, id } = hf;
     const COLOURS = 10;
     const DASHES = [null, [7, 4], [2, 3]];
-    const LOOKS = ["", "is-dashed", "is-dotted"];
+    const LOOKS = ["", ".is-dashed", ".is-dotted"];
     const MOST_READ = 24;
     const MOST = 1500; // places at which curves are read
     const SECONDS = [
@@ -16,7 +16,7 @@
     hf.lookOf = (place) => ({
         colour: `r-${place % COLOURS}`,
         dash: DASHES[Math.floor(place / COLOURS) % DASHES.length],
-        className: `line r-${place % COLOURS} ${LOOKS[Math.floor(place / COLOURS) % LOOKS.length]}`,
+        line: LOOKS[Math.floor(place / COLOURS) % LOOKS.length],
     });
 
     let plot = null;
@@ -103,7 +103,7 @@
                     el(
                         "li",
                         { className: at ? "" : "is-best" },
-                        el("span", { className: run.look.className, aria: { hidden: "true" } }),
+                        hf.line(run.look.colour, run.look.line),
                         el("span.name", { title: run.name }, run.name),
                         el("span.num", hf.number(value)),
                     ),

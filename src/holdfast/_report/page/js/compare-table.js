@@ -153,7 +153,7 @@
                 el(
                     "span.run",
                     box,
-                    el("span", { className: run.look.className, aria: { hidden: "true" } }),
+                    hf.line(run.look.colour, run.look.line),
                     isBest ? el("span.chip", { data: { tone: "good" } }, "best") : null,
                     name,
                 ),

@@ -17,7 +17,6 @@
   let revision = 0;
   let wait = OFTEN;
   let status = { found: 0, read: 0, done: false };
-  let timer = 0;
 
   // -- which rows, in which order ------------------------------------------------------
 
@@ -162,7 +161,6 @@
   // -- asking --------------------------------------------------------------------------
 
   async function ask() {
-    clearTimeout(timer);
     try {
       const answer = await fetch(`${root.dataset.runs}?since=${revision}`, { cache: "no-store" });
       if (answer.status === 401 || answer.status === 403) {
@@ -177,7 +175,7 @@
       tellTrouble("holdfast ui does not answer. What you see is how things were when it last did.");
       wait = Math.min(30000, wait * 2);
     }
-    timer = setTimeout(ask, document.hidden ? Math.max(wait, HIDDEN) : wait);
+    return document.hidden ? Math.max(wait, HIDDEN) : wait;
   }
 
   function take(found) {
@@ -244,9 +242,6 @@
   $("before").addEventListener("click", () => turn(-1));
   $("after").addEventListener("click", () => turn(1));
   document.querySelector("form.tools").addEventListener("submit", (event) => event.preventDefault());
-  document.addEventListener("visibilitychange", () => {
-    if (!document.hidden) ask();
-  });
   document.addEventListener("keydown", (event) => {
     const inField = event.target.type !== "checkbox" && /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName);
     if (event.key === "/" && !inField && !event.ctrlKey && !event.metaKey && !event.altKey) {
@@ -266,5 +261,5 @@
   draw();
   performance.mark("holdfast-first-view");
   setInterval(draw, 10000); // ages grow
-  ask();
+  hf.repeat(ask)();
 })(holdfast);

@@ -11,8 +11,6 @@
 
     let etag = null;
     let failures = 0;
-    let timer = null;
-    let isAsking = false;
     let period = PERIOD;
 
     function connection(tone, text, why) {
@@ -67,9 +65,6 @@
     };
 
     async function poll() {
-        timer = null;
-        if (isAsking) return;
-        isAsking = true;
         try {
             const headers = etag ? { "If-None-Match": etag } : {};
             const answer = await fetchWithin(root.dataset.live, { headers }, 15000);
@@ -83,7 +78,6 @@
             }
             failures = 0;
             connection("good", "", "");
-            buttons();
         } catch (problem) {
             failures += 1;
             const known = Object.values(GONE).includes(problem.message);
@@ -96,28 +90,17 @@
                     "bad",
                     true,
                 );
-            buttons();
         }
-        isAsking = false;
+        buttons();
         if (!failures && cutOff) {
             cutOff = false;
             id("answer").replaceChildren();
         }
-        plan();
-    }
-
-    function plan() {
-        if (timer !== null) clearTimeout(timer);
         // A hidden page polls seldom; one that cannot reach the server, more and more seldom.
-        const wait = document.hidden
-            ? LONGEST
-            : Math.min(LONGEST, period * 2 ** Math.min(failures, 5));
-        timer = setTimeout(poll, wait);
+        const wait = document.hidden ? LONGEST : period * 2 ** Math.min(failures, 5);
+        return Math.min(LONGEST, wait);
     }
-    function now() {
-        if (timer !== null) clearTimeout(timer);
-        poll();
-    }
+    let now = () => {};
 
     let cutOff = false;
     function notice(text, tone, isAboutConnection) {
@@ -227,9 +210,7 @@
             id("stacks-panel").hidden = true;
             if (!id("stacks").hidden) id("stacks").focus();
         });
-        document.addEventListener("visibilitychange", () => {
-            if (!document.hidden) now();
-        });
+        now = hf.repeat(poll);
         window.addEventListener("online", now);
         connection("busy", "connecting", "");
         buttons();

@@ -137,6 +137,31 @@ const holdfast = {};
 
     hf.capital = (text) => (text ? text[0].toUpperCase() + text.slice(1) : "");
 
+    /** Asks again and again: `ask` returns how long to wait then. Returns a function that asks now,
+      as a page does that is shown again. */
+    hf.repeat = function (ask) {
+        let timer = null;
+        let isAsking = false;
+        let isDue = false;
+        async function now() {
+            clearTimeout(timer);
+            isDue = true;
+            if (isAsking) return;
+            isAsking = true;
+            let wait = 0;
+            while (isDue) {
+                isDue = false;
+                wait = await ask();
+            }
+            isAsking = false;
+            timer = setTimeout(now, wait);
+        }
+        document.addEventListener("visibilitychange", () => {
+            if (!document.hidden) now();
+        });
+        return now;
+    };
+
     /** Same value as last time? Kept per name, so that a poll touches only what has changed. */
     const seen = new Map();
     hf.changed = function (name, value) {
