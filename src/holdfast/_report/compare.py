@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from typing import Literal, TypedDict
 
 from holdfast._report.attempts import AttemptHistory, at_step
-from holdfast._report.labels import read_labels
 from holdfast._report.model import RunModel
-from holdfast._report.started import Config, Scalar, read_config
+from holdfast._report.started import Config, Scalar
 from holdfast._report.status.progress import main_metric
 from holdfast._report.view import Metric, View
 from holdfast._store.format import version
@@ -86,8 +85,7 @@ class RunFacts:
 def gather_facts(model: RunModel, key: str, name: str) -> RunFacts:
     """What a comparison shows of a run, as of the model's last update."""
     view = model.view()
-    layout, attempt = model.layout, view["run"]["attempt"]
-    labels, clock = read_labels(layout), _Clock(view, model.histories)
+    clock = _Clock(view, model.histories)
     metrics = view["metrics"][:_MOST_METRICS]
     run = ComparedRun(
         key=key,
@@ -99,10 +97,10 @@ def gather_facts(model: RunModel, key: str, name: str) -> RunFacts:
         attempts=len(view["attempts"]),
         started=view["attempts"][0]["start"] if view["attempts"] else None,
         seconds=clock.total,
-        config=read_config(layout, attempt),
+        config=view["config"],
         results={metric["name"]: _result(metric) for metric in metrics},
-        tags=list(labels.tags),
-        note=labels.note,
+        tags=view["run"]["tags"],
+        note=view["run"]["note"],
     )
     return RunFacts(run, {metric["name"]: _curve(metric, clock) for metric in metrics})
 

@@ -65,10 +65,6 @@ class RunModel:
         self._lineage_of: object = None
 
     @property
-    def layout(self) -> RunLayout:
-        return self._layout
-
-    @property
     def histories(self) -> dict[int, AttemptHistory]:
         """The attempts by number, as of the last update; not to be changed."""
         return self._known.histories
