@@ -155,7 +155,6 @@ def assemble(
         deaths=_deaths(known, ends, {each["attempt"] for each in hangs}),
         hangs=hangs,
         proofs=proofs,
-        config=read_config(known.layout, run.attempt),
     )
     if reading < 1:
         found["reading"] = reading
@@ -334,6 +333,7 @@ def _run(
         ranks=max(1, len(run.ranks), newest.place.ranks if newest is not None else 1),
         job=job,
         warnings=warnings_of(run),
+        config=read_config(known.layout, run.attempt),
         tags=list(known.labels.tags),
         note=known.labels.note,
         is_archived=known.labels.is_archived,

@@ -97,7 +97,7 @@ def gather_facts(model: RunModel, key: str, name: str) -> RunFacts:
         attempts=len(view["attempts"]),
         started=view["attempts"][0]["start"] if view["attempts"] else None,
         seconds=clock.total,
-        config=view["config"],
+        config=view["run"]["config"],
         results={metric["name"]: _result(metric) for metric in metrics},
         tags=view["run"]["tags"],
         note=view["run"]["note"],

@@ -100,6 +100,7 @@ class RunView(LabelsView, SafeView):
     ranks: int
     job: JobView | None
     warnings: list[str]
+    config: dict[str, str | int | float | bool | None]  # hyperparameters of the newest attempt
 
 
 class Span(TypedDict):
@@ -331,4 +332,3 @@ class View(TypedDict):
     deaths: list[Death]
     hangs: list[Hang]
     proofs: list[ProofRecord]
-    config: dict[str, str | int | float | bool | None]  # hyperparameters of the newest attempt

@@ -62,29 +62,27 @@ class SupervisedAttempt:
         self._outlets = outlets
         self._record = record
         self._in_job = in_job
-        self._me = os.getpid()
         self._status: int | None = None
         self._maxrss_bytes = 0
         self._passed: dict[int, float] = {}
-        self._warnings = Warnings(self._me, self._apart)
+        self._warnings = Warnings(os.getpid(), self._apart)
         self._next_warning = 0.0
         self._session = child if streams.has_own_session else os.getsid(0)
         self._hangs = CommandHangs(
             WatchedCommand(
-                *(child, self._me, record, timeout, self.say, self._left_behind),
+                *(child, os.getpid(), record, timeout, self.say, self._left_behind),
                 is_held_up=lambda: any(each.has_waiting for each in outlets),
                 has_keys=streams.master is not None,
             )
         )
         self._watch = CommandWatch(
-            child, self._me, lambda pid: pid in self._apart or pid in self._hangs.inspectors
+            child, os.getpid(), lambda pid: pid in self._apart or pid in self._hangs.inspectors
         )
         self._is_stopped = False
         self._is_given_up = False
         self.was_asked = False  # to end, for any reason
         master = streams.master
         self._keyboard = None if master is None else Keyboard(0, master, child)
-        self._watches = (self._watch, self._hangs, spare, self._keyboard)  # while it lives
 
     def follow(self) -> int:
         """Return its status, as subprocess gives it, when nothing is left to wait for."""
@@ -121,7 +119,8 @@ class SupervisedAttempt:
 
     def _turn(self, seconds: float | None) -> None:
         """Wait for the first event or deadline, and handle what there is."""
-        watches = [each for each in self._watches if each is not None]
+        parts = (self._watch, self._hangs, self._spare, self._keyboard)
+        watches = [each for each in parts if each is not None]
         deadlines = [seconds, self._warnings.next_poll_seconds()]
         if self._status is None:
             deadlines += [each.next_poll_seconds() for each in watches]
@@ -225,11 +224,11 @@ class SupervisedAttempt:
         if info.si_code != _FROM_THE_KERNEL or self._streams.has_own_session:
             return False
         # At the close of a terminal only the first process of its session gets SIGHUP.
-        return not (info.si_signo == signal.SIGHUP and os.getsid(0) == self._me)
+        return not (info.si_signo == signal.SIGHUP and os.getsid(0) == os.getpid())
 
     def _signal_the_rest(self, number: int) -> None:
         """The child is gone: trainers that it has left behind have to save and leave, too."""
-        for pid in children.catchers(self._me, number, self._apart):
+        for pid in children.catchers(os.getpid(), number, self._apart):
             with contextlib.suppress(OSError):
                 os.kill(pid, number)
 
@@ -280,7 +279,7 @@ class SupervisedAttempt:
         empty_looks = 0
         while self._has_children() and empty_looks < 2:
             # The list of children can miss one while another ends.
-            found = children.keepers(self._me)
+            found = children.keepers(os.getpid())
             empty_looks = 0 if found else empty_looks + 1
             if not found:
                 self._turn(_LOOK_SECONDS / 5)
@@ -312,7 +311,7 @@ class SupervisedAttempt:
             self._turn(_LOOK_SECONDS)
 
     def _left_behind(self) -> list[int]:
-        return children.left_behind(self._me, self._session, self._apart)
+        return children.left_behind(os.getpid(), self._session, self._apart)
 
     def _has_children(self) -> bool:
         self._reap()

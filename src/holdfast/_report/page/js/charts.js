@@ -34,7 +34,8 @@
       name}], data(log) -> columns, paint(chart, context), table() -> element, summary() -> text} */
     hf.makeChart = function (spec) {
         const reading = el("p.reading");
-        const stage = el("div.stage", { tabIndex: 0, role: "group" });
+        const label = `Chart of ${spec.title}. Left and right keys read values.`;
+        const stage = el("div.stage", { tabIndex: 0, role: "group", aria: { label } });
         const summary = el("p.sr-only");
         const button = (text, label, act) => hf.button(text, label, act, ".is-quiet");
         const log = button("log", `log scale for ${spec.title}`, () => {
@@ -47,42 +48,20 @@
             chart.plot.setScale("x", { min: data[0][0], max: data[0][data[0].length - 1] }),
         );
         reset.hidden = true;
-        const save = (kind) =>
-            hf.button(
-                ...[kind, `${kind} of ${spec.title}`, () => chart.save(kind)],
-                ".is-quiet.download",
-            );
+        const save = (kind) => button(kind, `${kind} of ${spec.title}`, () => chart.save(kind));
         const title = el("h3", { title: spec.title }, spec.title);
         const named = spec.series.filter((series) => series.name);
-        const key =
-            named.length < 1
-                ? null
-                : el(
-                    "ul.legend.key",
-                    named.map((series) =>
-                        el("li", hf.line(series.colour, looks(series)), series.name),
-                    ),
-                );
-        const box = el(
-            "figure.chart",
-            el(
-                "div.chart-head",
-                title,
-                reading,
-                reset,
-                spec.canLog ? log : null,
-                save("CSV"),
-                save("PNG"),
-            ),
-            key,
-            stage,
-            summary,
+        const key = named.map((series) =>
+            el("li", hf.line(series.colour, looks(series)), series.name),
         );
         const table = hf.folded("As a table", spec.table);
-        box.append(table);
-        stage.setAttribute(
-            "aria-label",
-            `Chart of ${spec.title}. Left and right keys read values.`,
+        const box = el(
+            "figure.chart",
+            el("div.chart-head", title, reading, reset, spec.canLog && log, save("CSV"), save("PNG")),
+            key.length > 0 && el("ul.legend.key", key),
+            stage,
+            summary,
+            table,
         );
 
         const chart = { box, plot: null, isLog: Boolean(spec.log) };

@@ -173,9 +173,8 @@
                     { className: isWaitedFor(rank) ? "is-waited-for" : "" },
                     el("i"),
                     bar,
-                    view.ranks.length <= 32 || isWaitedFor(rank)
-                    ? el("span", String(rank.rank))
-                    : null,
+                    (view.ranks.length <= 32 || isWaitedFor(rank)) &&
+                        el("span", String(rank.rank)),
                 ),
             );
         }
@@ -193,19 +192,13 @@
                 view.ranks,
             ),
         );
+        const words =
+            `How long each rank waits for the others in a step, up to ${hf.duration(most)}. ` +
+            "One that never waits is the one waited for.";
         made.ranks.replaceChildren(
             el("h3", "Ranks"),
-            ...view.stragglers.map((text) =>
-                el("p.notice.is-warn", hf.capital(text)),
-            ),
-            most
-                ? el(
-                    "p.small.muted",
-                    "How long each rank waits for the others in a step, " +
-                    `up to ${hf.duration(most)}. One that never waits is the one waited for.`,
-                )
-                : "",
-            most ? strip : "",
+            ...view.stragglers.map((text) => el("p.notice.is-warn", hf.capital(text))),
+            ...(most ? [el("p.small.muted", words), strip] : []),
             table,
         );
     }

@@ -127,20 +127,19 @@
                         hf.isNumber(proof.t) ? hf.moment(proof.t) : "",
                     ),
                     el("h3", proof.sentence),
-                    proof.interruptions.length
-                    ? el(
-                        "div.scroll",
-                        hf.table(
-                            "Interruptions",
-                            [
-                                ["At step", "num", (each) => hf.whole(each.step)],
-                                ["Interruption", "", (each) => each.kind],
-                                ["Result", "", (each) => each.result],
-                            ],
-                            proof.interruptions,
+                    proof.interruptions.length > 0 &&
+                        el(
+                            "div.scroll",
+                            hf.table(
+                                "Interruptions",
+                                [
+                                    ["At step", "num", (each) => hf.whole(each.step)],
+                                    ["Interruption", "", (each) => each.kind],
+                                    ["Result", "", (each) => each.result],
+                                ],
+                                proof.interruptions,
+                            ),
                         ),
-                    )
-                    : null,
                 );
             }),
         );

@@ -110,7 +110,7 @@
     }
 
     function config(view) {
-        const rows = Object.entries(view.config || {});
+        const rows = Object.entries(view.run.config || {});
         if (!hf.changed("config", rows)) return;
         const table = () =>
             hf.table(
