@@ -76,8 +76,6 @@ class Comparison(TypedDict):
 
 @dataclass(frozen=True)
 class RunFacts:
-    """One run of a comparison."""
-
     run: ComparedRun
     curves: dict[str, ComparedCurve] = field(default_factory=dict)
 

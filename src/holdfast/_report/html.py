@@ -33,12 +33,10 @@ RUN_PAGE, COMPARE_PAGE, LIST_PAGE = "page.html", "compare.html", "list.html"
 
 
 def render(view: View) -> str:
-    """The report of a run."""
     return _fill(RUN_PAGE, view["run"]["name"], to_json(view), {}, is_live=False)
 
 
 def render_comparison(found: Comparison, title: str) -> str:
-    """Runs side by side, as one file."""
     return _fill(COMPARE_PAGE, title, to_json(found), {}, is_live=False)
 
 

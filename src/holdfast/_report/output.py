@@ -35,7 +35,6 @@ class Output(TypedDict):
 
 
 def read_output(folder: Path) -> Output:
-    """The end of the newest output."""
     layout, _ = find_run(folder)
     for attempt in reversed(layout.attempt_numbers()[-_NEWEST:]):
         ours = _of_leader(layout, attempt)

@@ -336,7 +336,6 @@ class SupervisedAttempt:
 
     @property
     def has_hung(self) -> bool:
-        """Whether it was ended for a hang."""
         return self._hangs.has_hung
 
     def has_answered(self, status: int) -> bool:

@@ -80,7 +80,6 @@ class CommandHangs:
 
     @property
     def is_lost(self) -> bool:
-        """Whether it cannot be ended."""
         return self._is_cut_off or (self._ending is not None and bool(self._ending.lost))
 
     @property

@@ -131,7 +131,6 @@ class Supervision:
         self._spare = self._find_spare() if has_spare else None
 
     def run(self) -> int:
-        """Return the exit status of the last attempt."""
         try:
             return self._run()
         finally:

@@ -122,7 +122,6 @@ class SupervisionRecord:
             self.signals.append(record)
 
     def write(self, **values: Any) -> None:
-        """Write the record with what is known by now."""
         self._record |= {**values, "signals": self.signals}
         if self.folder is None:
             return
@@ -160,7 +159,6 @@ class SupervisionRecord:
 
     @property
     def has_run(self) -> bool:
-        """Whether there has been one."""
         self._has_run = self._has_run or bool(self.runs())
         return self._has_run
 

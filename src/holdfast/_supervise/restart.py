@@ -39,8 +39,6 @@ class CommandEnd:
 
 @dataclass(frozen=True)
 class RestartDecision:
-    """What is done after an end, and why."""
-
     restart: bool
     why: str
     pause_seconds: float = 0.0
@@ -180,7 +178,6 @@ def explain(
     decision: RestartDecision,
     pid: int,
 ) -> None:
-    """Say what happened and what follows."""
     if verdict is not None and verdict.restart is not Restart.DONE:
         subject = str(pid)
         for run in record.runs()[:1]:

@@ -155,7 +155,6 @@ class SilenceWatch:
             self.hang = self._hang_record(seen, now)
 
     def _hang_record(self, seen: dict[str, Any], now: float) -> dict[str, Any]:
-        """For hang.json."""
         return {
             "by": "leader",
             "began": self._began,

@@ -48,8 +48,6 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class Application:
-    """The ASGI application."""
-
     def __init__(self, index: RunIndex, gate: Gate, *, is_read_only: bool) -> None:
         self._index = index
         self._gate = gate

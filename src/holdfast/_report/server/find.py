@@ -114,8 +114,6 @@ _SETTLED_NS = 2_000_000_000
 
 @dataclass
 class FoundRuns:
-    """The result of one pass."""
-
     runs: list[Path] = field(default_factory=list)
     links: int = 0  # that lead out of the folder
     folders: int = 0

@@ -190,8 +190,6 @@ def start_thread(name: str, work: Callable[[], object]) -> None:
 
 
 class ThreadLimit:
-    """A limited number of threads."""
-
     def __init__(self, most: int) -> None:
         self._free = threading.Semaphore(most)
 

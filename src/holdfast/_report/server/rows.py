@@ -186,7 +186,6 @@ class RunTable:
         )
 
     def first(self, count: int) -> str:
-        """The first rows of the page, as a JSON list."""
         with self._lock:
             entries = [each for each in self._entries.values() if each.row is not None]
         best = heapq.nsmallest(count, entries, key=lambda each: attention(each.row or {}))

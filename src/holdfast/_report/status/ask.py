@@ -26,8 +26,6 @@ _LOOK_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """A request that was written for a run."""
-
     layout: RunLayout
     attempt: int
     pid: int
@@ -61,8 +59,6 @@ def wait_until_gone(folder: Path, asked: RunRequest) -> RunSummary:
 
 @dataclass(frozen=True, slots=True)
 class SaveOutcome:
-    """The result of a requested checkpoint."""
-
     step: int | None = None
     error: str | None = None
 

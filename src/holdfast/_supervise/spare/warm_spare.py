@@ -237,7 +237,6 @@ class WarmSpare:
         return process.pid, process.streams
 
     def close(self) -> None:
-        """End the spare, if there is one."""
         if self._process is None:
             return
         process, pid = self._process, self._process.pid
