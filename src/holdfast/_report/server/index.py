@@ -118,6 +118,10 @@ class RunFollower:
         return found
 
 
+def start_thread(name: str, work: Callable[[], object]) -> None:
+    threading.Thread(target=work, name=name, daemon=True).start()
+
+
 @dataclass
 class Watched:
     key: str
@@ -132,7 +136,6 @@ class Watched:
 
 @dataclass
 class _Worker:
-    thread: threading.Thread | None = None
     at: Watched | None = None
     since: float = 0.0
     is_left: bool = False
@@ -163,7 +166,7 @@ class RunIndex:
         for _ in range(_THREADS):
             self._hire()
         for target in (self._keep_finding, self._keep_watch):
-            threading.Thread(target=target, name="holdfast-ui-index", daemon=True).start()
+            start_thread("holdfast-ui-index", target)
 
     def close(self) -> None:
         """Stop all threads, without a wait."""
@@ -243,11 +246,8 @@ class RunIndex:
 
     def _hire(self) -> None:
         worker = _Worker()
-        worker.thread = threading.Thread(
-            target=self._work, args=(worker,), name="holdfast-ui-look", daemon=True
-        )
         self._workers.append(worker)
-        worker.thread.start()
+        start_thread("holdfast-ui-look", lambda: self._work(worker))
 
     def _work(self, worker: _Worker) -> None:
         while not worker.is_left:

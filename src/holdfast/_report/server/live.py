@@ -25,7 +25,7 @@ from holdfast._report import html as report_page
 from holdfast._report.compare import RunFacts, assemble_comparison, gather_facts
 from holdfast._report.model import RunModel
 from holdfast._report.server.find import Odd
-from holdfast._report.server.index import Watched
+from holdfast._report.server.index import Watched, start_thread
 
 _MOST_MODELS = 8  # a long run takes some tens of megabytes
 _MOST_COMPARED = 24  # models of live runs that are compared
@@ -183,10 +183,6 @@ class Comparisons:
 
 class TooBusy(Exception):
     """All threads are busy."""
-
-
-def start_thread(name: str, work: Callable[[], object]) -> None:
-    threading.Thread(target=work, name=name, daemon=True).start()
 
 
 class ThreadLimit:
