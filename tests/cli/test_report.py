@@ -130,6 +130,12 @@ def trained_to(folder, step):
     return bool(found) and found[-1]["s"] >= step
 
 
+def logged_to(folder, step):
+    """Whether a row has a loss of this step or a later one; metrics come after the steps."""
+    rows = [json.loads(line).get("m", {}) for line in _series(folder).splitlines()]
+    return any(row["loss"][5] >= step for row in rows if "loss" in row)
+
+
 def _series(folder) -> str:
     newest = sorted(folder.glob("attempts/*/series.jsonl"))
     return newest[-1].read_text().rpartition("\n")[0] if newest else ""
@@ -140,7 +146,7 @@ def test_a_real_run_that_was_killed_resumed_stopped_and_resumed(folder, start):
     options = ("--total", 400, "--sleep", STEP_SECONDS, "--settings", NO_SNAPSHOTS)
     trainer = start(folder, *options, script=TRAIN_NUMPY)
     trainer.ready()
-    wait_until(lambda: trained_to(folder, 140), what="step 140")
+    wait_until(lambda: trained_to(folder, 140) and logged_to(folder, 105), what="step 140")
     trainer.kill()
     killed_at = time.time()
     trainer.wait()

@@ -17,9 +17,8 @@ from tests.ui.server import INSTALL
 pytest.importorskip("starlette", reason=INSTALL)
 
 from holdfast._report import json_lines
-from holdfast._report.server import follow, index
-from holdfast._report.server.follow import FollowedHistory, RunFollower
-from holdfast._report.server.index import RunIndex
+from holdfast._report.server import index
+from holdfast._report.server.index import RunFollower, RunIndex
 from holdfast._report.server.rows import RunTable
 from holdfast._report.status.gather import read_history
 from holdfast._store.folder import journal
@@ -34,8 +33,8 @@ def test_whoever_asks_piece_by_piece_has_the_whole_table_in_the_end(changes, lim
     table, known, revision = RunTable(), {}, 0
 
     def ask_on(revision: int) -> int:
-        text, reached, _, anew = table.since(revision, limit)
-        if anew:
+        text, reached, _, starts_over = table.since(revision, limit)
+        if starts_over:
             known.clear()
         for each in json.loads(text):
             key = each.pop("key")
@@ -69,19 +68,19 @@ def test_a_row_that_says_nothing_new_costs_no_revision():
     assert table.revision == 1
 
 
-def test_a_journal_is_read_on_and_anew_when_it_is_another(tmp_path):
+def test_a_journal_is_read_on_and_from_its_start_when_it_is_another(tmp_path):
     layout = make_run(tmp_path / "a")
-    followed = FollowedHistory(layout.journal)
-    assert followed.read() == read_history(layout)
+    followed = RunFollower(layout.folder, tmp_path)
+    assert followed.read_journal() == read_history(layout)
     with layout.journal.open("a") as file:
         file.write('{"event": "loop", "tot')
-    assert followed.read().total == 100
+    assert followed.read_journal().total == 100
     with layout.journal.open("a") as file:
         file.write('al": 5}\nnonsense "event": "loop"\n["event": "loop"]\n')
-    assert followed.read() == read_history(layout)
+    assert followed.read_journal() == read_history(layout)
     assert followed.history.total == 5
     layout.journal.write_text('{"event": "loop", "total": 6}\n')
-    assert followed.read().total == 6
+    assert followed.read_journal().total == 6
     assert followed.history.attempt is None
 
 
@@ -94,17 +93,17 @@ def test_a_long_journal_is_read_in_slices_and_a_giant_line_is_passed_over(tmp_pa
     with layout.journal.open("a") as file:
         file.write('{"event": "loop", "total": 1, "x": "' + "y" * 20_000 + '"}\n')
     journal.append(layout.journal, "finished", step=300, total=300)
-    followed, reads = FollowedHistory(layout.journal), 1
-    followed.read()
+    followed, reads = RunFollower(layout.folder, tmp_path), 1
+    followed.read_journal()
     while followed.is_behind:
-        followed.read()
+        followed.read_journal()
         reads += 1
     assert reads > 10
     assert followed.history.finished_step == followed.history.total == 300
 
 
 def test_whether_a_far_run_lives_is_known_after_some_looks_and_none_waits(tmp_path, monkeypatch):
-    monkeypatch.setattr(follow, "SILENT_SECONDS", 0.3)
+    monkeypatch.setattr(index, "SILENT_SECONDS", 0.3)
     layout = make_live(tmp_path / "a")
     follower = RunFollower(layout.folder, tmp_path)
     began = time.monotonic()

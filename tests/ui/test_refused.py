@@ -205,4 +205,4 @@ def test_a_number_that_is_none_is_refused(ui):
     for since in ("-1", "x", "1e9", "9" * 40, "٣"):
         quoted = since.encode().decode("latin-1") if since.isascii() else "%D9%A3"
         assert ui.see(f"runs?since={quoted}").status == 400
-    assert ui.see("runs?since=999999999").json()["anew"] is True
+    assert ui.see("runs?since=999999999").json()["starts_over"] is True

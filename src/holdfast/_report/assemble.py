@@ -17,15 +17,17 @@ from holdfast._report.checkpoints import Frequent
 from holdfast._report.events import EventMarks
 from holdfast._report.labels import Labels
 from holdfast._report.series import Curve, Rows, Times
+from holdfast._report.started import read_config
 from holdfast._report.status.gather import RunSummary
-from holdfast._report.status.hangs import (
+from holdfast._report.status.parts import (
+    describe_death,
     describe_disturbed,
+    describe_job,
     describe_paused,
+    describe_straggler,
     describe_stuck,
     tell_duration,
 )
-from holdfast._report.status.job import describe_job
-from holdfast._report.status.ranks import describe_death, describe_straggler
 from holdfast._store.folder import series
 from holdfast._store.folder.layout import RunLayout
 from holdfast._store.folder.lineage import Origin
@@ -68,8 +70,8 @@ def headline_of(run: RunSummary, how: str = "") -> str:
     if step and run.total:
         done = min(run.step or 0, run.total) * 100 // run.total  # 100 only at the end
         step += f" of {run.total:,} ({done}%)"
-    if run.epoch and run.epochs:
-        step = f"epoch {run.epoch} of {run.epochs}, {step}"
+    if run.outlook.epoch and run.outlook.epochs:
+        step = f"epoch {run.outlook.epoch} of {run.outlook.epochs}, {step}"
     state = run.state[:1].upper() + run.state[1:]
     if run.is_live:
         return f"{state}: {step}." if step else f"{state}."
@@ -81,12 +83,12 @@ def warnings_of(run: RunSummary) -> list[str]:
     """Sentences, the worst first."""
     folder = Path(run.folder)
     found = [
-        describe_stuck(run.stuck, folder),
-        *(f"{describe_death(each)}." for each in run.deaths[:3]),
-        describe_paused(run.paused, has_ranks=bool(run.ranks)),
+        describe_stuck(run.trouble.stuck, folder),
+        *(f"{describe_death(each)}." for each in run.trouble.deaths[:3]),
+        describe_paused(run.trouble.paused, has_ranks=bool(run.ranks)),
         _unsafe(run),
-        f"slowed {slower}" if (slower := describe_disturbed(run.disturbed)) else "",
-        describe_straggler(run.straggler),
+        f"slowed {slower}" if (slower := describe_disturbed(run.trouble.disturbed)) else "",
+        describe_straggler(run.trouble.straggler),
         _time_left(run),
         run.job.requeue if run.job is not None and not run.is_live else "",
     ]
@@ -96,9 +98,9 @@ def warnings_of(run: RunSummary) -> list[str]:
 def _unsafe(run: RunSummary) -> str:
     if not run.is_live or run.state == "starting":
         return ""
-    if run.slots is None and run.disk_step is None:
+    if run.safe.slots is None and run.safe.disk_step is None:
         return "nothing is safe yet: neither a snapshot nor a checkpoint has been made"
-    if run.in_shm is False:
+    if run.safe.in_shm is False:
         return (
             "/dev/shm is too small for snapshots, so they are lost if trainer and keeper are both "
             "killed"
@@ -129,7 +131,8 @@ def assemble(
     cuts = _cuts(known, histories, run)
     segments, held = goodput.tile(histories, cuts, now, live)
     folded = [checkpoints.marks(), requests.marks(known.current), known.rows.snapshots.events()]
-    folded.append([_silence(end.history) for end in ends if _fell_silent(end)])
+    silent = [end.history for end in ends if end.outcome == "lost" and not end.history.has_exit]
+    folded.append([_silence(each) for each in silent if each.last_seen is not None])
     hangs = _hangs(known, histories, run, now)
     span = (segments[0]["start"], segments[-1]["end"]) if segments else (now, now)
     found = view.View(
@@ -146,8 +149,8 @@ def assemble(
         step_time=_step_time(known.rows.times),
         ranks=_ranks(known, histories, run),
         stragglers=list(dict.fromkeys(known.stragglers.values())),
-        memory=_memory(known.rows),
-        gpus=known.rows.gpus.view(),
+        memory=known.rows.memory_view(),
+        gpus=known.rows.gpu_view(),
         checkpoints=saved.checkpoints(checkpoints.events(), _kept(known.layout)),
         deaths=_deaths(known, ends, {each["attempt"] for each in hangs}),
         hangs=hangs,
@@ -160,16 +163,16 @@ def assemble(
 
 def _add_saved_points(histories: Sequence[AttemptHistory], events: Sequence[saved.Counted]) -> None:
     """Where there is no series, the checkpoints show how far it was."""
-    bare = {history.number: history for history in histories if not history.points}
+    bare = {history.number: history for history in histories if not history.course.points}
     found: dict[int, list[Point]] = {number: [] for number in bare}
     for event, _ in events if bare else ():
         number, t, step = whole(event.get("attempt")), real(event.get("time")), event.get("step")
         if number in found and t is not None and isinstance(step, int):
             found[number].append(Point(t, step))
     for number, history in bare.items():
-        history.saved = found[number]
-        if history.saved:
-            newest = max(point.step for point in history.saved)
+        history.course.saved = found[number]
+        if found[number]:
+            newest = max(point.step for point in found[number])
             history.last_step = max(newest, history.last_step or 0)
 
 
@@ -205,14 +208,10 @@ def to_be_judged(histories: Sequence[AttemptHistory], run: RunSummary) -> list[A
         is_newest = history.number == run.attempt
         outcome = outcomes.by_record(history, is_live=run.is_live and is_newest)
         # A verdict would wait for the keeper, which still writes its records.
-        is_open = is_newest and not history.has_exit and run.keeper_pid is not None
+        is_open = is_newest and not history.has_exit and run.process.keeper_pid is not None
         if outcome not in outcomes.QUIET and not is_open:
             found.append(history)
     return found[-verdicts.MOST :]
-
-
-def _fell_silent(end: AttemptEnd) -> bool:
-    return end.outcome == "lost" and not end.history.has_exit and end.history.last_seen is not None
 
 
 def _silence(history: AttemptHistory) -> view.Event:
@@ -254,9 +253,9 @@ def _attempt(known: Records, end: AttemptEnd, live: int | None, now: float) -> v
         outcome=end.outcome,
         how=end.how,
         status=history.status,
-        host=history.host,
-        pid=history.pid,
-        job=history.job,
+        host=history.place.host,
+        pid=history.place.pid,
+        job=history.place.job,
     )
 
 
@@ -273,7 +272,7 @@ def _cuts(
             continue
         kept = [found[history.number], history.bad_step]
         if history.number != live and found[history.number] is None:
-            safe = [run.memory_step, run.disk_step, history.durable_step]
+            safe = [run.safe.memory_step, run.safe.disk_step, history.durable_step]
             newest = max((each for each in safe if each is not None), default=0)
             # Values logged after the last step, as by an evaluation, are safe with that step.
             kept.append(newest if newest < (history.last_step or 0) else None)
@@ -285,13 +284,13 @@ def _hangs(
     known: Records, histories: Sequence[AttemptHistory], run: RunSummary, now: float
 ) -> list[view.Hang]:
     hangs = []
-    for history in [history for history in histories if history.stuck][-verdicts.MOST :]:
+    for history in [history for history in histories if history.course.stuck][-verdicts.MOST :]:
         found = known.verdicts.hang(history.number)
         if found is None:
             continue
         is_live = run.is_live and history.number == run.attempt
         until = now if is_live else history.ended or history.last_seen
-        if history.stuck[-1].end == float("inf") and until is not None:
+        if history.course.stuck[-1].end == float("inf") and until is not None:
             # The record is of the moment when it was found, and the hang has gone on since.
             seconds = max(found["seconds"] or 0.0, until - found["t"])
             sentence = tell_duration(found["sentence"], seconds)
@@ -319,21 +318,22 @@ def _run(
         headline=headline_of(run, how),
         step=run.step,
         total=run.total,
-        epoch=run.epoch,
-        epochs=run.epochs,
-        phase=run.phase,
+        epoch=run.outlook.epoch,
+        epochs=run.outlook.epochs,
+        phase=run.outlook.phase,
         attempt=run.attempt,
         rate_per_second=rate,
         eta_seconds=left / rate if rate and left is not None else None,
-        memory_step=run.memory_step,
-        memory_age_seconds=run.memory_age_seconds,
-        disk_step=run.disk_step,
-        disk_age_seconds=run.disk_age_seconds,
-        pid=run.pid,
-        host=run.host,
-        ranks=max(1, len(run.ranks), newest.ranks if newest is not None else 1),
+        memory_step=run.safe.memory_step,
+        memory_age_seconds=run.safe.memory_age_seconds,
+        disk_step=run.safe.disk_step,
+        disk_age_seconds=run.safe.disk_age_seconds,
+        pid=run.process.pid,
+        host=run.process.host,
+        ranks=max(1, len(run.ranks), newest.place.ranks if newest is not None else 1),
         job=job,
         warnings=warnings_of(run),
+        config=read_config(known.layout, run.attempt),
         tags=list(known.labels.tags),
         note=known.labels.note,
         is_archived=known.labels.is_archived,
@@ -347,12 +347,14 @@ def _kept(layout: RunLayout) -> set[str]:
 
 
 def _metric(name: str, curve: Curve, cuts: Lineage) -> view.Metric:
-    """The values that count, and beside them those of repeated steps."""
+    """The values that count, and those of repeated steps."""
     lost = view.LostMetric(step=[], value=[])
     kept = []
     before: int | None = None
     for point in curve.points:
-        if _counts(cuts, point.attempt, point.step):
+        # A value that was logged after so many steps leads to the newest state if they count.
+        last = cuts.get(point.attempt, 0)
+        if last is None or point.step < last:
             kept.append(point)
             continue
         if before is not None and before != point.attempt:
@@ -371,14 +373,6 @@ def _metric(name: str, curve: Curve, cuts: Lineage) -> view.Metric:
         bad=sorted({each for _, each in curve.bad}),  # also of repeated steps
         lost=lost,
     )
-
-
-def _counts(cuts: Lineage, attempt: int, step: int) -> bool:
-    """Whether a value that was logged after `step` steps leads to the newest state."""
-    if attempt not in cuts:
-        return False
-    last = cuts[attempt]
-    return last is None or step < last
 
 
 def _step_time(times: Times) -> view.StepTime:
@@ -403,20 +397,12 @@ def _step_time(times: Times) -> view.StepTime:
     )
 
 
-def _memory(rows: Rows) -> view.MemoryView:
-    t, used, limit, gpu, run = rows.levels.columns()
-    found = view.MemoryView(t=t, used=used, limit=limit, run=run, limit_name=rows.limit_name)
-    if rows.has_gpu:
-        found["gpu"] = gpu
-    return found
-
-
 def _ranks(known: Records, histories: Sequence[AttemptHistory], run: RunSummary) -> list[view.Rank]:
     """Each with how long it waits for the others; of very many, those that wait least."""
     newest = histories[-1] if histories else None
-    waits = newest.waits if newest is not None else {}
+    waits = newest.course.waits if newest is not None else {}
     late = {rank for _, rank in known.stragglers}
-    late |= {run.straggler.rank} if run.straggler is not None else set()
+    late |= {run.trouble.straggler.rank} if run.trouble.straggler is not None else set()
     histogram = known.rows.times.of.get(newest.number) if newest is not None else None
     usual = series.quantile(histogram, 0.5) if histogram else None
     # They left together, some time after the last heartbeat.

@@ -41,83 +41,27 @@ class Stretch(NamedTuple):
 
 
 @dataclass
-class AttemptHistory:
-    """What the journal, the series and the files of one attempt say of it."""
+class Course:
+    """The steps of an attempt over time, and what held them up."""
 
-    number: int
-    began: float | None = None  # took the folder
-    started: float | None = None  # had opened, with its state loaded
     looped: float | None = None  # came to its first loop
-    first_step: int | None = None
-    source: str = ""
-    pid: int | None = None
-    host: str | None = None
-    job: str | None = None
-    job_started: float | None = None
-    ranks: int = 1
     left_loop: float | None = None  # finished, or stops
-    died_at: float | None = None  # by its keeper
-    is_finished: bool = False
-    is_requeued: bool = False
-    lost_ranks: list[str] = field(default_factory=list)  # how each of them died
-    bad_step: int | None = None  # from which on it is bad, by a rule
-    ended: float | None = None
-    has_exit: bool = False
-    status: int | None = None
-    how: str = ""
-    durable_step: int | None = None
-    last_step: int | None = None
-    last_seen: float | None = None
     points: list[Point] = field(default_factory=list)  # by its series
     noted: list[Point] = field(default_factory=list)  # by the journal, which was read before
     saved: list[Point] = field(default_factory=list)  # by its checkpoints, if there is nothing else
     phases: list[Stretch] = field(default_factory=list)
-    saves: list[Stretch] = field(default_factory=list)
     undrawn_phase_seconds: float = 0.0
+    saves: list[Stretch] = field(default_factory=list)
     stuck: list[Stretch] = field(default_factory=list)  # the end of one that is not over: inf
     paused: list[Stretch] = field(default_factory=list)
     waits: dict[int, float] = field(default_factory=dict)  # by rank, in one recent step
-    events: deque[Record] = field(default_factory=lambda: deque(maxlen=_KEPT_EVENTS))
 
     def take(self, kind: str, t: float, event: Record) -> None:
-        self.events.append(event)
-        self.see(t, whole(event.get("step")) if kind in _AT_STEP else None)
-        if kind == "start":
-            self._start(t, event)
-        elif kind == "adopted":
-            self.began = self.began or t
-            self.first_step = whole(event.get("step"))
-        elif kind == "loop":  # a script may have several, one after the other
-            self.left_loop, self.is_finished = None, False
-            self.looped = self.looped or t
+        if kind == "loop":  # a script may have several, one after the other
+            self.left_loop, self.looped = None, self.looped or t
         elif kind in ("finished", "stop"):
             self.left_loop = self.left_loop or t
-            self.is_finished = self.is_finished or kind == "finished"
-        elif kind in ("exit", "death"):
-            self.end(event, t)
-        elif kind == "rank-died":
-            self.lost_ranks.append(text(event.get("how"), 300))
-            del self.lost_ranks[8:]
-        elif kind == "requeue":
-            self.is_requeued = whole(event.get("status")) in (None, _errors.REQUEUE)
-        elif kind == "rule" and (bad := whole(event.get("void_from"))) is not None:
-            self.bad_step = bad if self.bad_step is None else min(bad, self.bad_step)
-        else:
-            self._hold(kind, t, event)
-
-    def _start(self, t: float, event: Record) -> None:
-        self.started = t
-        self.first_step = whole(event.get("step"))
-        self.source = text(event.get("source"), 40)
-        self.pid = whole(event.get("pid")) or self.pid
-        self.host = text(event.get("host"), 200) or self.host
-        self.job = _name(event.get("job")) or self.job
-        self.job_started = real(event.get("job_started"))
-        self.ranks = max(1, whole(event.get("ranks")) or 1)
-        self.see(t, self.first_step)
-
-    def _hold(self, kind: str, t: float, event: Record) -> None:
-        if kind == "hang":
+        elif kind == "hang":
             stood = max(0.0, real(event.get("stood")) or 0.0)
             _open(self.stuck, t - stood, text(event.get("sentence"), 400))
         elif kind == "hang-over":
@@ -127,41 +71,14 @@ class AttemptHistory:
         elif kind == "resumed":
             _close(self.paused, t)
 
-    def take_lease(self, lease: Record) -> None:
-        process = record(lease.get("process"))
-        self.pid = whole(process.get("pid")) or self.pid
-        self.host = text(process.get("host"), 200) or self.host
-        self.job = self.job or _name(record(lease.get("job")).get("number"))
-        since = real(lease.get("since"))
-        if since is not None:
-            self.began = since
-            self.see(since, None)
-
-    def end(self, found: Record, t: float | None) -> None:
-        """By the record of its exit, or by an event of the journal."""
-        self.has_exit = True
-        self.status = whole(found.get("status"))
-        self.how = text(found.get("how"), 1000)
-        self.durable_step = whole(found.get("durable_step"))
-        if t is not None:
-            self.ended = t
-            step = whole(found.get("step"))
-            self.see(t, None if self.how.startswith("could not start") else step)
-
-    def see(self, t: float, step: int | None) -> None:
-        """It lived at this moment."""
-        self.last_seen = t if self.last_seen is None else max(t, self.last_seen)
-        if step is None:
-            return
-        self.last_step = step if self.last_step is None else max(step, self.last_step)
+    def note(self, t: float, step: int) -> None:
         last = self.noted[-1] if self.noted else Point(t, step)
         if t >= last.t and step >= last.step:
             self.noted.append(Point(t, step))
             _thin(self.noted)
 
-    def take_row(self, t: float, step: int, row: Mapping[str, Any]) -> None:
-        began = t if self.started is None else min(t, self.started)
-        last = self.points[-1] if self.points else Point(began, self.first_step or 0)
+    def take_row(self, last: Point, t: float, step: int, row: Mapping[str, Any]) -> None:
+        """`last` is where the row before ended."""
         t = max(t, last.t)  # a clock may have been set back
         span = t - last.t
         save, agree = _within(row.get("save"), span), _within(row.get("agree"), span)
@@ -173,8 +90,6 @@ class AttemptHistory:
             save = 0.0
         self.points.append(Point(t, step, last.save + save, last.agree + agree, last.rest + rest))
         _thin(self.points)
-        self.last_seen = t if self.last_seen is None else max(t, self.last_seen)
-        self.last_step = step if self.last_step is None else max(step, self.last_step)
         if isinstance(found := row.get("waits"), dict):
             waits = ((str(rank), real(seconds)) for rank, seconds in found.items())
             self.waits = {int(r): s for r, s in waits if r.isdecimal() and s is not None}
@@ -206,16 +121,7 @@ class AttemptHistory:
             self.phases = kept
             self.undrawn_phase_seconds += sum(each.end - each.start for each in short)
 
-    @property
-    def has_died(self) -> bool:
-        """Whether it, or one of its ranks, ended without leaving by itself."""
-        return bool(self.lost_ranks) or (self.status is None and not self.is_finished)
-
-    @property
-    def has_stepped(self) -> bool:
-        return (self.last_step or 0) > (self.first_step or 0)
-
-    def course(self) -> list[Point]:
+    def steps(self) -> list[Point]:
         """The steps over time; the journal fills in where there is no series, and at both ends."""
         if not self.points:
             return list(_rising(sorted([*self.noted, *self.saved])))
@@ -227,6 +133,124 @@ class AttemptHistory:
             if each.t > last.t and each.step >= last.step
         ]
         return [*before, *self.points, *after]
+
+
+@dataclass
+class Place:
+    """Where an attempt ran."""
+
+    pid: int | None = None
+    host: str | None = None
+    job: str | None = None
+    job_started: float | None = None
+    ranks: int = 1
+
+
+@dataclass
+class AttemptHistory:
+    """What the journal, the series and the files of one attempt say of it."""
+
+    number: int
+    began: float | None = None  # took the folder
+    started: float | None = None  # had opened, with its state loaded
+    first_step: int | None = None
+    source: str = ""
+    place: Place = field(default_factory=Place)
+    course: Course = field(default_factory=Course)
+    died_at: float | None = None  # by its keeper
+    is_finished: bool = False
+    is_requeued: bool = False
+    lost_ranks: list[str] = field(default_factory=list)  # how each of them died
+    bad_step: int | None = None  # from which on it is bad, by a rule
+    ended: float | None = None
+    has_exit: bool = False
+    status: int | None = None
+    how: str = ""
+    durable_step: int | None = None
+    last_step: int | None = None
+    last_seen: float | None = None
+    events: deque[Record] = field(default_factory=lambda: deque(maxlen=_KEPT_EVENTS))
+
+    def take(self, kind: str, t: float, event: Record) -> None:
+        self.events.append(event)
+        self.course.take(kind, t, event)
+        self.see(t, whole(event.get("step")) if kind in _AT_STEP else None)
+        if kind == "start":
+            self._start(t, event)
+        elif kind == "adopted":
+            self.began = self.began or t
+            self.first_step = whole(event.get("step"))
+        elif kind in ("loop", "finished"):
+            self.is_finished = kind == "finished"
+        elif kind in ("exit", "death"):
+            self.end(event, t)
+        elif kind == "rank-died":
+            self.lost_ranks.append(text(event.get("how"), 300))
+            del self.lost_ranks[8:]
+        elif kind == "requeue":
+            self.is_requeued = whole(event.get("status")) in (None, _errors.REQUEUE)
+        elif kind == "rule" and (bad := whole(event.get("void_from"))) is not None:
+            self.bad_step = bad if self.bad_step is None else min(bad, self.bad_step)
+
+    def _start(self, t: float, event: Record) -> None:
+        self.started = t
+        self.first_step = whole(event.get("step"))
+        self.source = text(event.get("source"), 40)
+        place = self.place
+        place.pid = whole(event.get("pid")) or place.pid
+        place.host = text(event.get("host"), 200) or place.host
+        place.job = _name(event.get("job")) or place.job
+        place.job_started = real(event.get("job_started"))
+        place.ranks = max(1, whole(event.get("ranks")) or 1)
+        self.see(t, self.first_step)
+
+    def take_lease(self, lease: Record) -> None:
+        process, place = record(lease.get("process")), self.place
+        place.pid = whole(process.get("pid")) or place.pid
+        place.host = text(process.get("host"), 200) or place.host
+        place.job = place.job or _name(record(lease.get("job")).get("number"))
+        since = real(lease.get("since"))
+        if since is not None:
+            self.began = since
+            self.see(since, None)
+
+    def end(self, found: Record, t: float | None) -> None:
+        """By the record of its exit, or by an event of the journal."""
+        self.has_exit = True
+        self.status = whole(found.get("status"))
+        self.how = text(found.get("how"), 1000)
+        self.durable_step = whole(found.get("durable_step"))
+        if t is not None:
+            self.ended = t
+            step = whole(found.get("step"))
+            self.see(t, None if self.how.startswith("could not start") else step)
+
+    def see(self, t: float, step: int | None) -> None:
+        """It lived at this moment."""
+        self._extend(t, step)
+        if step is not None:
+            self.course.note(t, step)
+
+    def take_row(self, t: float, step: int, row: Mapping[str, Any]) -> None:
+        points = self.course.points
+        began = t if self.started is None else min(t, self.started)
+        last = points[-1] if points else Point(began, self.first_step or 0)
+        self.course.take_row(last, t, step, row)
+        self._extend(max(t, last.t), step)
+
+    def _extend(self, t: float, step: int | None) -> None:
+        self.last_seen = t if self.last_seen is None else max(t, self.last_seen)
+        if step is not None:
+            self.last_step = step if self.last_step is None else max(step, self.last_step)
+
+    @property
+    def has_died(self) -> bool:
+        """Whether it, or one of its ranks, ended without leaving by itself."""
+        return bool(self.lost_ranks) or (self.status is None and not self.is_finished)
+
+    @property
+    def has_stepped(self) -> bool:
+        return (self.last_step or 0) > (self.first_step or 0)
 
 
 def at_step(course: list[Point], step: int) -> Point:
@@ -318,6 +342,13 @@ _NOW = {
     "paused": "It is held.",
     "stopping": "It was asked to stop, and is about to.",
 }
+_SENTENCES: dict[Outcome, str] = {
+    "finished": "It trained to its end.",
+    "closed": "It left by itself, before its end.",
+    "stopped": "It was asked to stop{why}",
+    "interrupted": "It was interrupted, to be started again{why}",
+    "bad": "A rule called the training bad{why}",
+}
 _CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP", "SIGSYS")
 
 
@@ -333,7 +364,7 @@ def by_record(history: AttemptHistory, *, is_live: bool) -> Outcome:
     if history.status is not None:
         found = _BY_STATUS.get(history.status, "failed")
         # A job is ended by the scheduler, and comes back.
-        is_job = history.status == _errors.TERMINATED and history.job is not None
+        is_job = history.status == _errors.TERMINATED and history.place.job is not None
         return "interrupted" if is_job else found
     return _of_death(history.how)
 
@@ -365,16 +396,8 @@ def sentence(history: AttemptHistory, outcome: Outcome, state: str = "training")
     why = "." if how in ("", "closed", "died", "left") else _text.sentence(f": {how}")
     if outcome == "running":
         return _NOW.get(state, "It trains.")
-    if outcome == "finished":
-        return "It trained to its end."
-    if outcome == "closed":
-        return "It left by itself, before its end."
-    if outcome == "stopped":
-        return f"It was asked to stop{why}"
-    if outcome == "interrupted":
-        return f"It was interrupted, to be started again{why}"
-    if outcome == "bad":
-        return f"A rule called the training bad{why}"
+    if outcome in _SENTENCES:
+        return _SENTENCES[outcome].format(why=why)
     if history.status is not None:
         return f"It left with status {history.status}{why}"
     if why != ".":

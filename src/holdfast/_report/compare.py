@@ -9,14 +9,13 @@ import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 from holdfast._report.attempts import AttemptHistory, at_step
-from holdfast._report.labels import read_labels
 from holdfast._report.model import RunModel
-from holdfast._report.started import Config, Scalar, read_config
+from holdfast._report.started import Config, Scalar
 from holdfast._report.status.progress import main_metric
-from holdfast._report.view import AttemptView, Metric, View
+from holdfast._report.view import Metric, View
 from holdfast._store.format import version
 
 SCHEMA = 1
@@ -69,6 +68,7 @@ class Comparison(TypedDict):
     version: str
     metric: str | None
     metrics: list[str]
+    higher: list[str]  # those of which a higher value is better, by their names
     differing: list[str]
     runs: list[ComparedRun]
     curves: dict[str, list[ComparedCurve | None]]
@@ -76,8 +76,6 @@ class Comparison(TypedDict):
 
 @dataclass(frozen=True)
 class RunFacts:
-    """One run of a comparison."""
-
     run: ComparedRun
     curves: dict[str, ComparedCurve] = field(default_factory=dict)
 
@@ -85,8 +83,7 @@ class RunFacts:
 def gather_facts(model: RunModel, key: str, name: str) -> RunFacts:
     """What a comparison shows of a run, as of the model's last update."""
     view = model.view()
-    layout, attempt = model.layout, view["run"]["attempt"]
-    labels, clock = read_labels(layout), _Clock(view, model.histories)
+    clock = _Clock(view, model.histories)
     metrics = view["metrics"][:_MOST_METRICS]
     run = ComparedRun(
         key=key,
@@ -98,10 +95,10 @@ def gather_facts(model: RunModel, key: str, name: str) -> RunFacts:
         attempts=len(view["attempts"]),
         started=view["attempts"][0]["start"] if view["attempts"] else None,
         seconds=clock.total,
-        config=read_config(layout, attempt),
+        config=view["run"]["config"],
         results={metric["name"]: _result(metric) for metric in metrics},
-        tags=list(labels.tags),
-        note=labels.note,
+        tags=view["run"]["tags"],
+        note=view["run"]["note"],
     )
     return RunFacts(run, {metric["name"]: _curve(metric, clock) for metric in metrics})
 
@@ -120,6 +117,7 @@ def assemble_comparison(
         version=version.__version__,
         metric=chosen,
         metrics=names,
+        higher=list(filter(is_higher_better, names)),
         differing=differing_keys([run["config"] for run in runs]),
         runs=runs,
         curves={name: [each.curves.get(name) for each in found] for name in wanted},
@@ -158,19 +156,14 @@ def is_higher_better(metric: str) -> bool:
 
 def best_run(runs: Sequence[ComparedRun], metric: str, *, is_higher: bool) -> int | None:
     """The place of the run with the best value so far; None if none has one."""
-    side, sign = ("high", -1.0) if is_higher else ("low", 1.0)
+    side: Literal["low", "high"] = "high" if is_higher else "low"
+    sign = -1.0 if is_higher else 1.0
     known = [
         (sign * value, at)
         for at, run in enumerate(runs)
-        if (value := _side(run["results"].get(metric), side)) is not None
+        if metric in run["results"] and (value := run["results"][metric][side]) is not None
     ]
     return min(known)[1] if known else None
-
-
-def _side(result: Result | None, side: str) -> float | None:
-    if result is None:
-        return None
-    return result["high"] if side == "high" else result["low"]
 
 
 def _same(value: object) -> object:
@@ -184,12 +177,13 @@ class _Clock:
     def __init__(self, view: View, histories: Mapping[int, AttemptHistory]) -> None:
         self._before: dict[int, float] = {}
         self._start: dict[int, float] = {}
-        self._course = {number: history.course() for number, history in histories.items()}
+        self._course = {number: history.course.steps() for number, history in histories.items()}
         self.total = 0.0
         for attempt in view["attempts"]:
             number, start = attempt["number"], attempt["start"]
             self._before[number], self._start[number] = self.total, start
-            self.total += max(0.0, _end(attempt, view) - start)
+            end = view["made_at"] if attempt["end"] is None else attempt["end"]
+            self.total += max(0.0, end - start)
 
     def seconds(self, attempt: int, step: int) -> float | None:
         course = self._course.get(attempt)
@@ -197,10 +191,6 @@ class _Clock:
             return None
         within = at_step(course, step).t - self._start[attempt]
         return self._before[attempt] + max(0.0, within)
-
-
-def _end(attempt: AttemptView, view: View) -> float:
-    return view["made_at"] if attempt["end"] is None else attempt["end"]
 
 
 def _result(metric: Metric) -> Result:

@@ -178,7 +178,7 @@ def straggler(event: Record) -> str:
 
 
 def _paused(event: Record) -> Described:
-    by = text(event.get("by"), 200) or "somebody"
+    by = text(event.get("by"), 200) or "a debugger"
     return "paused", "warn", f"Held by {by}", "it is not called a hang"
 
 

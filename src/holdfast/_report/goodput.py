@@ -86,17 +86,18 @@ def tile(
     for at, (history, (start, end)) in enumerate(zip(histories, spans, strict=True)):
         if at:
             found += _gap(histories[at - 1], history, spans[at - 1][1], start)
-        course = history.course()
+        course = history.course.steps()
         cut = _cut(history, course, cuts)
-        for layer in paint(
-            start, end, _layers(history, start, cut, is_live=history.number == live)
-        ):
-            found.append(_segment(layer, history.number))
+        layers = _layers(history, start, cut, is_live=history.number == live)
+        for kind, low, high, text in paint(start, end, layers):
+            found.append(Segment(kind=kind, start=low, end=high, attempt=history.number))
+            if text:
+                found[-1]["text"] = text
         last = course[-1] if course else Point(0.0, 0)
         upto = cut or last
         save, agree = save + upto.save, agree + upto.agree
-        if history.undrawn_phase_seconds and last.rest:
-            phase += history.undrawn_phase_seconds * upto.rest / last.rest
+        if history.course.undrawn_phase_seconds and last.rest:
+            phase += history.course.undrawn_phase_seconds * upto.rest / last.rest
     return _joined(found), SpreadSeconds(save, agree, phase)
 
 
@@ -109,7 +110,7 @@ def _spans(
         known = [
             history.began,
             history.started,
-            *(each.t for each in history.points[:1]),
+            *(each.t for each in history.course.points[:1]),
             history.last_seen,
         ]
         begin = next((each for each in known if each is not None), None)
@@ -140,19 +141,19 @@ def _cut(
 def _layers(
     history: AttemptHistory, start: float, cut: Point | None, *, is_live: bool
 ) -> list[Layer]:
-    opened, over = history.started, float("inf")
+    opened, course, over = history.started, history.course, float("inf")
     layers = [Layer("training", start, over)]
-    layers += (Layer("phase", each.start, each.end, each.what) for each in history.phases)
-    layers += (Layer("saving", each.start, each.end) for each in history.saves)
+    layers += (Layer("phase", each.start, each.end, each.what) for each in course.phases)
+    layers += (Layer("saving", each.start, each.end) for each in course.saves)
     if cut is not None:
         layers.append(Layer("lost", cut.t, over))
-    layers += (Layer("stuck", each.start, each.end, each.what) for each in history.stuck)
-    layers += (Layer("paused", each.start, each.end, each.what) for each in history.paused)
+    layers += (Layer("stuck", each.start, each.end, each.what) for each in course.stuck)
+    layers += (Layer("paused", each.start, each.end, each.what) for each in course.paused)
     if opened is None or not history.has_stepped:
         layers.append(Layer("starting", start, over))
-    elif (begins := max(opened, history.looped or opened)) > start:
+    elif (begins := max(opened, course.looped or opened)) > start:
         layers.append(Layer("starting", start, begins))
-    leaves = history.left_loop
+    leaves = course.left_loop
     if leaves is None and not is_live:
         leaves = history.died_at  # from then on its keeper saved its last state
     if opened is not None and leaves is not None:
@@ -163,39 +164,23 @@ def _layers(
 def _gap(before: AttemptHistory, after: AttemptHistory, start: float, end: float) -> list[Segment]:
     if not end > start:
         return []
-    if _was_stopped(before):
-        return [Segment(kind="stopped", start=start, end=end, attempt=None)]
-    if after.job is None:
-        return [Segment(kind="down", start=start, end=end, attempt=None)]
-    began = after.job_started
-    if began is None or began >= end or began <= start:
-        # Both the same job and another one come through the queue.
-        is_queue = began is None and (before.job is not None or before.is_requeued)
-        is_queue = is_queue or (began is not None and began >= end)
-        kind: SegmentKind = "queue" if is_queue else "down"
-        return [Segment(kind=kind, start=start, end=end, attempt=None)]
-    return [
-        Segment(kind="queue", start=start, end=began, attempt=None),
-        Segment(kind="starting", start=began, end=end, attempt=after.number),
-    ]
-
-
-def _was_stopped(before: AttemptHistory) -> bool:
-    """Whether it was meant to stay away: a person ended it, or it left by itself.
-
-    A hangup is no such end: the connection to the terminal may have been lost.
-    """
+    began = after.place.job_started
     outcome = by_record(before, is_live=False)
-    if outcome == "stopped":
-        return before.status != _errors.HUNG_UP
-    return outcome in ("finished", "closed")
-
-
-def _segment(layer: Layer, attempt: int) -> Segment:
-    found = Segment(kind=layer.kind, start=layer.start, end=layer.end, attempt=attempt)
-    if layer.text:
-        found["text"] = layer.text
-    return found
+    kind: SegmentKind = "down"
+    # A hangup stops nothing on purpose: the connection to the terminal may have been lost.
+    if outcome in ("finished", "closed", "stopped") and before.status != _errors.HUNG_UP:
+        kind = "stopped"
+    elif after.place.job is not None and began is not None and start < began < end:
+        return [
+            Segment(kind="queue", start=start, end=began, attempt=None),
+            Segment(kind="starting", start=began, end=end, attempt=after.number),
+        ]
+    elif after.place.job is not None:
+        # Both the same job and another one come through the queue.
+        comes_by_queue = before.place.job is not None or before.is_requeued
+        if comes_by_queue if began is None else began >= end:
+            kind = "queue"
+    return [Segment(kind=kind, start=start, end=end, attempt=None)]
 
 
 def _joined(segments: list[Segment]) -> list[Segment]:

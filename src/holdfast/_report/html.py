@@ -29,44 +29,40 @@ _PLACE = re.compile(r"\{\{(title|view|attributes|csp)\}\}")
 _ESCAPED = {
     ord(each): f"\\u{ord(each):04x}" for each in ("<", ">", "&", "\u2028", "\u2029", "\x7f")
 }
+RUN_PAGE, COMPARE_PAGE, LIST_PAGE = "page.html", "compare.html", "list.html"
 
 
-RUN_PAGE, COMPARE_PAGE = "page.html", "compare.html"
-
-
-def render(view: View, attributes: Mapping[str, str] | None = None) -> str:
-    """The report of a run."""
-    return _fill(RUN_PAGE, view["run"]["name"], to_json(view), attributes or {}, live=False)
-
-
-def page(title: str, attributes: Mapping[str, str], view: View | None = None) -> str:
-    """The live page, which requests its data from the addresses in `attributes`."""
-    text = "null" if view is None else to_json(view)
-    return _fill(RUN_PAGE, title, text, attributes, live=True)
+def render(view: View) -> str:
+    return _fill(RUN_PAGE, view["run"]["name"], to_json(view), {}, is_live=False)
 
 
 def render_comparison(found: Comparison, title: str) -> str:
-    """Runs side by side, as one file."""
-    return _fill(COMPARE_PAGE, title, to_json(found), {}, live=False)
+    return _fill(COMPARE_PAGE, title, to_json(found), {}, is_live=False)
 
 
-def comparison_page(title: str, attributes: Mapping[str, str], found: Comparison | None) -> str:
-    """Runs side by side, live."""
-    text = "null" if found is None else to_json(found)
-    return _fill(COMPARE_PAGE, title, text, attributes, live=True)
+def live_page(page: str, title: str, data: str, attributes: Mapping[str, str]) -> str:
+    """A page that requests what is new from the addresses in `attributes`."""
+    return _fill(page, title, data, attributes, is_live=True)
+
+
+def short_page(sentence: str, *, reloads: bool = False) -> str:
+    """A page of one sentence; it may load its address again at once."""
+    refresh = '<meta http-equiv="refresh" content="0">' if reloads else ""
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" '
+        f'content="width=device-width"><meta name="color-scheme" content="light dark">{refresh}'
+        f"<title>holdfast</title><p>{html.escape(sentence)}</p></html>"
+    )
 
 
 @functools.cache
-def policy(*, live: bool, page: str = RUN_PAGE) -> str:
-    return policy_of(_template(page), live=live)
-
-
-def policy_of(page: str, *, live: bool) -> str:
+def policy(page: str = RUN_PAGE, *, is_live: bool) -> str:
     """The Content-Security-Policy of a page: only its own scripts and styles, by their hashes."""
+    text = _template(page)
     rules = ["default-src 'none'"]
-    rules += [f"script-src {_hashes('script', page)}", f"style-src {_hashes('style', page)}"]
+    rules += [f"script-src {_hashes('script', text)}", f"style-src {_hashes('style', text)}"]
     rules += ["img-src data:", "base-uri 'none'", "form-action 'none'"]
-    rules += ["connect-src 'self'"] if live else []
+    rules += ["connect-src 'self'"] if is_live else []
     return "; ".join(rules)
 
 
@@ -95,8 +91,9 @@ def finite(value: Any) -> Any:
 
 @functools.cache
 def _template(name: str) -> str:
-    page = (_PAGE / name).read_text(encoding="utf-8")
-    return _FILE.sub(lambda found: (_PAGE / found[1]).read_text(encoding="utf-8"), page)
+    """A file of the page with all files in it that it names."""
+    text = (_PAGE / name).read_text(encoding="utf-8")
+    return _FILE.sub(lambda found: _template(found[1]), text)
 
 
 def _hashes(tag: str, text: str) -> str:
@@ -105,14 +102,14 @@ def _hashes(tag: str, text: str) -> str:
     return " ".join(f"'sha256-{each}'" for each in sums) or "'none'"
 
 
-def _fill(page: str, title: str, view: str, attributes: Mapping[str, str], *, live: bool) -> str:
+def _fill(page: str, title: str, view: str, attributes: Mapping[str, str], *, is_live: bool) -> str:
     values = {
         "title": html.escape(title.encode("utf-8", errors="replace").decode()),
         "view": view,
         "attributes": " ".join(
             f'{name}="{html.escape(text)}"' for name, text in attributes.items()
         ),
-        "csp": html.escape(policy(live=live, page=page), quote=True),
+        "csp": html.escape(policy(page, is_live=is_live), quote=True),
     }
     # In one pass, so that no place is filled inside of what was filled in.
     return _PLACE.sub(lambda found: values[found[1]], _template(page))

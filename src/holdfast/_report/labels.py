@@ -28,10 +28,12 @@ class Labels:
     def parse(cls, record: Mapping[str, Any]) -> Labels:
         """From a record that may hold anything: what does not fit is left out or shortened."""
         given = record.get("tags")
-        tags = [_tag(each) for each in given] if isinstance(given, list) else []
+        texts = [" ".join(text(each).split()) for each in given] if isinstance(given, list) else []
+        tags = dict.fromkeys(name(each)[:MOST_TAG_CHARACTERS] for each in texts if each)
+        note = text(record.get("note")).replace("\r\n", "\n")
         return cls(
-            tuple(dict.fromkeys(filter(None, tags)))[:MOST_TAGS],
-            _printable(text(record.get("note")))[:MOST_NOTE_CHARACTERS],
+            tuple(tags)[:MOST_TAGS],
+            "\n".join(map(name, note.split("\n"))).strip()[:MOST_NOTE_CHARACTERS],
             record.get("is_archived") is True,
         )
 
@@ -52,11 +54,3 @@ def change_labels(layout: RunLayout, change: Mapping[str, Any]) -> Labels:
     except OSError as error:
         raise cannot_write(layout.folder, error) from error
     return found
-
-
-def _tag(value: object) -> str:
-    return name(" ".join(text(value).split()))[:MOST_TAG_CHARACTERS]
-
-
-def _printable(note: str) -> str:
-    return "\n".join(name(line) for line in note.replace("\r\n", "\n").split("\n")).strip()

@@ -65,10 +65,6 @@ class RunModel:
         self._lineage_of: object = None
 
     @property
-    def layout(self) -> RunLayout:
-        return self._layout
-
-    @property
     def histories(self) -> dict[int, AttemptHistory]:
         """The attempts by number, as of the last update; not to be changed."""
         return self._known.histories
@@ -249,12 +245,6 @@ def look_once(layout: RunLayout, attempt: int) -> bool:
 
 def _ageless(run: RunSummary) -> RunSummary:
     """The same without what changes by the mere passing of time."""
-    return replace(
-        run,
-        memory_age_seconds=None,
-        disk_age_seconds=None,
-        boundary_age_seconds=None,
-        last_exit=None,
-        job=None,
-        ranks=[],
-    )
+    outlook = replace(run.outlook, boundary_age_seconds=None)
+    safe = replace(run.safe, memory_age_seconds=None, disk_age_seconds=None)
+    return replace(run, outlook=outlook, safe=safe, last_exit=None, job=None, ranks=[])

@@ -1,4 +1,4 @@
-"""The state of runs as metrics, for Prometheus and whatever else reads its text.
+"""The state of runs as metrics, for Prometheus and other readers of its text format.
 
 Only what both formats allow is used: OpenMetrics, which a server asks for, and the older text
 that the node exporter reads from files. So there are gauges only, and times are moments, which
@@ -25,31 +25,35 @@ _FIGURES: tuple[_Figure, ...] = (
     ("is_live", "Whether a process trains there now.", lambda run, _: run.is_live),
     ("step", "Steps that are complete.", lambda run, _: run.step),
     ("steps_wanted", "Steps that it is to make.", lambda run, _: run.total),
-    ("epoch", "The epoch that it is in, from 1 on.", lambda run, _: run.epoch),
+    ("epoch", "The epoch that it is in, from 1 on.", lambda run, _: run.outlook.epoch),
     ("attempt", "How often it was started.", lambda run, _: run.attempt),
     ("ranks", "Its processes.", lambda run, _: max(1, len(run.ranks))),
-    ("memory_step", "The newest step in memory.", lambda run, _: run.memory_step),
-    ("disk_step", "The newest step that is durable.", lambda run, _: run.disk_step),
+    ("memory_step", "The newest step in memory.", lambda run, _: run.safe.memory_step),
+    ("disk_step", "The newest step that is durable.", lambda run, _: run.safe.disk_step),
     (
         "memory_timestamp_seconds",
         "When the newest snapshot was taken.",
-        lambda run, now: _moment(run.memory_age_seconds, now),
+        lambda run, now: _moment(run.safe.memory_age_seconds, now),
     ),
     (
         "disk_timestamp_seconds",
         "When the newest checkpoint was made.",
-        lambda run, now: _moment(run.disk_age_seconds, now),
+        lambda run, now: _moment(run.safe.disk_age_seconds, now),
     ),
     (
         "boundary_timestamp_seconds",
         "When its last step was complete.",
-        lambda run, now: _moment(run.boundary_age_seconds, now),
+        lambda run, now: _moment(run.outlook.boundary_age_seconds, now),
     ),
-    ("disk_size_bytes", "The size of the newest checkpoint.", lambda run, _: run.disk_size_bytes),
+    (
+        "disk_size_bytes",
+        "The size of the newest checkpoint.",
+        lambda run, _: run.safe.disk_size_bytes,
+    ),
     (
         "straggler_wait_seconds",
         "How long the ranks wait for the slowest in each step.",
-        lambda run, _: None if run.straggler is None else run.straggler.seconds,
+        lambda run, _: None if run.trouble.straggler is None else run.trouble.straggler.seconds,
     ),
     (
         "job_end_timestamp_seconds",
@@ -73,7 +77,7 @@ _FIGURES: tuple[_Figure, ...] = (
 
 def render(runs: Sequence[RunSummary]) -> str:
     now = time.time()
-    lines = list(_family("info", "What the run is.", _infos(runs)))
+    lines = list(_family("info", "What the run is.", ((run, _info(run), 1) for run in runs)))
     states = ((run, {"state": each}, run.state == each) for run in runs for each in _STATES)
     lines += _family("state", "1 for the state that it is in, 0 for the others.", states)
     for name, told, read in _FIGURES:
@@ -81,30 +85,27 @@ def render(runs: Sequence[RunSummary]) -> str:
     return "\n".join([*lines, "# EOF", ""])
 
 
-def _infos(runs: Iterable[RunSummary]) -> Iterator[tuple[RunSummary, dict[str, str], Value]]:
-    for run in runs:
-        job = "" if run.job is None else run.job.id
-        yield run, {"id": run.run_id, "host": run.host or "", "job": job}, 1
+def _info(run: RunSummary) -> dict[str, str]:
+    job = "" if run.job is None else run.job.id
+    return {"id": run.run_id, "host": run.process.host or "", "job": job}
 
 
 def _family(
     name: str, told: str, samples: Iterable[tuple[RunSummary, dict[str, str], Value]]
 ) -> Iterator[str]:
     """One metric; nothing if no run has it."""
-    found = [each for each in samples if each[2] is not None and math.isfinite(each[2])]
-    if not found:
-        return
-    yield f"# HELP holdfast_run_{name} {told}"
-    yield f"# TYPE holdfast_run_{name} gauge"
-    for run, labels, value in found:
+    is_first = True
+    for run, labels, value in samples:
+        if value is None or not math.isfinite(value):
+            continue
+        if is_first:
+            yield f"# HELP holdfast_run_{name} {told}"
+            yield f"# TYPE holdfast_run_{name} gauge"
+        is_first = False
         shown = {"run": run.folder, **labels}
         text = ",".join(f'{key}="{_escape(each)}"' for key, each in shown.items())
-        yield f"holdfast_run_{name}{{{text}}} {_number(value)}"
-
-
-def _number(value: Value) -> str:
-    assert value is not None
-    return repr(round(value, 3)) if isinstance(value, float) else str(int(value))
+        number = round(value, 3) if isinstance(value, float) else int(value)
+        yield f"holdfast_run_{name}{{{text}}} {number}"
 
 
 def _moment(age: float | None, now: float) -> float | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import TypedDict
 
@@ -34,20 +35,15 @@ class Output(TypedDict):
 
 
 def read_output(folder: Path) -> Output:
-    """The end of the newest output."""
     layout, _ = find_run(folder)
     for attempt in reversed(layout.attempt_numbers()[-_NEWEST:]):
-        for path in _places(layout, attempt):
-            text = _clean(read_tail(path))
-            if text:
+        ours = _of_leader(layout, attempt)
+        for path in chain([layout.output(attempt)], ours, _of_job(layout, attempt)):
+            tail = read_tail(path).strip("\n")[-_MOST_CHARACTERS:]
+            if tail:
+                text = "\n".join(_text.printable(line) for line in tail.split("\n"))
                 return Output(attempt=attempt, where=_text.name(path), text=text)
     return Output(attempt=None, where="", text="")
-
-
-def _places(layout: RunLayout, attempt: int) -> Iterator[Path]:
-    yield layout.output(attempt)
-    yield from _of_leader(layout, attempt)
-    yield from _of_job(layout, attempt)
 
 
 def _of_leader(layout: RunLayout, attempt: int) -> Iterator[Path]:
@@ -71,8 +67,3 @@ def _of_job(layout: RunLayout, attempt: int) -> Iterator[Path]:
         found = _STDOUT.search(line.partition(" UserId=")[2])
         if found is not None and found[1].startswith("/") and found[1] != "/dev/null":
             yield Path(found[1])
-
-
-def _clean(text: str) -> str:
-    tail = text.strip("\n")[-_MOST_CHARACTERS:]
-    return "\n".join(_text.printable(line) for line in tail.split("\n"))

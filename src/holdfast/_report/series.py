@@ -1,4 +1,4 @@
-"""The series of all attempts: metrics, step times, memory and snapshots, each kept short.
+"""The series of all attempts: metrics, step times, memory, GPUs and snapshots, each kept short.
 
 However many rows come, neighbours are merged so that a page can draw them. That costs little, needs
 no second reading of the rows, and keeps the lowest and the highest values.
@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from holdfast._report.attempts import AttemptHistory
-from holdfast._report.gpus import GpuLevels
 from holdfast._report.json_lines import Lines, parse
-from holdfast._report.thinned import Thinned
-from holdfast._report.view import Event
+from holdfast._report.view import Event, GpuView, MemoryView
 from holdfast._store.folder import series
 from holdfast._store.folder.layout import RunLayout
 from holdfast._text import real, record, whole
@@ -32,6 +30,46 @@ _OF_CGROUP = "the limit of its cgroup"
 _OF_MACHINE = "the memory of the machine"
 
 Number = float | None
+P = TypeVar("P")
+
+
+class Thinned(Generic[P]):
+    """Points in order; each stands for up to `stride` of those that were put in.
+
+    When there are too many, each two neighbours are merged and the stride doubles.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.points: list[P] = []
+        self._most = most
+        self._stride, self._filled = 1, 0
+
+    def merge(self, first: P, second: P) -> P | None:
+        """One point for two neighbours; None if they are of two attempts."""
+        raise NotImplementedError
+
+    def put(self, point: P) -> None:
+        if self._filled < self._stride and self.points:
+            merged = self.merge(self.points[-1], point)
+            if merged is not None:
+                self.points[-1] = merged
+                self._filled += 1
+                return
+        if len(self.points) >= self._most:
+            self._halve()
+        self.points.append(point)
+        self._filled = 1
+
+    def _halve(self) -> None:
+        old, self.points = self.points, []
+        at = 0
+        while at < len(old):
+            merged = self.merge(old[at], old[at + 1]) if at + 1 < len(old) else None
+            self.points.append(old[at] if merged is None else merged)
+            at += 1 if merged is None else 2
+        self._stride *= 2
+        # Of many attempts with one point each, none can be merged.
+        self._most = max(self._most, len(self.points) + len(self.points) // 2)
 
 
 class CurvePoint(NamedTuple):
@@ -42,27 +80,19 @@ class CurvePoint(NamedTuple):
     high: Number
 
 
-def _merge_values(first: CurvePoint, second: CurvePoint) -> CurvePoint | None:
-    if first[0] != second[0]:
-        return None
-    return CurvePoint(
-        *second[:2],
-        first[2] if second[2] is None else second[2],
-        _least(first[3], second[3]),
-        _most(first[4], second[4]),
-    )
-
-
-class Curve:
+class Curve(Thinned[CurvePoint]):
     """One metric over all attempts, in their order."""
 
     def __init__(self, most: int = MOST_POINTS) -> None:
-        self._thinned = Thinned(most, _merge_values)
+        super().__init__(most)
         self.bad: list[tuple[int, int]] = []  # (attempt, step) of values that were not finite
 
-    @property
-    def points(self) -> list[CurvePoint]:
-        return self._thinned.points
+    def merge(self, first: CurvePoint, second: CurvePoint) -> CurvePoint | None:
+        if first[0] != second[0]:
+            return None
+        value = first[2] if second[2] is None else second[2]
+        low, high = _least(first[3], second[3]), _most(first[4], second[4])
+        return CurvePoint(second[0], second[1], value, low, high)
 
     def add(self, attempt: int, step: int, values: Sequence[Any], *, is_bad: bool = False) -> None:
         """What one row has of it: the last value, the lowest and the highest."""
@@ -74,7 +104,7 @@ class Curve:
             self.bad.append((attempt, step))
             if len(self.bad) > 2 * _MOST_BAD:
                 del self.bad[1:-1:2]
-        self._thinned.add(CurvePoint(attempt, step, last, low, high))
+        self.put(CurvePoint(attempt, step, last, low, high))
 
 
 @dataclass(slots=True)
@@ -82,51 +112,50 @@ class _TimesPoint:
     t: float
     attempt: int
     histogram: dict[int, int]
-    quantiles: tuple[Number, Number, Number] | None = None  # computed when asked for
+    quantiles: tuple[Number, ...] | None = None  # computed when asked for
 
 
-def _merge_times(first: _TimesPoint, second: _TimesPoint) -> _TimesPoint | None:
-    if first.attempt != second.attempt:
-        return None
-    series.add_buckets(first.histogram, second.histogram.items())
-    return _TimesPoint(second.t, second.attempt, first.histogram)
-
-
-class Times:
+class Times(Thinned[_TimesPoint]):
     """How long steps took, over time."""
 
     def __init__(self) -> None:
-        self._thinned = Thinned(_MOST_TIMES, _merge_times)
+        super().__init__(_MOST_TIMES)
         self.of: dict[int, dict[int, int]] = {}  # by attempt
+
+    def merge(self, first: _TimesPoint, second: _TimesPoint) -> _TimesPoint | None:
+        if first.attempt != second.attempt:
+            return None
+        series.add_buckets(first.histogram, second.histogram.items())
+        return _TimesPoint(second.t, second.attempt, first.histogram)
 
     def add(self, attempt: int, t: float, pairs: Iterable[Any]) -> None:
         """The histogram of one row."""
         if found := _counts(pairs):
             series.add_buckets(self.of.setdefault(attempt, {}), found.items())
-            self._thinned.add(_TimesPoint(t, attempt, found))
+            self.put(_TimesPoint(t, attempt, found))
 
-    def columns(self) -> tuple[list[float], list[Number], list[Number], list[Number]]:
+    def columns(self) -> tuple[list[Any], ...]:
         """Times, medians, 99th percentiles and greatest; None between two attempts."""
-        rows: list[tuple[float, Number, Number, Number]] = []
+        rows: list[tuple[Number, ...]] = []
         before = None
-        for point in self._thinned.points:
+        for point in self.points:
             if before is not None and before != point.attempt:
                 rows.append((point.t, None, None, None))
             before = point.attempt
             if point.quantiles is None:
                 point.quantiles = _quantiles(point.histogram)
             rows.append((point.t, *point.quantiles))
-        t, p50, p99, most = map(list, zip(*rows, strict=True)) if rows else ([], [], [], [])
-        return t, p50, p99, most
+        return _columns(rows, 4)
 
 
-def _quantiles(histogram: dict[int, int]) -> tuple[Number, Number, Number]:
+def _columns(rows: Sequence[tuple[Number, ...]], width: int) -> tuple[list[Any], ...]:
+    return tuple(map(list, zip(*rows, strict=True))) or tuple([] for _ in range(width))
+
+
+def _quantiles(histogram: dict[int, int]) -> tuple[Number, ...]:
     found = [series.quantile(histogram, share) for share in (0.5, 0.99)]
-    median, late, longest = (
-        None if each is None else float(f"{each:.4g}")
-        for each in (*found, series.seconds_of(max(histogram)))
-    )
-    return median, late, longest
+    found.append(series.seconds_of(max(histogram)))
+    return tuple(None if each is None else float(f"{each:.4g}") for each in found)
 
 
 def _counts(pairs: Iterable[Any]) -> dict[int, int]:
@@ -139,33 +168,16 @@ def _counts(pairs: Iterable[Any]) -> dict[int, int]:
     return found
 
 
-Level = tuple[float, Number, Number, Number, Number]  # t, used, limit, GPU, this run
+class Levels(Thinned[tuple[Number, ...]]):
+    """Times, each with values; of neighbours the later time, and the highest of each value."""
 
+    def merge(
+        self, first: tuple[Number, ...], second: tuple[Number, ...]
+    ) -> tuple[Number, ...] | None:
+        return second[0], *map(_most, first[1:], second[1:])
 
-def _merge_levels(first: Level, second: Level) -> Level:
-    limit = first[2] if second[2] is None else second[2]
-    gpu, run = _most(first[3], second[3]), _most(first[4], second[4])
-    return second[0], _most(first[1], second[1]), limit, gpu, run
-
-
-class Levels:
-    """Memory over time; of neighbours the highest."""
-
-    def __init__(self, most: int = MOST_POINTS) -> None:
-        self._thinned: Thinned[Level] = Thinned(most, _merge_levels)
-
-    def add(self, t: float, used: Number, limit: Number, gpu: Number, run: Number = None) -> None:
-        self._thinned.add((t, used, limit, gpu, run))
-
-    def columns(self) -> tuple[list[float], list[Any], list[Any], list[Any], list[Any]]:
-        """Times, used, limit, GPU and what the run's own processes use."""
-        columns: tuple[list[float], list[Any], list[Any], list[Any], list[Any]]
-        columns = ([], [], [], [], [])
-        for t, *figures in self._thinned.points:
-            columns[0].append(t)
-            for column, figure in zip(columns[1:], figures, strict=True):
-                column.append(None if figure is None else int(figure))
-        return columns
+    def columns(self, width: int) -> tuple[list[Any], ...]:
+        return _columns(self.points, width)
 
 
 class SnapshotMark(NamedTuple):
@@ -176,21 +188,17 @@ class SnapshotMark(NamedTuple):
     step: int | None
 
 
-def _merge_marks(first: SnapshotMark, second: SnapshotMark) -> SnapshotMark | None:
-    if first.attempt != second.attempt:
-        return None
-    number, step = first.number + second.number, second.step or first.step
-    return SnapshotMark(first.attempt, first.t, second.until, number, step)
-
-
-class SnapshotMarks:
+class SnapshotMarks(Thinned[SnapshotMark]):
     """They come every other second, so a mark stands for many."""
 
     def __init__(self) -> None:
-        self._thinned = Thinned(_MOST_MARKS, _merge_marks)
+        super().__init__(_MOST_MARKS)
 
-    def add(self, attempt: int, t: float, count: int, step: int | None) -> None:
-        self._thinned.add(SnapshotMark(attempt, t, t, count, step))
+    def merge(self, first: SnapshotMark, second: SnapshotMark) -> SnapshotMark | None:
+        if first.attempt != second.attempt:
+            return None
+        number, step = first.number + second.number, second.step or first.step
+        return SnapshotMark(first.attempt, first.t, second.until, number, step)
 
     def events(self) -> list[Event]:
         return [
@@ -205,7 +213,7 @@ class SnapshotMarks:
                 count=each.number,
                 until=each.until,
             )
-            for each in self._thinned.points
+            for each in self.points
         ]
 
 
@@ -217,11 +225,10 @@ class Rows:
         self._lines: dict[int, Lines] = {}
         self.curves: dict[str, Curve] = {}
         self.times = Times()
-        self.levels = Levels()
-        self.limit_name = ""
-        self.has_gpu = False
-        self.gpus = GpuLevels()
         self.snapshots = SnapshotMarks()
+        self._memory = Levels(MOST_POINTS)  # used, limit, GPU, this run
+        self._limit_name = ""
+        self._gpus = Levels(MOST_POINTS)  # as read_gpus has them
         self._recent: deque[tuple[float, int]] = deque()
         self._newest = 0
 
@@ -252,6 +259,19 @@ class Rows:
             return None
         return (last[1] - first[1]) / (last[0] - first[0])
 
+    def memory_view(self) -> MemoryView:
+        t, used, limit, gpu, run = self._memory.columns(5)
+        found = MemoryView(t=t, used=used, limit=limit, run=run, limit_name=self._limit_name)
+        if any(each is not None for each in gpu):
+            found["gpu"] = gpu
+        return found
+
+    def gpu_view(self) -> GpuView | None:
+        t, busy, used, totals, watts, celsius = self._gpus.columns(6)
+        total = max((each for each in totals if each is not None), default=None)
+        found = GpuView(t=t, busy=busy, used=used, total=total, watts=watts, celsius=celsius)
+        return found if t else None
+
     def _take(self, history: AttemptHistory, row: dict[str, Any]) -> None:
         t, step = real(row["t"]), whole(row["s"])
         if t is None or step is None or step < 0:
@@ -269,7 +289,8 @@ class Rows:
         if isinstance(memory := row.get("mem"), dict):
             self._take_memory(t, memory)
         if count := whole(row.get("snaps")):
-            self.snapshots.add(history.number, t, count, whole(row.get("mem_step")))
+            mark = SnapshotMark(history.number, t, t, count, whole(row.get("mem_step")))
+            self.snapshots.put(mark)
 
     def _take_metrics(self, attempt: int, step: int, found: dict[str, Any]) -> None:
         for name, values in found.items():
@@ -285,22 +306,20 @@ class Rows:
             curve.add(attempt, at if type(at) is int else step, values, is_bad=is_bad)
 
     def _take_memory(self, t: float, memory: dict[str, Any]) -> None:
+        own = sum(real(memory.get(name)) or 0.0 for name in ("rss", "workers")) or None
         limit, used = real(memory.get("limit")), real(memory.get("cgroup"))
         if limit and used is not None:
-            self.limit_name = _OF_CGROUP
+            self._limit_name = _OF_CGROUP
         else:
             limit, available = real(memory.get("total")), real(memory.get("available"))
             if limit and available is not None:
-                self.limit_name, used = _OF_MACHINE, limit - available
+                self._limit_name, used = _OF_MACHINE, limit - available
             else:
-                known = [real(memory.get(name)) for name in ("rss", "workers")]
-                used, limit = sum(each for each in known if each is not None) or None, None
-        gpu = _gpu(memory.get("gpu"))
-        self.has_gpu = self.has_gpu or gpu is not None
-        own = [real(memory.get(name)) for name in ("rss", "workers")]
-        run = sum(each for each in own if each is not None) or None
-        self.levels.add(t, used, limit, gpu, run)
-        self.gpus.add(t, memory.get("gpu"))
+                used, limit = own, None
+        levels = (used, limit, _gpu(memory.get("gpu")), own)
+        self._memory.put((t, *(None if each is None else int(each) for each in levels)))
+        if (gpus := read_gpus(memory.get("gpu"))) is not None:
+            self._gpus.put((t, *gpus))
 
 
 def _gpu(value: object) -> float | None:
@@ -310,6 +329,35 @@ def _gpu(value: object) -> float | None:
     known = [each for each in value if isinstance(each, list) and len(each) >= 4]
     found = [real(each[1] if each[3] is None else each[3]) for each in known]
     return sum(each or 0.0 for each in found) if found else None
+
+
+def read_gpus(sample: object) -> tuple[Number, ...] | None:
+    """Percent busy (the mean), bytes in use, bytes in all, watts, degrees (of the hottest).
+
+    A sample has [index, used, total, of this run or null, percent, watts, celsius] of each GPU;
+    older versions wrote the first four. Only the GPUs count on which the driver shows processes of
+    the run. Where it shows none, as in a container, all GPUs of the machine count.
+    """
+    if not isinstance(sample, list):
+        return None
+    known = [each for each in sample if isinstance(each, list) and len(each) >= 4]
+    mine = [each for each in known if real(each[3]) is not None]
+    gpus = mine or known
+    if not gpus:
+        return None
+
+    def column(at: int) -> list[float]:
+        found = (real(each[at]) if len(each) > at else None for each in gpus)
+        return [each for each in found if each is not None]
+
+    busy, watts = column(4), column(5)
+    return (
+        sum(busy) / len(busy) if busy else None,
+        sum(column(3 if mine else 1)),
+        sum(column(2)) or None,
+        sum(watts) if watts else None,
+        max(column(6), default=None),
+    )
 
 
 def _finite(value: object) -> Number:

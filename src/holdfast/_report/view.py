@@ -67,7 +67,20 @@ class JobView(TypedDict):
     text: str
 
 
-class RunView(TypedDict):
+class LabelsView(TypedDict):
+    tags: list[str]
+    note: str
+    is_archived: bool
+
+
+class SafeView(TypedDict):
+    memory_step: int | None
+    memory_age_seconds: float | None
+    disk_step: int | None
+    disk_age_seconds: float | None
+
+
+class RunView(LabelsView, SafeView):
     name: str
     folder: str
     id: str
@@ -82,18 +95,12 @@ class RunView(TypedDict):
     attempt: int | None
     rate_per_second: float | None
     eta_seconds: float | None
-    memory_step: int | None
-    memory_age_seconds: float | None
-    disk_step: int | None
-    disk_age_seconds: float | None
     pid: int | None
     host: str | None
     ranks: int
     job: JobView | None
     warnings: list[str]
-    tags: list[str]
-    note: str
-    is_archived: bool
+    config: dict[str, str | int | float | bool | None]  # hyperparameters of the newest attempt
 
 
 class Span(TypedDict):

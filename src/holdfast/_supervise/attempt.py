@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from holdfast._errors import HUNG, REQUEUE
 from holdfast._supervise import children
 from holdfast._supervise.child import Streams
-from holdfast._supervise.hangs import CommandHangs
+from holdfast._supervise.hangs import CommandHangs, WatchedCommand
 from holdfast._supervise.record import SupervisionRecord
 from holdfast._supervise.relay import Outlet
 from holdfast._supervise.signals import SignalQueue, Warnings, stop_ourselves
@@ -62,24 +62,25 @@ class SupervisedAttempt:
         self._outlets = outlets
         self._record = record
         self._in_job = in_job
-        self._me = os.getpid()
         self._status: int | None = None
         self._maxrss_bytes = 0
         self._passed: dict[int, float] = {}
-        self._warnings = Warnings(self._me, self._apart)
+        self._warnings = Warnings(os.getpid(), self._apart)
         self._next_warning = 0.0
         self._session = child if streams.has_own_session else os.getsid(0)
         self._hangs = CommandHangs(
-            *(child, self._me, record, timeout),
-            say=self.say,
-            rest=self._left_behind,
-            is_held_up=lambda: any(each.has_waiting for each in outlets),
-            has_keys=streams.master is not None,
+            WatchedCommand(
+                *(child, os.getpid(), record, timeout, self.say, self._left_behind),
+                is_held_up=lambda: any(each.has_waiting for each in outlets),
+                has_keys=streams.master is not None,
+            )
         )
-        self._watch = CommandWatch(child, self._me, self._is_apart)
+        self._watch = CommandWatch(
+            child, os.getpid(), lambda pid: pid in self._apart or pid in self._hangs.inspectors
+        )
         self._is_stopped = False
         self._is_given_up = False
-        self.was_asked = False  # to end, for whatever reason
+        self.was_asked = False  # to end, for any reason
         master = streams.master
         self._keyboard = None if master is None else Keyboard(0, master, child)
 
@@ -118,25 +119,18 @@ class SupervisedAttempt:
 
     def _turn(self, seconds: float | None) -> None:
         """Wait for the first event or deadline, and handle what there is."""
+        parts = (self._watch, self._hangs, self._spare, self._keyboard)
+        watches = [each for each in parts if each is not None]
         deadlines = [seconds, self._warnings.next_poll_seconds()]
         if self._status is None:
-            deadlines.append(self._watch.next_poll_seconds())
-            deadlines.append(self._hangs.next_poll_seconds())
-            if self._spare is not None:
-                deadlines.append(self._spare.next_poll_seconds())
-        if self._keyboard is not None and self._status is None:
-            deadlines.append(self._keyboard.next_poll_seconds())
+            deadlines += [each.next_poll_seconds() for each in watches]
         self._wait(min((each for each in deadlines if each is not None), default=_LONGEST_SECONDS))
         for info in self._signals.received():
             self._take(info)
         self._reap()
         if self._status is None:
-            self._watch.poll()
-            self._hangs.poll()
-            if self._spare is not None:
-                self._spare.poll()
-            if self._keyboard is not None:
-                self._keyboard.poll()
+            for each in watches:
+                each.poll()
         if time.monotonic() >= self._next_warning:
             self._warnings.deliver()
             self._next_warning = time.monotonic() + _LOOK_SECONDS / 2
@@ -206,8 +200,9 @@ class SupervisedAttempt:
             # To the group, as the terminal would: a shell waits for its children.
             with contextlib.suppress(OSError):
                 os.killpg(self._child, number)
-        elif self._status is None:
-            self._send(number)
+        elif self._status is None:  # afterwards, the pid may be another's
+            with contextlib.suppress(OSError):
+                os.kill(self._child, number)
         else:
             self._observe_interrupt(number)
             self._signal_the_rest(number)
@@ -229,16 +224,11 @@ class SupervisedAttempt:
         if info.si_code != _FROM_THE_KERNEL or self._streams.has_own_session:
             return False
         # At the close of a terminal only the first process of its session gets SIGHUP.
-        return not (info.si_signo == signal.SIGHUP and os.getsid(0) == self._me)
-
-    def _send(self, number: int) -> None:
-        if self._status is None:  # afterwards, the pid may be another's
-            with contextlib.suppress(OSError):
-                os.kill(self._child, number)
+        return not (info.si_signo == signal.SIGHUP and os.getsid(0) == os.getpid())
 
     def _signal_the_rest(self, number: int) -> None:
         """The child is gone: trainers that it has left behind have to save and leave, too."""
-        for pid in children.catchers(self._me, number, self._apart):
+        for pid in children.catchers(os.getpid(), number, self._apart):
             with contextlib.suppress(OSError):
                 os.kill(pid, number)
 
@@ -289,7 +279,7 @@ class SupervisedAttempt:
         empty_looks = 0
         while self._has_children() and empty_looks < 2:
             # The list of children can miss one while another ends.
-            found = children.keepers(self._me)
+            found = children.keepers(os.getpid())
             empty_looks = 0 if found else empty_looks + 1
             if not found:
                 self._turn(_LOOK_SECONDS / 5)
@@ -321,10 +311,7 @@ class SupervisedAttempt:
             self._turn(_LOOK_SECONDS)
 
     def _left_behind(self) -> list[int]:
-        return children.left_behind(self._me, self._session, self._apart)
-
-    def _is_apart(self, pid: int) -> bool:
-        return pid in self._apart or self._hangs.is_ours(pid)
+        return children.left_behind(os.getpid(), self._session, self._apart)
 
     def _has_children(self) -> bool:
         self._reap()
@@ -349,7 +336,6 @@ class SupervisedAttempt:
 
     @property
     def has_hung(self) -> bool:
-        """Whether it was ended for a hang."""
         return self._hangs.has_hung
 
     def has_answered(self, status: int) -> bool:

@@ -134,7 +134,6 @@ class Streams:
         return given
 
     def _open_closed(self) -> int:
-        """A pipe without a reader."""
         ours, given = os.pipe()
         os.close(ours)
         self._ours.add(given)

@@ -22,7 +22,6 @@ _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
 def catches(pid: int, number: int) -> bool:
-    """Whether a process has a handler for this signal."""
     return _has_bit(pid, b"SigCgt:", number)
 
 
@@ -96,7 +95,6 @@ def name_of(pid: int) -> str:
 
 
 def is_there(pid: int) -> bool:
-    """Whether a process has not ended yet."""
     return _stat(pid)[:1] not in ([], [b"Z"], [b"X"])
 
 
@@ -120,7 +118,6 @@ def is_doomed(pid: int) -> bool:
 
 
 def is_traced(pid: int) -> bool:
-    """Whether a debugger holds it."""
     return (_status(pid, b"TracerPid:") or b"0") != b"0"
 
 

@@ -11,10 +11,13 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from holdfast._environment.processes.proc import FairDeadline
 from holdfast._supervise import children
+
+if TYPE_CHECKING:
+    from holdfast._supervise.hangs import WatchedCommand
 
 AUTO = "auto"
 # For what has not been measured: the first step of a run, or a command without a run.
@@ -87,25 +90,18 @@ def _duration(text: str) -> float:
 class HangEnding:
     """From SIGTERM to SIGKILL, for all processes of the command."""
 
-    def __init__(
-        self,
-        child: int,
-        rest: Callable[[], list[int]],
-        timeout: Timeout,
-        *,
-        is_killed: bool = False,
-    ) -> None:
-        """`rest` are those that it would leave behind; `is_killed`: its keeper has killed it."""
-        self._child = child
-        self._rest = rest
+    def __init__(self, command: WatchedCommand, timeout: Timeout, *, is_killed: bool) -> None:
+        """`is_killed`: its keeper has killed it."""
+        self._command = command
         self._timeout = timeout
         seconds = 0.0 if is_killed else timeout.from_term_to_kill()
         # A process that saves meanwhile may have to wait for a processor.
-        self._kill = FairDeadline(seconds, lambda: (child, *rest()))
+        self._kill = FairDeadline(seconds, command.processes)
         self._lost_at: float | None = None
         self.lost: list[int] = []  # those that cannot be killed
         if not is_killed:
-            for pid in (child,) if children.is_there(child) else rest():
+            child = command.child
+            for pid in (child,) if children.is_there(child) else command.rest():
                 _send(pid, signal.SIGTERM)
 
     def poll(self) -> None:
@@ -129,8 +125,7 @@ class HangEnding:
         return bool(self.lost) or not self._left()
 
     def _left(self) -> list[int]:
-        found = dict.fromkeys((self._child, *self._rest()))
-        return [pid for pid in found if children.is_there(pid)]
+        return [pid for pid in dict.fromkeys(self._command.processes()) if children.is_there(pid)]
 
 
 class KeeperWait:

@@ -1,7 +1,7 @@
 """A command that hangs: the leader says what the keeper has found, and ends it if asked to.
 
 The keeper of a run knows most, and reports in the run's own output if the trainer still can. It
-also writes a file for the leader beside the leader's own: the run's folder may be on the file
+also writes a file for the leader, next to the leader's own: the run's folder may be on the file
 system that does not answer. Where there is no keeper, the leader judges by its own observation,
 but only with `--hang-timeout`: otherwise nothing is ever killed for a hang.
 """
@@ -12,8 +12,8 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast._store.folder.plain_file import read_plain
 from holdfast._store.folder.supervised import led_hang
@@ -33,37 +33,35 @@ _RESTART = "restart"
 NO_HANG = ("slow", "debugger", "stopped", "frozen", "running")  # causes, as `explain` finds them
 
 
+class WatchedCommand(NamedTuple):
+    """The command, for those that watch it for a hang."""
+
+    child: int
+    leader: int
+    record: SupervisionRecord
+    timeout: Timeout | None
+    say: Callable[[str], None]
+    rest: Callable[[], list[int]]  # the processes that it would leave behind
+    is_held_up: Callable[[], bool]  # the reader of its output does not read
+    has_keys: bool
+
+    def processes(self) -> tuple[int, ...]:
+        return (self.child, *self.rest())
+
+
 class CommandHangs:
     """Watches for a hang while the command lives."""
 
-    def __init__(
-        self,
-        child: int,
-        me: int,
-        record: SupervisionRecord,
-        timeout: Timeout | None,
-        *,
-        say: Callable[[str], None],
-        rest: Callable[[], list[int]],
-        is_held_up: Callable[[], bool],
-        has_keys: bool,
-    ) -> None:
-        self._child = child
-        self._me = me
-        self._record = record
-        self._timeout = timeout
-        self._say = say
-        self._rest = rest
+    def __init__(self, command: WatchedCommand) -> None:
+        self._command = command
+        self._record = command.record
+        self._timeout = command.timeout
+        self._say = command.say
         self._silence: SilenceWatch | None = None
-        if timeout is not None and children.is_known():
+        if command.timeout is not None and children.is_known():
             from holdfast._supervise.silence import SilenceWatch  # would make every start slower
 
-            self._silence = SilenceWatch(
-                *(child, me, record, timeout),
-                say=say,
-                is_held_up=is_held_up,
-                has_keys=has_keys,
-            )
+            self._silence = SilenceWatch(command, command.timeout)
         self._ending: HangEnding | None = None
         self._saving: KeeperWait | None = None
         self._is_cut_off = False
@@ -82,12 +80,12 @@ class CommandHangs:
 
     @property
     def is_lost(self) -> bool:
-        """Whether it cannot be ended."""
         return self._is_cut_off or (self._ending is not None and bool(self._ending.lost))
 
-    def is_ours(self, pid: int) -> bool:
-        """Whether a process is not part of the command, but inspects it for us."""
-        return self._silence is not None and self._silence.is_of(pid)
+    @property
+    def inspectors(self) -> Collection[int]:
+        """Processes that are not part of the command, but inspect it for us."""
+        return () if self._silence is None else self._silence.inspectors
 
     def next_poll_seconds(self) -> float:
         return max(0.0, self._next - time.monotonic())
@@ -97,7 +95,7 @@ class CommandHangs:
         if now < self._next:
             return
         pause = _LOOK_SECONDS
-        with contextlib.suppress(Exception):  # whatever fails here, the supervision goes on
+        with contextlib.suppress(Exception):  # an error here must not end the supervision
             self._read_keeper(now)
             if self._ending is not None:
                 self._ending.poll()
@@ -211,7 +209,7 @@ class CommandHangs:
 
     def _check_that_it_ends(self) -> None:
         """The keeper kills what does not leave. What survives must not hold us up, too."""
-        doomed = [pid for pid in (self._child, *self._rest()) if children.is_doomed(pid)]
+        doomed = list(filter(children.is_doomed, self._command.processes()))
         self._doomed = self._doomed + 1 if doomed else 0
         if self._doomed >= _DOOMED_LOOKS and self._timeout is not None:
             self._begin_ending(is_killed=True)
@@ -234,7 +232,7 @@ class CommandHangs:
         from holdfast._supervise.ending import HangEnding
 
         assert self._timeout is not None
-        self._ending = HangEnding(self._child, self._rest, self._timeout, is_killed=is_killed)
+        self._ending = HangEnding(self._command, self._timeout, is_killed=is_killed)
 
     def _say_lost(self) -> None:
         lost = [] if self._ending is None else self._ending.lost

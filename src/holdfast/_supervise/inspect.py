@@ -28,8 +28,6 @@ inspect_and_write({pid}, {file})
 
 
 class Inspection:
-    """One that is under way."""
-
     def __init__(self, pid: int) -> None:
         """OSError if no process can be started."""
         self._file = os.memfd_create("holdfast-look", os.MFD_CLOEXEC)

@@ -18,7 +18,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,11 +52,7 @@ def lead(
         return _step_aside(command)
     # The timeout of a leader above this one counts for all processes below it.
     timeout = _timeout(hang_timeout or variables.text("HOLDFAST_HANG_TIMEOUT"))
-    supervision = Supervision(command, max_restarts, timeout, has_spare=spare)
-    try:
-        return supervision.run()
-    finally:
-        supervision.release_memory()
+    return Supervision(command, max_restarts, timeout, has_spare=spare).run()
 
 
 def _timeout(text: str) -> Timeout | None:
@@ -66,15 +62,6 @@ def _timeout(text: str) -> Timeout | None:
         with contextlib.suppress(ValueError):
             return Timeout.parse(text)
     return None
-
-
-def _for_child(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
-    found = {**environment, "HOLDFAST_LEADER": str(os.getpid())}
-    if not starts_torchrun(command):  # torchrun numbers its ranks itself
-        found.update(rank_environment(environment))
-    # A segmentation fault of any Python below us leaves its stack in the output.
-    found.setdefault("PYTHONFAULTHANDLER", "1")
-    return found
 
 
 def _explain(program: str, error: OSError) -> int:
@@ -143,38 +130,33 @@ class Supervision:
         self._spare = self._find_spare() if has_spare else None
 
     def run(self) -> int:
-        """Return the exit status of the last attempt."""
         try:
             return self._run()
         finally:
             if self._spare is not None:
                 self._spare.close()
+            if self._in_job:  # no arena waits longer than this process: SLURM would kill its guard
+                from holdfast._supervise.children import end_guards
+
+                end_guards(os.getpid())
 
     def _run(self) -> int:
-        number = 1
-        while True:
-            from holdfast._supervise.record import SupervisionRecord
+        from holdfast._supervise.record import SupervisionRecord
 
+        number = 0
+        while True:
+            number += 1
             record = SupervisionRecord(self._folder, number, self._command)
             try:
                 attempt = self._begin(record, number)
             except OSError as error:
                 return _explain(self._command[0], error)
             status = attempt.follow()
-            if attempt.has_hung and not attempt.was_asked and status == 0:
+            has_hung = attempt.has_hung and not attempt.was_asked
+            if has_hung and status == 0:
                 status = HUNG  # it left at our SIGTERM, and is not done
             if not self._goes_on(attempt, record, status):
-                if attempt.has_hung and not attempt.was_asked:
-                    return HUNG
-                return status if status >= 0 else 128 - status
-            number += 1
-
-    def release_memory(self) -> None:
-        """In a job, no arena waits longer than this process: SLURM would kill its guard."""
-        if self._in_job:
-            from holdfast._supervise.children import end_guards
-
-            end_guards(os.getpid())
+                return HUNG if has_hung else status if status >= 0 else 128 - status
 
     def _begin(self, record: SupervisionRecord, number: int) -> SupervisedAttempt:
         from holdfast._supervise.attempt import SupervisedAttempt
@@ -200,8 +182,12 @@ class Supervision:
         return attempt
 
     def _environment_for(self, number: int, folder: Path | None) -> dict[str, str]:
-        environment = _for_child(self._command, self._environment)
+        environment = {**self._environment, "HOLDFAST_LEADER": str(os.getpid())}
         environment["HOLDFAST_RESTART"] = str(number - 1)
+        if not starts_torchrun(self._command):  # torchrun numbers its ranks itself
+            environment.update(rank_environment(self._environment))
+        # A segmentation fault of any Python below us leaves its stack in the output.
+        environment.setdefault("PYTHONFAULTHANDLER", "1")
         if folder is not None:
             environment["HOLDFAST_LED"] = str(folder.absolute())
         if self._timeout is not None:
@@ -211,8 +197,7 @@ class Supervision:
         return environment
 
     def _find_spare(self) -> WarmSpare | None:
-        from holdfast._supervise.spare.command import parse_command
-        from holdfast._supervise.spare.warm_spare import WarmSpare
+        from holdfast._supervise.spare.warm_spare import WarmSpare, parse_command
 
         command = parse_command(self._command)
         if starts_torchrun(self._command):
@@ -234,7 +219,7 @@ class Supervision:
         elif record.is_cut_off:  # a verdict and another attempt would need its file system
             why = "it cannot be ended"
         if why:
-            record.write_decision({"restart": False, "why": why, "pause": 0.0})
+            record.write_decision(False, why)
             return False
         from holdfast._supervise import restart
 
@@ -242,26 +227,21 @@ class Supervision:
         verdict = restart.find_verdict(record)
         known = {"was_asked": attempt.was_asked, "has_run": self._has_run}
         end = restart.find_end(record, status, verdict, has_hung=attempt.has_hung, **known)
-        decision = self._decide_by().after(end)
-        record.write_decision(restart.as_record(decision))
+        if self._restarts is None:
+            self._restarts = restart.Restarts(
+                self._most,
+                in_job=self._in_job,
+                tasks=self._tasks(),
+                first_pause_seconds=variables.seconds("HOLDFAST_PAUSE_SECONDS", 1.0),
+            )
+        decision = self._restarts.after(end)
+        record.write_decision(decision.restart, decision.why, decision.pause_seconds)
         # Each of several tasks has a leader, and all of them write to one log.
         rank = f"rank {self._environment.get('SLURM_PROCID')}: " if self._tasks() > 1 else ""
         restart.explain(
             lambda text: attempt.say(f"{rank}{text}"), record, verdict, decision, os.getpid()
         )
         return decision.restart and self._pause(decision.pause_seconds)
-
-    def _decide_by(self) -> Restarts:
-        from holdfast._supervise.restart import Restarts
-
-        if self._restarts is None:
-            self._restarts = Restarts(
-                self._most,
-                in_job=self._in_job,
-                tasks=self._tasks(),
-                first_pause_seconds=variables.seconds("HOLDFAST_PAUSE_SECONDS", 1.0),
-            )
-        return self._restarts
 
     def _tasks(self) -> int:
         tasks = self._environment.get("SLURM_STEP_NUM_TASKS", "") if self._in_job else ""

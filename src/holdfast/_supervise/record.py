@@ -122,7 +122,6 @@ class SupervisionRecord:
             self.signals.append(record)
 
     def write(self, **values: Any) -> None:
-        """Write the record with what is known by now."""
         self._record |= {**values, "signals": self.signals}
         if self.folder is None:
             return
@@ -150,8 +149,8 @@ class SupervisionRecord:
                 write_led(led_hang(self.folder), hang)
         self.write(hang=self.hang)
 
-    def write_decision(self, decision: dict[str, Any]) -> None:
-        self.write(decision=decision)
+    def write_decision(self, restart: bool, why: str, pause_seconds: float = 0.0) -> None:
+        self.write(decision={"restart": restart, "why": why, "pause": round(pause_seconds, 3)})
         self._copy_to_run()
 
     def runs(self) -> list[dict[str, Any]]:
@@ -160,7 +159,6 @@ class SupervisionRecord:
 
     @property
     def has_run(self) -> bool:
-        """Whether there has been one."""
         self._has_run = self._has_run or bool(self.runs())
         return self._has_run
 

@@ -39,8 +39,6 @@ class CommandEnd:
 
 @dataclass(frozen=True)
 class RestartDecision:
-    """What is done after an end, and why."""
-
     restart: bool
     why: str
     pause_seconds: float = 0.0
@@ -180,7 +178,6 @@ def explain(
     decision: RestartDecision,
     pid: int,
 ) -> None:
-    """Say what happened and what follows."""
     if verdict is not None and verdict.restart is not Restart.DONE:
         subject = str(pid)
         for run in record.runs()[:1]:
@@ -196,15 +193,6 @@ def explain(
         say(f"starting it again{after} ({decision.why}).")
     elif decision.is_news:
         say(f"not starting it again: {decision.why}.")
-
-
-def as_record(decision: RestartDecision) -> dict[str, Any]:
-    """For led.json."""
-    return {
-        "restart": decision.restart,
-        "why": decision.why,
-        "pause": round(decision.pause_seconds, 3),
-    }
 
 
 def _reached(layout: RunLayout, attempt: int) -> tuple[int | None, int | None]:

@@ -52,7 +52,7 @@ def stop_ourselves(*, with_group: bool) -> None:
 
     Returns at once where no shell could continue us: the system stops no process then.
     """
-    # The group has whatever else the shell has started for this job, such as a script.
+    # The group also has other processes that the shell has started for this job.
     os.kill(0 if with_group else os.getpid(), signal.SIGTSTP)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTSTP})
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTSTP})

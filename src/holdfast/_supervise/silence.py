@@ -10,14 +10,12 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from holdfast._environment.processes.tree import Tree
 from holdfast._supervise import children
 from holdfast._supervise.ending import Timeout
-from holdfast._supervise.hangs import NO_HANG
-from holdfast._supervise.record import SupervisionRecord
+from holdfast._supervise.hangs import NO_HANG, WatchedCommand
 
 if TYPE_CHECKING:
     from holdfast._supervise.inspect import Inspection
@@ -30,36 +28,21 @@ _AGAIN_SECONDS = 3.0  # from the first inspection that finds it idle to the seco
 _LET_GO_SECONDS = 60.0
 _WORKS = 0.02  # of a core
 _TICKS = os.sysconf("SC_CLK_TCK")
-_IDLE = ("IDLE", "POLLS", "DISK")  # launchers poll, whatever their children do
+_IDLE = ("IDLE", "POLLS", "DISK")  # launchers poll, even if their children hang
 _HELD = ("PAUSED", "TRACED", "STOPPED", "FROZEN")
 
 
 class SilenceWatch:
     """Measures for how long it has done nothing, and finds out whether it hangs."""
 
-    def __init__(
-        self,
-        child: int,
-        me: int,
-        record: SupervisionRecord,
-        timeout: Timeout,
-        *,
-        say: Callable[[str], None],
-        is_held_up: Callable[[], bool],
-        has_keys: bool,
-    ) -> None:
-        self._child = child
-        self._me = me
-        self._record = record
+    def __init__(self, command: WatchedCommand, timeout: Timeout) -> None:
+        self._command = command
         self._timeout = timeout
-        self._say = say
-        self._is_held_up = is_held_up  # the reader of its output does not read
-        self._has_keys = has_keys
-        self._tree = Tree(child)
+        self._tree = Tree(command.child)
         self._keepers: list[int] = []
         self._has_ranks: bool | None = None  # found out when it matters
         self._inspection: Inspection | None = None
-        self._inspectors: set[int] = set()
+        self.inspectors: set[int] = set()
         self._is_first = True  # of the two inspections
         self._held = ""  # by what, as it was said
         self._held_at = 0.0
@@ -77,17 +60,13 @@ class SilenceWatch:
         wanted = self._timeout.without_run(has_ranks=False) / _LOOKS
         return min(_LONGEST_SECONDS, max(_SHORTEST_SECONDS, wanted))
 
-    def is_of(self, pid: int) -> bool:
-        """Whether a process is one of our inspections."""
-        return pid in self._inspectors
-
     def poll(self) -> None:
         """Find out whether it hangs; `hang` is set if so."""
         now = time.monotonic()
         was_away = now - self._last > _AWAY_SECONDS + self.pause_seconds()
         self._last = now
-        is_known = was_away or self._is_held_up() or self._has_keeper()
-        if is_known or self._record.printed_at > self._since or self._has_worked(now):
+        is_known = was_away or self._command.is_held_up() or self._has_keeper()
+        if is_known or self._command.record.printed_at > self._since or self._has_worked(now):
             self._start_over(now)
         elif self._inspection is not None:
             if self._inspection.is_done:
@@ -108,7 +87,7 @@ class SilenceWatch:
         if time.monotonic() - self._since < patience:
             return patience
         if self._has_ranks is None:
-            self._has_ranks = children.has_ranks(self._me)
+            self._has_ranks = children.has_ranks(self._command.leader)
         # Ranks wait for each other before they begin, and some start late.
         return self._timeout.without_run(has_ranks=self._has_ranks)
 
@@ -121,21 +100,21 @@ class SilenceWatch:
 
     def _has_keeper(self) -> bool:
         """A keeper knows more of the run, and reports what it finds."""
-        if not self._record.has_run:
+        if not self._command.record.has_run:
             return False
         if not any(map(children.is_keeper, self._keepers)):
-            self._keepers = children.keepers(self._me)
+            self._keepers = children.keepers(self._command.leader)
         return bool(self._keepers)
 
     def _is_for_others(self) -> bool:
         """Whether it is not ours to judge: a keeper does, or nothing can be seen from here."""
-        if self._is_first and children.keepers(self._me):  # of a run of another leader
+        if self._is_first and children.keepers(self._command.leader):  # of a run of another leader
             return True
-        if (client := children.works_elsewhere(self._me)) is None:
+        if (client := children.works_elsewhere(self._command.leader)) is None:
             return False
-        if not self._record.has_run and not self._is_client_said:
+        if not self._command.record.has_run and not self._is_client_said:
             self._is_client_said = True
-            self._say(
+            self._command.say(
                 f"what {client} has started cannot be seen from here, so it is never taken for "
                 f"a hang.\n  To have it watched: {client} … holdfast run --hang-timeout …"
             )
@@ -147,15 +126,15 @@ class SilenceWatch:
         return used < 0 or used > max(0.05, _WORKS * (now - self._since))
 
     def _used(self) -> int:
-        return sum(map(children.used_ticks, (self._child, *self._tree.look())))
+        return sum(map(children.used_ticks, (self._command.child, *self._tree.look())))
 
     def _start_inspection(self, now: float) -> None:
         from holdfast._supervise.inspect import Inspection  # only in trouble
 
         self._next_inspection = now + _AGAIN_SECONDS
         with contextlib.suppress(OSError):
-            self._inspection = Inspection(self._child)
-            self._inspectors.add(self._inspection.pid)
+            self._inspection = Inspection(self._command.child)
+            self.inspectors.add(self._inspection.pid)
 
     def _judge(self, now: float) -> None:
         assert self._inspection is not None
@@ -164,7 +143,7 @@ class SilenceWatch:
         self._next_inspection = now + _AGAIN_SECONDS
         if seen is None or not seen["look"].get("processes"):
             self._start_over(now)  # unknown: the benefit of the doubt
-        elif seen["activity"] in _HELD or (self._has_keys and self._awaits_keys()):
+        elif seen["activity"] in _HELD or (self._command.has_keys and self._awaits_keys()):
             self._wait_for_who_holds_it(seen, now)
             self._start_over(now)
         elif seen["activity"] not in _IDLE or seen["cause"] in NO_HANG:
@@ -176,7 +155,6 @@ class SilenceWatch:
             self.hang = self._hang_record(seen, now)
 
     def _hang_record(self, seen: dict[str, Any], now: float) -> dict[str, Any]:
-        """For hang.json."""
         return {
             "by": "leader",
             "began": self._began,
@@ -198,12 +176,12 @@ class SilenceWatch:
         # Said once for a person who steps through it, and again after a longer pause.
         was_let_go = now - self._held_at > max(_LET_GO_SECONDS, 2 * self._patience())
         if held != self._held or was_let_go:
-            self._say(_why_wait(held, seen["look"]["processes"]))
+            self._command.say(_why_wait(held, seen["look"]["processes"]))
         self._held, self._held_at = held, now
 
     def _awaits_keys(self) -> bool:
         """Whether the last line is a prompt, and not a bar, which is drawn over and over."""
-        line = self._record.last_printed.rpartition(b"\n")[2].lstrip(b"\r")
+        line = self._command.record.last_printed.rpartition(b"\n")[2].lstrip(b"\r")
         return bool(line.strip()) and b"\r" not in line
 
 

@@ -100,7 +100,6 @@ class Keyboard:
         self.open()
 
     def close(self) -> None:
-        """Restore our terminal."""
         if self._is_open and self._before is not None:
             with contextlib.suppress(termios.error, OSError):
                 termios.tcsetattr(self.descriptor, termios.TCSANOW, self._before)

@@ -22,7 +22,7 @@ from holdfast import _text
 from holdfast._environment.processes.identity import of_process
 from holdfast._errors import NotARun
 from holdfast._report.status.gather import find_runs, on_this_line, world_of
-from holdfast._report.status.ranks import keepers_of
+from holdfast._report.status.parts import keepers_of
 from holdfast._store.folder.atomic import remove_folder
 from holdfast._store.folder.attempts import find_run, is_live, lease_holder
 from holdfast._store.folder.layout import RunLayout, foreign_in, writer_of

@@ -131,7 +131,7 @@ def _refuse_if_live_or_finished(folder: Path) -> None:
     found = summarize(folder)
     if found.is_live:
         raise FolderError(
-            f"{folder}: is live: pid {found.pid} on {found.host} trains here.\n"
+            f"{folder}: is live: pid {found.process.pid} on {found.process.host} trains here.\n"
             f"To look: {_text.command('status', folder)}\n"
             f"To stop it: {_text.command('stop', folder)}"
         )

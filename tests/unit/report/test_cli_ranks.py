@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from holdfast._report.status.ranks import (
+from holdfast._report.status.parts import (
     RankDeath,
     describe_ranks,
     describe_straggler,

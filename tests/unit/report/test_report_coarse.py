@@ -8,7 +8,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast._report.series import Curve, Levels, SnapshotMarks, Times
+from holdfast._report.series import Curve, Levels, SnapshotMark, SnapshotMarks, Times
 from holdfast._store.folder.series import bucket_of
 
 numbers = st.floats(-1e6, 1e6)
@@ -77,10 +77,10 @@ def test_odd_histograms_are_passed_over():
 def test_memory_keeps_its_peak(found):
     levels = Levels(10)
     for t, used in enumerate(found):
-        levels.add(float(t), used, None, None)
-    t, columns, *_ = levels.columns()
+        levels.put((float(t), used, None))
+    t, values, _ = levels.columns(3)
     assert len(t) <= 10
-    assert max(columns, default=None) == max(found, default=None)
+    assert max(values, default=None) == max(found, default=None)
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 50)), max_size=2000))
@@ -88,7 +88,7 @@ def test_marks_of_snapshots_count_all_of_them(found):
     found.sort(key=lambda row: row[0])
     snapshots = SnapshotMarks()
     for t, (attempt, count) in enumerate(found):
-        snapshots.add(attempt, float(t), count, t)
+        snapshots.put(SnapshotMark(attempt, float(t), float(t), count, t))
     events = snapshots.events()
     assert len(events) <= 403
     assert sum(each["count"] for each in events) == sum(count for _, count in found)

@@ -41,7 +41,9 @@ def test_a_run_has_its_hyperparameters_and_its_results(tmp_path):
     found = compared(tmp_path)
     first = found["runs"][0]
     assert first["config"] == {"lr": 1e-4, "seed": 0, "model.width": 64, "data": "c4"}
+    assert RunModel(tmp_path / "r0").view()["run"]["config"] == first["config"]
     assert found["differing"] == ["lr", "seed", "model.width"]
+    assert found["higher"] == ["accuracy"]
     assert found["metrics"] == ["loss", "accuracy"]
     assert found["metric"] == "loss"
     result = first["results"]["loss"]

@@ -67,13 +67,13 @@ def test_a_hostile_name_stays_text(view):
 
 def test_scripts_and_styles_are_allowed_by_their_hashes_only(view):
     text = html.render(view)
-    policy = html.policy(live=False)
+    policy = html.policy(is_live=False)
     tags = Tags(text)
     (told,) = [a["content"] for tag, a in tags.found if a.get("http-equiv")]
     assert told == policy
     assert "default-src 'none'" in policy
     assert "connect-src" not in policy
-    assert "connect-src 'self'" in html.policy(live=True)
+    assert "connect-src 'self'" in html.policy(is_live=True)
     for script in re.findall(r"<script>(.*?)</script>", text, re.DOTALL):
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
         assert f"'sha256-{digest}'" in policy
@@ -88,7 +88,7 @@ def test_the_page_needs_nothing_from_anywhere(view):
 
 
 def test_the_live_page_has_its_addresses(view):
-    text = html.page('a "run"', {"data-live": '/api/"x"'})
+    text = html.live_page(html.RUN_PAGE, 'a "run"', "null", {"data-live": '/api/"x"'})
     tags = Tags(text)
     assert dict(tags.found[0][1])["data-live"] == '/api/"x"'
     (told,) = tags.texts("script", id="holdfast-view")

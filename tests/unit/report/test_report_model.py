@@ -11,9 +11,9 @@ import pytest
 
 from holdfast._errors import NotARun
 from holdfast._report import view as shape
-from holdfast._report.gpus import read_level
 from holdfast._report.html import to_json
 from holdfast._report.model import RunModel
+from holdfast._report.series import read_gpus
 from tests.unit.report_folder import BEGIN, Book, killed_and_resumed
 
 
@@ -423,7 +423,7 @@ def test_gpus_of_the_run_have_their_load_memory_power_and_temperature(folder):
     busy = [[0, 70, 80, 50, 90, 300, 60], [1, 70, 80, 40, 70, 250, 71], [2, 9, 80, None, 5, 60, 30]]
     book.row(1, 3, 1, mem={"rss": 10, "gpu": busy})
     gpus = view_of(folder)["gpus"]
-    # The third one is of somebody else.
+    # The third one belongs to another user.
     assert (gpus["busy"], gpus["used"], gpus["total"]) == ([80.0], [90.0], 160.0)
     assert (gpus["watts"], gpus["celsius"]) == ([550.0], [71.0])
 
@@ -441,5 +441,4 @@ def test_gpus_of_the_run_have_their_load_memory_power_and_temperature(folder):
     ],
 )
 def test_a_sample_of_gpus_may_say_little(sample, told):
-    found = read_level(1.0, sample)
-    assert (None if found is None else tuple(found[1:])) == told
+    assert read_gpus(sample) == told

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast._report import html, openmetrics
 from holdfast._report.model import RunModel
-from holdfast._report.status.hangs import Stuck, describe_stuck, tell_duration
+from holdfast._report.status.parts import Stuck, describe_stuck, tell_duration
 from holdfast._report.view import View
 from tests.unit.report_folder import BEGIN, Book, killed_and_resumed
 

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast._store.folder.supervised import led_hang
 from holdfast._supervise.ending import Timeout
-from holdfast._supervise.hangs import CommandHangs
+from holdfast._supervise.hangs import CommandHangs, WatchedCommand
 from holdfast._supervise.record import SupervisionRecord
 from holdfast._tools.cli import _led_command
 
@@ -74,13 +74,14 @@ def test_a_hang_that_was_ended_between_two_looks_counts_and_what_is_left_is_told
     gone = subprocess.Popen(["true"])
     gone.wait()
     with subprocess.Popen(["sleep", "60"]) as left:
-        standstill = CommandHangs(
+        command = WatchedCommand(
             *(gone.pid, os.getpid(), book, Timeout(2.0)),
             say=lambda text: None,
             rest=lambda: [] if left.poll() is not None else [left.pid],
             is_held_up=lambda: False,
             has_keys=False,
         )
+        standstill = CommandHangs(command)
         assert not standstill.has_hung
         standstill.end_the_rest(lambda seconds: left.wait(20))
         assert standstill.has_hung

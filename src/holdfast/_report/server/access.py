@@ -95,7 +95,7 @@ class Gate:
             self._hosts |= {host.removesuffix(":80") for host in self._hosts}
 
     def refuse(self, asked: RequestHead) -> Refusal | None:
-        """Why a request is refused whatever secrets it has; None if they are checked next."""
+        """Why a request is refused, even with the right secrets; None if those are checked next."""
         host = (asked.header("host") or "").lower()
         if host not in self._hosts:
             return Refusal(421, "This server answers only to 127.0.0.1 and localhost.")

@@ -24,45 +24,40 @@ Record = dict[str, Any]
 _MOST_STACK_CHARACTERS = 2_000_000
 
 
-def act(kind: str, watched: Watched) -> Answer:
+def act(kind: str, watched: Watched, body: bytes) -> Answer:
     """Called in a thread: a run of another machine is watched for some seconds."""
     try:
         # Requests are written into the folder: never through a link.
         watched.follower.check()
-        return ACTIONS[kind](watched)
+        return ACTIONS[kind](watched, body)
     except (Odd, HoldfastError) as error:
         sentence = str(error).partition("\n")[0]
         # The page shows the name of the run, not its path.
         return {"ok": False, "sentence": sentence.removeprefix(f"{watched.follower.folder}: ")}
 
 
-def label(watched: Watched, body: bytes) -> Answer:
-    """Set tags, note or archive of a run, by a request of its page."""
+def _label(watched: Watched, body: bytes) -> Answer:
     try:
-        watched.follower.check()
-        try:
-            change = json.loads(body)
-        except ValueError:
-            raise SettingsError("The request is not JSON.") from None
-        found = change_labels(watched.follower.layout, _text.record(change))
-    except (Odd, HoldfastError) as error:
-        return {"ok": False, "sentence": str(error).partition("\n")[0]}
+        change = json.loads(body)
+    except ValueError:
+        raise SettingsError("The request is not JSON.") from None
+    found = change_labels(watched.follower.layout, _text.record(change))
     return {"ok": True, "sentence": "Written into the run folder.", "labels": asdict(found)}
 
 
-def _stop(watched: Watched) -> Answer:
+def _stop(watched: Watched, _: bytes) -> Answer:
     who = _ask(watched, "stop", reason="holdfast ui", now=False)
     what = "It ends the step that it is in, makes it durable and leaves."
     return {"ok": True, "sentence": f"Asked to stop ({who}). {what}"}
 
 
-def _save(watched: Watched) -> Answer:
+def _save(watched: Watched, _: bytes) -> Answer:
     who = _ask(watched, "save")
     what = "It is taken at the end of the step."
     return {"ok": True, "sentence": f"Asked for a checkpoint ({who}). {what}"}
 
 
-def _stacks(watched: Watched) -> Answer:
+def _stacks(watched: Watched, _: bytes) -> Answer:
     found = ask_look(watched.follower.folder)
     if found is None:
         return {"ok": False, "sentence": "Nothing of its processes can be read from here."}
@@ -74,10 +69,11 @@ def _stacks(watched: Watched) -> Answer:
     return {"ok": True, "sentence": sentence, "stacks": text, "lines": lines}
 
 
-ACTIONS: dict[str, Callable[[Watched], Answer]] = {
+ACTIONS: dict[str, Callable[[Watched, bytes], Answer]] = {
     "stop": _stop,
     "save": _save,
     "stacks": _stacks,
+    "labels": _label,
 }
 
 

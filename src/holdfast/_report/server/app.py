@@ -25,7 +25,6 @@ from holdfast._report import html as report_page
 from holdfast._report import openmetrics
 from holdfast._report.compare import MOST_RUNS
 from holdfast._report.output import read_output
-from holdfast._report.server import pages
 from holdfast._report.server.access import (
     HEADERS,
     MOST_BODY_BYTES,
@@ -33,12 +32,10 @@ from holdfast._report.server.access import (
     Gate,
     RequestHead,
 )
-from holdfast._report.server.actions import ACTIONS, act, label
-from holdfast._report.server.comparing import Comparisons
+from holdfast._report.server.actions import ACTIONS, act
 from holdfast._report.server.find import Odd
 from holdfast._report.server.index import RunIndex, Watched
-from holdfast._report.server.live import LiveViews, ThreadLimit, TooBusy
-from holdfast._report.view import View
+from holdfast._report.server.live import Comparisons, LiveViews, Sent, ThreadLimit, TooBusy
 
 _MOST_ROWS = 1000  # of one answer
 _FIRST_ROWS = 100  # in the page itself
@@ -51,8 +48,6 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class Application:
-    """The ASGI application."""
-
     def __init__(self, index: RunIndex, gate: Gate, *, is_read_only: bool) -> None:
         self._index = index
         self._gate = gate
@@ -75,9 +70,6 @@ class Application:
                 Route(f"/{{place}}/run/{{key}}/{kind}", self._action(kind), methods=["POST"])
                 for kind in ACTIONS
             ]
-            self._routes.append(
-                Route("/{place}/run/{key}/labels", self._change_labels, methods=["POST"])
-            )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -124,7 +116,7 @@ class Application:
             return await self._metrics()
         if not gate.has_session(asked):
             if gate.is_in_place(asked) and gate.comes_from_outside(asked):
-                return HTMLResponse(pages.bounce_page())
+                return HTMLResponse(report_page.short_page("One moment…", reloads=True))
             return _words(401, _NEED_TOKEN, asked)
         if asked.method == "POST":
             if not gate.may_post(asked):
@@ -151,27 +143,27 @@ class Application:
         index = self._index
         here = f"/{self._gate.keys.place}"
         attributes = {
-            "runs": f"{here}/runs",
-            "run": f"{here}/run/",
-            "compare": f"{here}/compare",
-            "folder": _text.name(index.root),
-            "version": __version__,
+            "data-runs": f"{here}/runs",
+            "data-run": f"{here}/run/",
+            "data-compare": f"{here}/compare",
+            "data-folder": _text.name(index.root),
+            "data-version": __version__,
         }
         title = _text.name(index.root.name or index.root)
-        page, policy = pages.list_page(title, index.table.first(_FIRST_ROWS), attributes)
-        return HTMLResponse(page, headers={"content-security-policy": policy})
+        rows = report_page.escape(index.table.first(_FIRST_ROWS))
+        return _page(report_page.LIST_PAGE, title, rows, attributes)
 
     async def _changes(self, request: Request) -> Response:
         given = request.query_params.get("since", "0")
         if not (given.isascii() and given.isdigit() and len(given) < 16):
             raise HTTPException(400, "`since` is a number that this server gave.")
         index = self._index
-        rows, revision, has_more, anew = index.table.since(int(given), _MOST_ROWS)
+        rows, revision, has_more, starts_over = index.table.since(int(given), _MOST_ROWS)
         found, read = index.counts()
         rest = {
             "revision": revision,
             "more": has_more,
-            "anew": anew,
+            "starts_over": starts_over,
             "found": found,
             "read": read,
             "done": index.has_found and read >= found,
@@ -180,7 +172,10 @@ class Application:
         }
         # The rows are JSON already.
         body = f'{{"rows":{rows},{json.dumps(rest)[1:]}'.encode()
-        return _json(request, body)
+        headers = {}
+        if len(body) > _PACKED_BYTES and _takes_packed(request):
+            body, headers = gzip.compress(body, 1), {"content-encoding": "gzip"}
+        return Response(body, media_type="application/json", headers=headers)
 
     def _find(self, request: Request) -> Watched:
         watched = self._index.get(request.path_params["key"])
@@ -202,27 +197,18 @@ class Application:
             "data-run": f"{here}/run/",
         }
         title = f"{len(runs)} runs" if len(runs) != 1 else "1 run"
-        # It is small beside the time to read many runs: the page comes first and requests it.
-        page = report_page.comparison_page(title, attributes, None)
-        policy = report_page.policy(live=True, page=report_page.COMPARE_PAGE)
-        headers = {"content-security-policy": f"{policy}; frame-ancestors 'none'"}
-        return HTMLResponse(page, headers=headers)
+        # Many runs take long to read, so the page is sent first and requests them.
+        return _page(report_page.COMPARE_PAGE, title, "null", attributes)
 
     async def _compared(self, request: Request) -> Response:
         metric = request.query_params.get("metric")
         runs = self._find_all(request)
         sent = await self._reading.run(self._comparisons.newest, runs, metric)
-        return _send(request, sent.tag, sent.body, sent.packed)
+        return _send(request, sent)
 
     async def _output(self, request: Request) -> Response:
         watched = self._find(request)
         return JSONResponse(await self._reading.run(read_output, watched.follower.folder))
-
-    async def _change_labels(self, request: Request) -> Response:
-        watched = self._find(request)
-        said = await self._acting.run(label, watched, request.state.body)
-        self._index.look_soon(watched)
-        return JSONResponse(said, status_code=200 if said["ok"] else 409)
 
     async def _run(self, request: Request) -> Response:
         watched = self._find(request)
@@ -234,31 +220,27 @@ class Application:
             "data-index": f"{here}/",
         }
         if not self._is_read_only:
-            attributes |= {f"data-{kind}": f"{address}/{kind}" for kind in (*ACTIONS, "labels")}
+            attributes |= {f"data-{kind}": f"{address}/{kind}" for kind in ACTIONS}
             attributes["data-token"] = self._gate.keys.posting
-        view = await self._view_within(watched, _PAGE_SECONDS)
-        page = await self._reading.run(report_page.page, watched.name, attributes, view)
-        policy = f"{report_page.policy(live=True)}; frame-ancestors 'none'"
-        return HTMLResponse(page, headers={"content-security-policy": policy})
-
-    async def _view_within(self, watched: Watched, seconds: float) -> View | None:
-        """The view, if it is ready in time; otherwise the page is sent first and requests it."""
+        # If the view is not ready in time, the page is sent first and requests it.
         task = asyncio.ensure_future(self._reading.run(self._views.newest, watched))
-        await asyncio.wait({task}, timeout=seconds)
-        if not task.done():
+        await asyncio.wait({task}, timeout=_PAGE_SECONDS)
+        view = "null"
+        if task.done():
+            view = task.result().body.decode()
+        else:
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
-            return None
-        return task.result().view
+        return _page(report_page.RUN_PAGE, watched.name, view, attributes)
 
     async def _view(self, request: Request) -> Response:
         watched = self._find(request)
         sent = await self._reading.run(self._views.newest, watched)
-        return _send(request, sent.tag, sent.body, sent.packed)
+        return _send(request, sent)
 
     def _action(self, kind: str) -> Endpoint:
         async def answer(request: Request) -> Response:
             watched = self._find(request)
-            said = await self._acting.run(act, kind, watched)
+            said = await self._acting.run(act, kind, watched, request.state.body)
             self._index.look_soon(watched)
             return JSONResponse(said, status_code=200 if said["ok"] else 409)
 
@@ -286,26 +268,25 @@ async def _read_body(request: Request) -> bytes:
 def _words(status: int, sentence: str, asked: RequestHead) -> Response:
     """A sentence: as a page for people, as JSON for scripts."""
     if "text/html" in (asked.header("accept") or ""):
-        return HTMLResponse(pages.word_page(sentence), status)
+        return HTMLResponse(report_page.short_page(sentence), status)
     return JSONResponse({"ok": False, "sentence": sentence}, status)
 
 
-def _send(request: Request, tag: str, body: bytes, packed: bytes) -> Response:
+def _page(page: str, title: str, data: str, attributes: dict[str, str]) -> Response:
+    policy = f"{report_page.policy(page, is_live=True)}; frame-ancestors 'none'"
+    text = report_page.live_page(page, title, data, attributes)
+    return HTMLResponse(text, headers={"content-security-policy": policy})
+
+
+def _send(request: Request, sent: Sent) -> Response:
     """JSON with a tag: a page that has it already gets no body."""
-    headers = {"etag": tag}
-    if request.headers.get("if-none-match") == tag:
+    headers = {"etag": sent.tag}
+    if request.headers.get("if-none-match") == sent.tag:
         return Response(status_code=304, headers=headers)
     if _takes_packed(request):
         headers["content-encoding"] = "gzip"
-        body = packed
-    return Response(body, media_type="application/json", headers=headers)
-
-
-def _json(request: Request, body: bytes) -> Response:
-    headers = {}
-    if len(body) > _PACKED_BYTES and _takes_packed(request):
-        body, headers = gzip.compress(body, 1), {"content-encoding": "gzip"}
-    return Response(body, media_type="application/json", headers=headers)
+        return Response(sent.packed, media_type="application/json", headers=headers)
+    return Response(sent.body, media_type="application/json", headers=headers)
 
 
 def _takes_packed(request: Request) -> bool:

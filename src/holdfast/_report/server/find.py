@@ -53,8 +53,7 @@ class PlainCheck:
 
     def _check_folder(self, folder: str, names: tuple[str, ...] | None = None) -> list[str]:
         """Check the entries if they have changed; returns the folders among them."""
-        changed = _changed_at(folder)
-        if changed is None:
+        if (changed := changed_ns(folder)) < 0:
             return []
         known = self._seen.get(folder)
         if known is not None and known[0] == changed:
@@ -99,11 +98,12 @@ def leads_inside(link: Path, root: Path) -> bool:
     return target.is_relative_to(root) and (stat.S_ISREG(kind) or stat.S_ISDIR(kind))
 
 
-def _changed_at(folder: str) -> int | None:
+def changed_ns(path: str | Path) -> int:
+    """Its time of change; -1 if it is not there."""
     try:
-        return os.lstat(folder).st_mtime_ns
+        return os.lstat(path).st_mtime_ns
     except OSError:
-        return None
+        return -1
 
 
 _DEPTH = 3  # as `holdfast status`
@@ -114,8 +114,6 @@ _SETTLED_NS = 2_000_000_000
 
 @dataclass
 class FoundRuns:
-    """The result of one pass."""
-
     runs: list[Path] = field(default_factory=list)
     links: int = 0  # that lead out of the folder
     folders: int = 0
@@ -190,9 +188,7 @@ class RunFinder:
             found.is_cut = True
 
     def _list(self, folder: Path) -> _Listing:
-        try:
-            changed = folder.lstat().st_mtime_ns
-        except OSError:
+        if (changed := changed_ns(folder)) < 0:
             self._listings.pop(folder, None)
             return _Listing(0, [])
         known = self._listings.get(folder)

@@ -19,12 +19,14 @@ from pathlib import Path
 
 from holdfast import _text
 from holdfast._errors import HoldfastError
+from holdfast._report.json_lines import Lines
 from holdfast._report.labels import read_labels
-from holdfast._report.server.find import Odd, RunFinder
-from holdfast._report.server.follow import RunFollower
+from holdfast._report.server.find import Odd, PlainCheck, RunFinder, changed_ns
 from holdfast._report.server.rows import Row, RunTable, odd_row, row_of
 from holdfast._report.started import read_config
-from holdfast._report.status.gather import RunSummary
+from holdfast._report.status.gather import JournalHistory, RunSummary, summarize
+from holdfast._store.folder.attempts import SILENT_SECONDS, is_live_here, read_json
+from holdfast._store.folder.layout import RunLayout
 
 _THREADS = 4
 _MOST_LEFT = 16  # threads that hang
@@ -32,13 +34,92 @@ _HUNG_SECONDS = 20.0
 _LIVE_SECONDS = 1.0
 _REST_SECONDS = 2.0
 _FIND_SECONDS = 2.0
-_LONGEST_SECONDS = 30.0  # whatever it costs
+_LONGEST_SECONDS = 30.0  # also where a read costs much
 _ANYWAY_SECONDS = 120.0  # states in memory go without a change on disk
 _LIVE_SHARE, _REST_SHARE, _FIND_SHARE = 4.0, 8.0, 8.0  # times the cost of a whole round
 _RECENT_SECONDS = 86400.0
 _GIVE_WAY_SECONDS = 0.5
 _WAITING = 0.25  # the cost of a second of waiting
 _SMOOTH = 0.05
+_SETTLED_SECONDS = 2.0  # the clocks of some file systems tick that slowly
+
+
+class RunFollower:
+    """Follows one run folder; used by one thread at a time."""
+
+    def __init__(self, folder: Path, root: Path) -> None:
+        self.folder = folder
+        self.changed_at = 0.0  # of its files, by the clock of the disk
+        self.is_watched = False  # more heartbeats are needed to see whether it lives
+        self._plain = PlainCheck(folder, root)
+        self.layout = layout = RunLayout(folder)
+        known = (layout.journal, layout.attempts, layout.checkpoints, layout.identity)
+        self._paths = tuple(map(str, known))
+        self._labels = str(layout.labels)
+        self._journal = Lines(layout.journal)
+        self.history = JournalHistory()
+        self.is_behind = False  # there is more of the journal to read
+        self._signature: tuple[int, ...] = ()
+        self._attempt = 0
+        self._beat: tuple[int, object] | None = None
+        self._beat_at = 0.0
+        self._has_beaten = False
+
+    def check(self) -> None:
+        self._plain.check()
+
+    def has_changed(self) -> bool:
+        """Whether anything was written since the last look; in doubt, True for some seconds."""
+        return self._sign() != self._signature or time.time() - self.changed_at < _SETTLED_SECONDS
+
+    def look(self) -> RunSummary:
+        """The run as it is now; Odd if it cannot be read, NotARun if it is gone."""
+        self._plain.check()
+        numbers = self.layout.attempt_numbers()
+        self._attempt = numbers[-1] if numbers else 0
+        # Before the rest is read, so that a write meanwhile counts as a change.
+        self._signature = self._sign()
+        self.is_watched = False
+        return summarize(self.folder, look=self.is_live, history=self.read_journal())
+
+    def read_journal(self) -> JournalHistory:
+        """Read on, one piece at a time."""
+        piece = next(self._journal.read(), None)
+        if self._journal.has_started_over:
+            self.history = JournalHistory()
+        if piece is not None:
+            self.history.take_lines(piece)
+        self.is_behind = piece is not None and self._journal.share < 1
+        return self.history
+
+    def is_live(self, layout: RunLayout, attempt: int) -> bool:
+        """As `attempts.is_live`, but over several looks instead of one that waits."""
+        if (known := is_live_here(layout, attempt)) is not None:
+            return known
+        beat, now = (attempt, read_json(layout.heartbeat(attempt)).get("beat")), time.monotonic()
+        if beat != self._beat:
+            self._has_beaten = self._beat is not None and self._beat[0] == attempt
+            self._beat, self._beat_at = beat, now
+        is_recent = now - self._beat_at < SILENT_SECONDS
+        self.is_watched = is_recent and not self._has_beaten
+        return is_recent and self._has_beaten
+
+    def signature(self) -> tuple[int, ...]:
+        """Changes with its files; any thread may ask."""
+        paths = self._paths
+        if self._attempt:
+            paths = (*paths, str(self.layout.attempt(self._attempt)))
+        return (*map(changed_ns, paths), changed_ns(self._labels))
+
+    def _sign(self) -> tuple[int, ...]:
+        found = self.signature()
+        # The last one is of the labels: a new tag is no sign of life.
+        self.changed_at = max(found[:-1]) / 1e9
+        return found
+
+
+def start_thread(name: str, work: Callable[[], object]) -> None:
+    threading.Thread(target=work, name=name, daemon=True).start()
 
 
 @dataclass
@@ -55,16 +136,9 @@ class Watched:
 
 @dataclass
 class _Worker:
-    thread: threading.Thread | None = None
     at: Watched | None = None
     since: float = 0.0
     is_left: bool = False
-
-
-def key_of(root: Path, folder: Path) -> str:
-    """The name of a run in requests: it is only looked up, never made into a path."""
-    relative = os.fsencode(folder.relative_to(root))
-    return hashlib.blake2b(relative, digest_size=8).hexdigest()
 
 
 class RunIndex:
@@ -92,7 +166,7 @@ class RunIndex:
         for _ in range(_THREADS):
             self._hire()
         for target in (self._keep_finding, self._keep_watch):
-            threading.Thread(target=target, name="holdfast-ui-index", daemon=True).start()
+            start_thread("holdfast-ui-index", target)
 
     def close(self) -> None:
         """Stop all threads, without a wait."""
@@ -143,8 +217,9 @@ class RunIndex:
             self._walked_since = time.monotonic()
 
     def _add(self, folder: Path) -> None:
-        key = key_of(self.root, folder)
         relative = folder.relative_to(self.root)
+        # The name of a run in requests: it is only looked up, never made into a path.
+        key = hashlib.blake2b(os.fsencode(relative), digest_size=8).hexdigest()
         name = _text.name(relative if relative.parts else self.root.name)
         watched = Watched(key, name, RunFollower(folder, self.root))
         watched.follower.has_changed()  # finds out how new it is
@@ -171,11 +246,8 @@ class RunIndex:
 
     def _hire(self) -> None:
         worker = _Worker()
-        worker.thread = threading.Thread(
-            target=self._work, args=(worker,), name="holdfast-ui-look", daemon=True
-        )
         self._workers.append(worker)
-        worker.thread.start()
+        start_thread("holdfast-ui-look", lambda: self._work(worker))
 
     def _work(self, worker: _Worker) -> None:
         while not worker.is_left:

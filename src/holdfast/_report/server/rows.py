@@ -15,7 +15,7 @@ from holdfast._report.assemble import warnings_of
 from holdfast._report.labels import Labels
 from holdfast._report.started import Config
 from holdfast._report.status.gather import RunSummary
-from holdfast._report.status.job import JobSummary
+from holdfast._report.status.parts import JobSummary
 from holdfast._report.status.progress import main_metric
 
 Row = dict[str, Any]
@@ -40,7 +40,7 @@ def row_of(
 ) -> Row:
     warnings = [_short(text) for text in warnings_of(run)]
     state = "watching" if is_watched else run.state
-    ended = run.last_exit
+    ended, metric = run.last_exit, main_metric(run.outlook.metrics)
     row: Row = {
         "name": name,
         "state": state,
@@ -49,24 +49,25 @@ def row_of(
         "at": round(changed_at),
         "step": run.step,
         "total": run.total,
-        "epoch": run.epoch,
-        "epochs": run.epochs,
-        "phase": run.phase and _short(run.phase, _MOST_NAME),
+        "epoch": run.outlook.epoch,
+        "epochs": run.outlook.epochs,
+        "phase": run.outlook.phase and _short(run.outlook.phase, _MOST_NAME),
         "attempt": run.attempt,
-        "memory_step": run.memory_step,
-        "disk_step": run.disk_step,
-        "disk_at": _moment(run.disk_age_seconds),
-        "host": run.host and _short(run.host, _MOST_NAME),
+        "memory_step": run.safe.memory_step,
+        "disk_step": run.safe.disk_step,
+        "disk_at": _moment(run.safe.disk_age_seconds, -1),
+        "host": run.process.host and _short(run.process.host, _MOST_NAME),
         "ranks": len(run.ranks) or None,
         "job": _job(run.job),
         "how": None if run.is_live or ended is None else _short(ended.how.partition("\n")[0]),
         "warnings": warnings[:_MOST_WARNINGS],
-        "left": None if run.eta_seconds is None else round(run.eta_seconds),
-        "metric": _metric(run),
+        "left": None if run.outlook.eta_seconds is None else round(run.outlook.eta_seconds),
+        "metric": metric and [_short(metric, _MOST_NAME), run.outlook.metrics[metric]],
         "tags": list(labels.tags),
         "note": labels.note and _short(labels.note),
         "archived": labels.is_archived or None,
-        "config": _settings(config or {}),
+        # In one line, to be searched: `lr=0.1 seed=7`.
+        "config": " ".join(f"{key}={value}" for key, value in (config or {}).items())[:_MOST_TEXT],
     }
     return {key: value for key, value in row.items() if value not in (None, [], "")}
 
@@ -92,26 +93,14 @@ def attention(row: Row) -> tuple[int, float, str]:
     return rank, 0.0 if row["live"] else -row["at"], row["name"]
 
 
-def _metric(run: RunSummary) -> list[Any] | None:
-    """The name and the newest value of the metric that a reader wants to see first."""
-    name = main_metric(run.metrics)
-    return None if name is None else [_short(name, _MOST_NAME), run.metrics[name]]
-
-
-def _settings(config: Config) -> str:
-    """The hyperparameters in one line, to be searched: `lr=0.1 seed=7`."""
-    return " ".join(f"{key}={value}" for key, value in config.items())[:_MOST_TEXT]
-
-
 def _job(job: JobSummary | None) -> Row | None:
     if job is None:
         return None
-    end = None if job.seconds_left is None else round(time.time() + job.seconds_left)
-    return {"id": _short(job.id, _MOST_NAME), "end": end}
+    return {"id": _short(job.id, _MOST_NAME), "end": _moment(job.seconds_left, 1)}
 
 
-def _moment(age_seconds: float | None) -> int | None:
-    return None if age_seconds is None else round(time.time() - age_seconds)
+def _moment(seconds: float | None, sign: int) -> int | None:
+    return None if seconds is None else round(time.time() + sign * seconds)
 
 
 def _short(text: str, most: int = _MOST_TEXT) -> str:
@@ -161,17 +150,14 @@ class RunTable:
             self._gone += 1
             self._set(key, None, json.dumps({"key": key, "gone": True}))
             if self._gone > _MOST_GONE:
-                self._forget()
+                oldest = next(key for key, each in self._entries.items() if each.row is None)
+                self._forgotten = self._entries.pop(oldest).revision
+                self._gone -= 1
 
     def _set(self, key: str, row: Row | None, text: str) -> None:
         self._revision += 1
         self._entries[key] = _TableEntry(self._revision, row, text)
         self._entries.move_to_end(key)
-
-    def _forget(self) -> None:
-        oldest = next(key for key, each in self._entries.items() if each.row is None)
-        self._forgotten = self._entries.pop(oldest).revision
-        self._gone -= 1
 
     def __len__(self) -> int:
         return len(self._entries) - self._gone
@@ -183,8 +169,8 @@ class RunTable:
     def since(self, revision: int, limit: int) -> tuple[str, int, bool, bool]:
         """(a JSON list of rows, revision reached, whether there is more, whether to start over)."""
         with self._lock:
-            anew = revision > self._revision or 0 < revision < self._forgotten
-            revision = 0 if anew else revision
+            starts_over = revision > self._revision or 0 < revision < self._forgotten
+            revision = 0 if starts_over else revision
             newer: list[_TableEntry] = []
             for entry in reversed(self._entries.values()):
                 if entry.revision <= revision:
@@ -192,10 +178,14 @@ class RunTable:
                 newer.append(entry)
             piece = newer[::-1][:limit]
             reached = piece[-1].revision if piece else self._revision
-        return f"[{','.join(each.text for each in piece)}]", reached, len(newer) > limit, anew
+        return (
+            f"[{','.join(each.text for each in piece)}]",
+            reached,
+            len(newer) > limit,
+            starts_over,
+        )
 
     def first(self, count: int) -> str:
-        """The first rows of the page, as a JSON list."""
         with self._lock:
             entries = [each for each in self._entries.values() if each.row is not None]
         best = heapq.nsmallest(count, entries, key=lambda each: attention(each.row or {}))

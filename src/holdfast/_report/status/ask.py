@@ -15,7 +15,7 @@ from holdfast._environment.processes.inspect import Looker
 from holdfast._environment.processes.proc import FairDeadline, read_bytes
 from holdfast._errors import FolderError
 from holdfast._report.status.gather import RunSummary, summarize
-from holdfast._report.status.ranks import keepers_of
+from holdfast._report.status.parts import keepers_of
 from holdfast._store.folder import journal
 from holdfast._store.folder.attempts import find_run, is_live, keeper_of, lease_holder, read_json
 from holdfast._store.folder.layout import RunLayout
@@ -26,8 +26,6 @@ _LOOK_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """A request that was written for a run."""
-
     layout: RunLayout
     attempt: int
     pid: int
@@ -61,8 +59,6 @@ def wait_until_gone(folder: Path, asked: RunRequest) -> RunSummary:
 
 @dataclass(frozen=True, slots=True)
 class SaveOutcome:
-    """The result of a requested checkpoint."""
-
     step: int | None = None
     error: str | None = None
 

@@ -10,30 +10,31 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast import _errors, _text
 from holdfast._errors import CheckpointError, HoldfastError, NotARun
-from holdfast._report.status.hangs import (
+from holdfast._report.status.parts import (
     Disturbed,
+    JobSummary,
+    MirrorSummary,
     Paused,
-    Stuck,
-    read_disturbed,
-    read_paused,
-    read_stuck,
-)
-from holdfast._report.status.job import JobSummary, MirrorSummary, read_job, read_mirror
-from holdfast._report.status.progress import Progress, read_progress, seconds_left
-from holdfast._report.status.ranks import (
     RankDeath,
     RankSummary,
     Straggler,
+    Stuck,
     read_death,
+    read_disturbed,
+    read_job,
+    read_mirror,
+    read_paused,
     read_ranks,
     read_straggler,
+    read_stuck,
 )
+from holdfast._report.status.progress import read_progress, seconds_left
 from holdfast._store.folder import journal
 from holdfast._store.folder.attempts import (
     find_run,
@@ -157,6 +158,51 @@ class Exit:
 
 
 @dataclass(frozen=True, slots=True)
+class Outlook:
+    """How it gets on; most of it is of a live run only."""
+
+    epoch: int | None = None  # counted from 1
+    epochs: int | None = None
+    phase: str | None = None
+    boundary_age_seconds: float | None = None
+    rate_per_second: float | None = None
+    eta_seconds: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)  # the newest value of each
+
+
+@dataclass(frozen=True, slots=True)
+class SafeStates:
+    """From where it could resume."""
+
+    memory_step: int | None = None
+    memory_age_seconds: float | None = None
+    disk_step: int | None = None
+    disk_age_seconds: float | None = None
+    disk_size_bytes: int | None = None
+    slots: int | None = None
+    slots_bytes: int | None = None  # the memory that they take
+    in_shm: bool | None = None  # None: no snapshots yet
+    mirror: MirrorSummary | None = None
+    waiting: WaitingMemory | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunProcess:
+    pid: int | None = None
+    host: str | None = None
+    keeper_pid: int | None = None  # of a keeper that lives on this machine
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    deaths: list[RankDeath] = field(default_factory=list)  # of ranks, in the newest attempt
+    straggler: Straggler | None = None  # of a live run, as the next ones
+    stuck: Stuck | None = None
+    paused: Paused | None = None
+    disturbed: Disturbed | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RunSummary:
     """One run at one moment."""
 
@@ -164,37 +210,23 @@ class RunSummary:
     run_id: str
     state: str  # new, starting, training, stuck, paused, stopping, finished, stopped, failed, …
     is_live: bool
-    step: int | None
-    total: int | None
-    epoch: int | None  # of a live run with epochs, counted from 1
-    epochs: int | None
-    phase: str | None
-    attempt: int | None
-    memory_step: int | None
-    memory_age_seconds: float | None
-    disk_step: int | None
-    disk_age_seconds: float | None
-    disk_size_bytes: int | None
-    slots: int | None
-    slots_bytes: int | None  # the memory that they take
-    in_shm: bool | None  # None: no snapshots yet
-    boundary_age_seconds: float | None
-    pid: int | None
-    host: str | None
-    keeper_pid: int | None  # of a keeper that lives on this machine
-    last_exit: Exit | None
-    ranks: list[RankSummary]  # of one process alone: none
-    deaths: list[RankDeath]  # of ranks, in the newest attempt
-    straggler: Straggler | None
-    stuck: Stuck | None  # of a live run, as the next two
-    paused: Paused | None
-    disturbed: Disturbed | None
-    job: JobSummary | None  # of SLURM
-    mirror: MirrorSummary | None
-    waiting: WaitingMemory | None
-    rate_per_second: float | None = None  # of a live run, as the next
-    eta_seconds: float | None = None
-    metrics: dict[str, float] = field(default_factory=dict)  # the newest value of each
+    step: int | None = None
+    total: int | None = None
+    attempt: int | None = None
+    outlook: Outlook = field(default_factory=Outlook)
+    safe: SafeStates = field(default_factory=SafeStates)
+    process: RunProcess = field(default_factory=RunProcess)
+    trouble: Trouble = field(default_factory=Trouble)
+    last_exit: Exit | None = None
+    ranks: list[RankSummary] = field(default_factory=list)  # of one process alone: none
+    job: JobSummary | None = None  # of SLURM
+
+    def as_record(self) -> dict[str, Any]:
+        """For `holdfast status --json`: without the groups."""
+        found = asdict(self)
+        for group in ("outlook", "safe", "process", "trouble"):
+            found |= found.pop(group)
+        return found
 
 
 @dataclass(slots=True)
@@ -206,7 +238,7 @@ class JournalHistory:
     total: int | None = None
     keep_last: int | None = None
     keep_best: str | None = None
-    finished_step: int | None = None  # of the newest `finished`, in whatever attempt
+    finished_step: int | None = None  # of the newest `finished`, in any attempt
     asked_to_stop: bool = False
     deaths: list[RankDeath] = field(default_factory=list)
 
@@ -314,17 +346,12 @@ def summarize_all(folders: list[Path]) -> list[RunSummary]:
         except HoldfastError:
             if len(folders) == 1:
                 raise
-            found[folder] = _unreadable(folder)  # one of many must not hide the others
+            # One of many must not hide the others.
+            found[folder] = RunSummary(str(folder), "", "unreadable", False)
     if distant:
         with ThreadPoolExecutor(min(len(distant), _THREADS)) as pool:
             found.update(zip(distant, pool.map(summarize, distant), strict=True))
     return [found[folder] for folder in folders]
-
-
-def _unreadable(folder: Path) -> RunSummary:
-    found: dict[str, Any] = dict.fromkeys(RunSummary.__dataclass_fields__)
-    found |= {"folder": str(folder), "run_id": "", "state": "unreadable", "is_live": False}
-    return RunSummary(**found | {"ranks": [], "deaths": [], "metrics": {}})
 
 
 def _look_here(layout: RunLayout, attempt: int) -> bool:
@@ -365,8 +392,9 @@ def summarize(
     keeper = identity_in(beat.get("keeper"))
     keeper_here = keeper is not None and keeper.is_here() and keeper.is_alive()
     slots = _text.whole(beat.get("slots")) if live else None
-    progress = read_progress(layout.series(attempt), time.time()) if attempt else Progress()
-    rate = progress.rate_per_second if live else None
+    pace, metrics = read_progress(layout.series(attempt), time.time()) if attempt else (None, {})
+    rate = pace if live else None
+    shown = beat if live else {}
     return RunSummary(
         folder=str(folder),
         run_id=run_id,
@@ -374,35 +402,43 @@ def summarize(
         is_live=live,
         step=step,
         total=history.total,
-        epoch=_text.whole(beat.get("epoch")) if live else None,
-        epochs=_text.whole(beat.get("epochs")) if live else None,
-        phase=(_text.text(beat.get("phase")) or None) if live else None,
         attempt=attempt or None,
-        memory_step=in_shm[0],
-        memory_age_seconds=_age(in_shm[1]),
-        disk_step=disk_step,
-        disk_age_seconds=disk_age,
-        disk_size_bytes=disk_size,
-        slots=slots,
-        slots_bytes=_text.whole(beat.get("slots_bytes")) if live else None,
-        in_shm=None if slots is None else bool(beat.get("in_shm")),
-        boundary_age_seconds=_boundary_age(beat) if live else None,
-        pid=_text.whole(holder.pid) if holder else None,
-        host=(_text.text(holder.host) or None) if holder else None,
-        keeper_pid=keeper.pid if keeper is not None and keeper_here else None,
+        outlook=Outlook(
+            epoch=_text.whole(shown.get("epoch")),
+            epochs=_text.whole(shown.get("epochs")),
+            phase=_text.text(shown.get("phase")) or None,
+            boundary_age_seconds=_boundary_age(shown),
+            rate_per_second=rate,
+            eta_seconds=seconds_left(step, history.total, rate),
+            metrics=metrics,
+        ),
+        safe=SafeStates(
+            memory_step=in_shm[0],
+            memory_age_seconds=_age(in_shm[1]),
+            disk_step=disk_step,
+            disk_age_seconds=disk_age,
+            disk_size_bytes=disk_size,
+            slots=slots,
+            slots_bytes=_text.whole(shown.get("slots_bytes")),
+            in_shm=None if slots is None else bool(beat.get("in_shm")),
+            mirror=read_mirror(layout),
+            waiting=find_waiting(run_id) if in_memory and not live else None,
+        ),
+        process=RunProcess(
+            pid=_text.whole(holder.pid) if holder else None,
+            host=(_text.text(holder.host) or None) if holder else None,
+            keeper_pid=keeper.pid if keeper is not None and keeper_here else None,
+        ),
+        trouble=Trouble(
+            deaths=history.deaths if history.attempt == attempt else [],
+            straggler=read_straggler(shown),
+            stuck=read_stuck(shown),
+            paused=read_paused(shown),
+            disturbed=read_disturbed(shown),
+        ),
         last_exit=ended,
         ranks=read_ranks(beat),
-        deaths=history.deaths if history.attempt == attempt else [],
-        straggler=read_straggler(beat) if live else None,
-        stuck=read_stuck(beat) if live else None,
-        paused=read_paused(beat) if live else None,
-        disturbed=read_disturbed(beat) if live else None,
         job=read_job(layout, attempt, beat, live),
-        mirror=read_mirror(layout),
-        waiting=find_waiting(run_id) if in_memory and not live else None,
-        rate_per_second=rate,
-        eta_seconds=seconds_left(step, history.total, rate),
-        metrics=progress.metrics,
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast import _text
@@ -19,18 +18,10 @@ _MOST_NAME = 200
 BAR_CELLS = 20
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """`metrics` has the newest finite value of each metric."""
-
-    rate_per_second: float | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
-
-
-def read_progress(path: Path, now: float) -> Progress:
-    """From the last rows of a series; empty if there is none."""
+def read_progress(path: Path, now: float) -> tuple[float | None, dict[str, float]]:
+    """Steps in a second and the newest finite value of each metric, by the end of a series."""
     rows = _last_rows(path)
-    return Progress(_rate(rows, now), _newest(rows))
+    return _rate(rows, now), _newest(rows)
 
 
 def seconds_left(step: int | None, total: int | None, rate: float | None) -> float | None:
@@ -83,11 +74,8 @@ def _last_rows(path: Path) -> list[Record]:
         return []
     # The first line is cut, unless the whole file was read; the last one may be incomplete.
     rows = parse_lines(lines[1:-1] if size > _TAIL_BYTES else lines[:-1])
-    return [row for row in rows if series.is_row(row) and _is_sound(row)]
-
-
-def _is_sound(row: Record) -> bool:
-    return _text.real(row["t"]) is not None and _text.whole(row["s"]) is not None
+    real, whole = _text.real, _text.whole
+    return [r for r in rows if series.is_row(r) and None not in (real(r["t"]), whole(r["s"]))]
 
 
 def _rate(rows: list[Record], now: float) -> float | None:

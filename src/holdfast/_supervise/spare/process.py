@@ -3,7 +3,7 @@
     python OPTIONS process.py ORDERS ANSWERS MODULES [-m MODULE | SCRIPT] ARGS…
 
 `holdfast run` starts it with the streams, the environment and the session of the next attempt.
-It runs the script's leading statements (see leading.py). Then it imports the modules that the
+It runs the script's leading statements (see program.py). Then it imports the modules that the
 first process has imported later from packages that are here by now, such as torch._dynamo; with an
 empty MODULES it does not. It reports on ANSWERS what it takes, or why it cannot be used, and waits
 for an order. After the order the script goes on in it. The end of ORDERS means that there is no
@@ -79,7 +79,7 @@ def main() -> None:
             sets = program.import_later(names)
             later = f"the script sets {sets} after its imports" if sets else found_alive(files)
         program.add_files(audit.files)
-    except BaseException as error:  # noqa: BLE001  whatever it is, this process is of no use
+    except BaseException as error:  # noqa: BLE001  after any error this process is of no use
         why = str(error) if isinstance(error, SpareRefused) else f"{type(error).__name__}: {error}"
         answer(refused=audit.why or why)
         os._exit(0)

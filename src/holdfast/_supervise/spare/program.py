@@ -1,4 +1,15 @@
-"""The script or module of a command, run in two parts in one `__main__`."""
+"""The script or module of a command, run in two parts in one `__main__`.
+
+A spare may run the leading statements of a script before it is needed. They end at the first
+statement that is not in this list:
+
+* imports, also in `try:` with what is done without them, and under `if TYPE_CHECKING:`;
+* names for constants, and strings;
+* values for `os.environ`, entries for `sys.path`, filters for `warnings`.
+
+None of these depends on when it runs, and none leaves a trace outside of the process. A process
+that has run them is in the state of a fresh start that has come as far.
+"""
 
 from __future__ import annotations
 import __future__
@@ -15,13 +26,22 @@ from typing import Any
 
 from holdfast._environment import variables
 from holdfast._supervise.spare.effects import SpareRefused, is_installed, signature
-from holdfast._supervise.spare.leading import count_leading, later_import
 
 _FUTURES = {name: getattr(__future__, name).compiler_flag for name in __future__.all_feature_names}
 # The driver, cuBLAS and torch.distributed read these when they are used.
 _READ_LATE = (
     *("CUBLAS_WORKSPACE_CONFIG", "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"),
     *("MASTER_ADDR", "MASTER_PORT"),
+)
+_CALLS = (
+    *("os.environ.setdefault", "sys.path.append", "sys.path.insert"),
+    *("warnings.filterwarnings", "warnings.simplefilter"),
+)
+_PATH_CALLS = ("str", "Path", "pathlib.Path", "os.fspath", "os.getcwd", "Path.cwd")
+_PATH_METHODS = ("absolute", "as_posix", "joinpath", "resolve")
+_PLAIN = (
+    *(ast.Attribute, ast.BinOp, ast.Constant, ast.Name, ast.Subscript, ast.UnaryOp, ast.keyword),
+    *(ast.expr_context, ast.operator, ast.unaryop),
 )
 _Files = dict[str, tuple[int, ...] | None]
 
@@ -57,20 +77,15 @@ class Program:
         place = {"lineno": 1, "col_offset": 0, "end_lineno": 1, "end_col_offset": 0}
         self._rest = self._compile([ast.Pass(**place), *rest], flags)
         later = later_import(tree.body)
-        self._note = ""
+        self.note = ""  # what the user should know of a spare that is ready
         if later is not None:
-            self._note = (
+            self.note = (
                 f"{os.path.basename(self._path)}, line {rest[0].lineno}, comes before the import "  # noqa: PTH119
                 f"in line {later.lineno}: the spare has only the imports above it"
             )
 
     def run_leading(self) -> None:
         exec(self._leading, self._main.__dict__)
-
-    @property
-    def note(self) -> str:
-        """What the user should know of a spare that is ready; mostly empty."""
-        return self._note
 
     def import_later(self, names: str) -> str:
         """Import what the first process has imported from installed packages that are here by now.
@@ -156,3 +171,58 @@ def _show_from(code: CodeType) -> None:
         hook(kind, value, found or trace)
 
     sys.excepthook = show
+
+
+def count_leading(body: list[ast.stmt]) -> int:
+    """How many statements from the top a spare may run."""
+    return next((n for n, each in enumerate(body) if not _is_leading(each)), len(body))
+
+
+def later_import(body: list[ast.stmt]) -> ast.stmt | None:
+    """The first import at the top level that is not among the leading statements."""
+    rest = body[count_leading(body) :]
+    return next((each for each in rest if isinstance(each, ast.Import | ast.ImportFrom)), None)
+
+
+def _is_leading(statement: ast.stmt) -> bool:
+    match statement:
+        case ast.Import() | ast.ImportFrom() | ast.Pass():
+            return True
+        case ast.Expr(value=ast.Constant()):
+            return True
+        case ast.Expr(value=ast.Call(func=function, args=arguments, keywords=keywords)):
+            return _dotted(function) in _CALLS and all(map(_is_plain, [*arguments, *keywords]))
+        case ast.Assign(targets=[ast.Subscript(value=place, slice=ast.Constant())], value=value):
+            return _dotted(place) == "os.environ" and _is_plain(value)
+        case ast.Assign(targets=targets, value=ast.Constant()):
+            return all(isinstance(each, ast.Name) for each in targets)
+        case ast.If(test=test, orelse=orelse):
+            # Its own body is not run.
+            is_for_types = _dotted(test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+            return is_for_types and all(map(_is_leading, orelse))
+        case ast.Try(body=body, handlers=handlers, orelse=orelse, finalbody=finalbody):
+            inner = [*body, *orelse, *finalbody, *(s for each in handlers for s in each.body)]
+            return all(map(_is_leading, inner))
+    return False
+
+
+def _is_plain(value: ast.AST) -> bool:
+    """Whether a value is made of constants, names and paths only."""
+    for node in ast.walk(value):
+        if isinstance(node, ast.Call):
+            name = _dotted(node.func)
+            is_method = isinstance(node.func, ast.Attribute) and node.func.attr in _PATH_METHODS
+            if not (name in _PATH_CALLS or name.startswith("os.path.") or is_method):
+                return False
+        elif not isinstance(node, _PLAIN):
+            return False
+    return True
+
+
+def _dotted(node: ast.AST) -> str:
+    """`a.b.c` as it is written; empty for anything else."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and (before := _dotted(node.value)):
+        return f"{before}.{node.attr}"
+    return ""

@@ -10,7 +10,7 @@ import click
 from holdfast import _text
 from holdfast._report.status.ask import RunRequest, ask_run, wait_until_gone, wait_until_saved
 from holdfast._report.status.gather import only_run
-from holdfast._report.status.hangs import read_stuck
+from holdfast._report.status.parts import read_stuck
 from holdfast._supervise.ending import Timeout
 from holdfast._tools.cli.group import COMMAND, COMMAND_SETTINGS, RUN
 
@@ -45,7 +45,8 @@ def stop(run: Path, now: bool, reason: str, wait: bool) -> int:
         click.echo(f"To look: {_text.command('status', run)}")
         return 0
     found = wait_until_gone(run, asked)
-    safe = "nothing is on disk" if found.disk_step is None else f"step {found.disk_step} is durable"
+    step = found.safe.disk_step
+    safe = "nothing is on disk" if step is None else f"step {step} is durable"
     click.echo(f"{_text.name(run)}: {found.state}; {safe}.")
     return 0 if found.state in ("stopped", "finished", "closed") else 1
 

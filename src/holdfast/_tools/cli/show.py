@@ -16,10 +16,17 @@ from rich.text import Text
 
 from holdfast import _text
 from holdfast._report.status.gather import RunSummary, describe_waiting
-from holdfast._report.status.hangs import describe_disturbed, describe_paused, describe_stuck
-from holdfast._report.status.job import describe_job, describe_mirror
+from holdfast._report.status.parts import (
+    describe_death,
+    describe_disturbed,
+    describe_job,
+    describe_mirror,
+    describe_paused,
+    describe_ranks,
+    describe_straggler,
+    describe_stuck,
+)
 from holdfast._report.status.progress import bar, main_metric, share_done
-from holdfast._report.status.ranks import describe_death, describe_ranks, describe_straggler
 
 _STYLES = {
     **dict.fromkeys(("training", "starting"), "green"),
@@ -112,23 +119,23 @@ def show_run(screen: Screen, run: RunSummary) -> None:
     headline.append(_progress(run))
     screen.write(headline)
     checkpoint = ""
-    if run.disk_age_seconds is not None and run.disk_size_bytes is not None:
-        age, size = _text.duration(run.disk_age_seconds), _text.size(run.disk_size_bytes)
+    if run.safe.disk_age_seconds is not None and run.safe.disk_size_bytes is not None:
+        age, size = _text.duration(run.safe.disk_age_seconds), _text.size(run.safe.disk_size_bytes)
         checkpoint = f"{age} old, {size}"
     rows = [
         ("progress", _outlook(run)),
         ("newest", _newest(run)),
-        ("stuck", describe_stuck(run.stuck, folder)),
-        ("paused", describe_paused(run.paused, has_ranks=bool(run.ranks))),
-        ("slowed", describe_disturbed(run.disturbed)),
+        ("stuck", describe_stuck(run.trouble.stuck, folder)),
+        ("paused", describe_paused(run.trouble.paused, has_ranks=bool(run.ranks))),
+        ("slowed", describe_disturbed(run.trouble.disturbed)),
         ("safe", _safe(run)),
         ("checkpoint", checkpoint),
-        ("mirror", describe_mirror(run.mirror)),
+        ("mirror", describe_mirror(run.safe.mirror)),
         ("snapshots", _snapshots(run)),
-        ("memory", describe_waiting(run.waiting)),
+        ("memory", describe_waiting(run.safe.waiting)),
         ("process", _process(run)),
-        ("ranks", describe_ranks(run.ranks, run.deaths, is_live=run.is_live)),
-        ("straggler", describe_straggler(run.straggler)),
+        ("ranks", describe_ranks(run.ranks, run.trouble.deaths, is_live=run.is_live)),
+        ("straggler", describe_straggler(run.trouble.straggler)),
         ("slurm", describe_job(run.job, is_live=run.is_live)),
         ("last exit", _last_exit(run)),
         ("why", _why(run, folder)),
@@ -141,11 +148,13 @@ def _progress(run: RunSummary) -> str:
     if run.step is None:
         return ""
     total = f" of {run.total}" if run.total is not None else ""
-    epoch = f", epoch {run.epoch} of {run.epochs}" if run.epoch and run.epochs else ""
-    late = run.boundary_age_seconds or 0.0
+    outlook = run.outlook
+    has_epochs = outlook.epoch and outlook.epochs
+    epoch = f", epoch {outlook.epoch} of {outlook.epochs}" if has_epochs else ""
+    late = outlook.boundary_age_seconds or 0.0
     slow = ""
-    if run.phase is not None:
-        slow = f", in {_text.name(run.phase)} since {_text.duration(late)}"
+    if run.outlook.phase is not None:
+        slow = f", in {_text.name(run.outlook.phase)} since {_text.duration(late)}"
     elif late > _LONG_STEP_SECONDS:
         slow = f", in its next step since {_text.duration(late)}"
     return f"{epoch}, step {run.step}{total} (attempt {run.attempt}){slow}"
@@ -157,9 +166,9 @@ def _outlook(run: RunSummary) -> str:
     if not run.is_live or share is None:
         return ""
     parts = [f"{bar(share)} {int(100 * share)}%"]
-    if run.eta_seconds is not None and share < 1:
-        parts.append(f"about {_text.duration(run.eta_seconds)} left")
-    if (rate := run.rate_per_second) is not None:
+    if run.outlook.eta_seconds is not None and share < 1:
+        parts.append(f"about {_text.duration(run.outlook.eta_seconds)} left")
+    if (rate := run.outlook.rate_per_second) is not None:
         per_second = f"{_text.number(float(f'{rate:.3g}'))} steps/s"
         parts.append(per_second if rate >= 1 else f"{_text.duration(1 / rate)} per step")
     return ", ".join(parts)
@@ -172,13 +181,13 @@ def _newest(run: RunSummary) -> str:
 
 
 def _newest_values(run: RunSummary) -> list[str]:
-    first = main_metric(run.metrics)
-    names = sorted(run.metrics, key=lambda name: name != first)
-    return [f"{_text.name(name)} {_text.number(run.metrics[name])}" for name in names]
+    first = main_metric(run.outlook.metrics)
+    names = sorted(run.outlook.metrics, key=lambda name: name != first)
+    return [f"{_text.name(name)} {_text.number(run.outlook.metrics[name])}" for name in names]
 
 
 def _safe(run: RunSummary) -> str:
-    memory, disk = run.memory_step, run.disk_step
+    memory, disk = run.safe.memory_step, run.safe.disk_step
     if disk is None and memory is None:
         return "nothing yet" if run.is_live or run.state == "new" else "nothing"
     on_disk = "nothing on disk" if disk is None else f"step {disk} on disk"
@@ -190,28 +199,32 @@ def _safe(run: RunSummary) -> str:
 def _snapshots(run: RunSummary) -> str:
     if not run.is_live or run.state == "starting":
         return ""
-    if run.slots is None:
+    if run.safe.slots is None:
         return "none so far: a kill would cost the work since the last checkpoint"
-    text = f"{_SLOTS.get(run.slots, f'{run.slots} slots')} in memory"
-    if run.slots_bytes:
-        text += f", {_text.size(run.slots_bytes)}"
-    if run.slots == 1:
+    text = f"{_SLOTS.get(run.safe.slots, f'{run.safe.slots} slots')} in memory"
+    if run.safe.slots_bytes:
+        text += f", {_text.size(run.safe.slots_bytes)}"
+    if run.safe.slots == 1:
         text += "; a kill while it is being replaced would cost the work since the last checkpoint"
-    if run.slots == 2:
+    if run.safe.slots == 2:
         text += "; if there is no memory for a third one while a checkpoint is being written, "
         text += "no newer snapshot is taken"
-    if run.in_shm is False:
+    if run.safe.in_shm is False:
         text += "; /dev/shm is too small, so they are lost if trainer and keeper are both killed, "
         text += "and the last checkpoint is left"
     return text
 
 
 def _process(run: RunSummary) -> str:
-    if run.pid is None:
+    if run.process.pid is None:
         return ""
-    where = f"pid {run.pid} on {_text.name(run.host or '')}"
+    where = f"pid {run.process.pid} on {_text.name(run.process.host or '')}"
     where = f"rank 0 is {where}" if run.ranks else where
-    keeper = f"; its keeper (pid {run.keeper_pid}) still writes" if run.keeper_pid else ""
+    keeper = (
+        f"; its keeper (pid {run.process.keeper_pid}) still writes"
+        if run.process.keeper_pid
+        else ""
+    )
     return where if run.is_live else f"{where}, gone{keeper}"
 
 
@@ -222,8 +235,8 @@ def _last_exit(run: RunSummary) -> str:
     what = _text.name(ended.how.partition("\n")[0])  # the rest of it is for `holdfast why`
     if ended.status is None:
         what = "died without a message (killed, out of memory, or a crash outside Python)"
-        if run.deaths and ended.attempt == run.attempt:
-            what = describe_death(run.deaths[0])
+        if run.trouble.deaths and ended.attempt == run.attempt:
+            what = describe_death(run.trouble.deaths[0])
     elif ended.how == "closed":
         what = "left"
     text = f"attempt {ended.attempt}"
@@ -244,7 +257,7 @@ def _why(run: RunSummary, folder: Path) -> str:
     more = _text.command("why", folder)
     if run.state not in ("died", "failed", "could not start"):
         return ""
-    if run.keeper_pid is not None:
+    if run.process.keeper_pid is not None:
         return more  # the keeper still gathers evidence
     from holdfast._diagnose.deaths.judge import judge
     from holdfast._diagnose.evidence.gather import gather_run
@@ -269,11 +282,11 @@ def _next(run: RunSummary, folder: Path) -> str:
     again = "start the same command again"
     if run.state == "could not start":
         again = "put right what kept it from starting"
-    if run.disk_step is None and run.memory_step is None:
-        if run.mirror is not None and run.mirror.step is not None:
-            return f"{again}; its mirror has step {run.mirror.step}"
+    if run.safe.disk_step is None and run.safe.memory_step is None:
+        if run.safe.mirror is not None and run.safe.mirror.step is not None:
+            return f"{again}; its mirror has step {run.safe.mirror.step}"
         return f"{again}; it begins at the beginning"
-    step = max(step for step in (run.disk_step, run.memory_step) if step is not None)
+    step = max(step for step in (run.safe.disk_step, run.safe.memory_step) if step is not None)
     return f"{again}; it goes on at step {step}"
 
 
@@ -300,9 +313,9 @@ def _row(run: RunSummary, outlooks: Sequence[Callable[[RunSummary], str]]) -> tu
         run.state,
         "" if run.step is None else f"{run.step}{total}",
         *(cell(run) if run.is_live else "" for cell in outlooks),
-        "" if run.memory_step is None else str(run.memory_step),
-        "" if run.disk_step is None else str(run.disk_step),
-        "" if run.disk_age_seconds is None else _text.duration(run.disk_age_seconds),
+        "" if run.safe.memory_step is None else str(run.safe.memory_step),
+        "" if run.safe.disk_step is None else str(run.safe.disk_step),
+        "" if run.safe.disk_age_seconds is None else _text.duration(run.safe.disk_age_seconds),
     )
 
 
@@ -317,7 +330,7 @@ def _short_bar(run: RunSummary) -> str:
 
 
 def _left(run: RunSummary) -> str:
-    return "" if run.eta_seconds is None else _text.duration(run.eta_seconds)
+    return "" if run.outlook.eta_seconds is None else _text.duration(run.outlook.eta_seconds)
 
 
 def _newest_value(run: RunSummary) -> str:

@@ -14,7 +14,7 @@ import shutil
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
@@ -90,7 +90,7 @@ def status(path: Path, watch: float | None, as_json: bool) -> None:
         return
     runs = summarize_all(find_runs(path))
     if as_json:
-        print_json([asdict(run) for run in runs])
+        print_json([run.as_record() for run in runs])
         return
     _show(Screen(), runs)
 
@@ -118,7 +118,9 @@ def _watch(path: Path, seconds: float, *, as_json: bool) -> None:
             elif (now := [_with_ages(run, None) for run in runs]) != shown:
                 shown = now
                 if as_json:
-                    click.echo(json.dumps([asdict(run) for run in runs]))  # a line for each change
+                    click.echo(
+                        json.dumps([run.as_record() for run in runs])
+                    )  # a line for each change
                 else:
                     click.echo("\n".join([time.strftime("-- %H:%M:%S"), *_lines(path, runs)]))
             spent = time.process_time() - spent
@@ -174,7 +176,7 @@ class RunsPoller:
             return True
         # A process that dies changes no file.
         run = seen.summary
-        return (run.is_live and _has_gone(run.pid)) or _has_gone(run.keeper_pid)
+        return (run.is_live and _has_gone(run.process.pid)) or _has_gone(run.process.keeper_pid)
 
     def _read(self, folder: Path) -> None:
         if not _is_elsewhere(folder):
@@ -241,9 +243,12 @@ def _with_ages(run: RunSummary, more_seconds: float | None) -> RunSummary:
     ended = run.last_exit
     return replace(
         run,
-        memory_age_seconds=age(run.memory_age_seconds),
-        disk_age_seconds=age(run.disk_age_seconds),
-        boundary_age_seconds=age(run.boundary_age_seconds),
+        safe=replace(
+            run.safe,
+            memory_age_seconds=age(run.safe.memory_age_seconds),
+            disk_age_seconds=age(run.safe.disk_age_seconds),
+        ),
+        outlook=replace(run.outlook, boundary_age_seconds=age(run.outlook.boundary_age_seconds)),
         last_exit=ended and replace(ended, age_seconds=age(ended.age_seconds)),
         ranks=[replace(r, boundary_age_seconds=age(r.boundary_age_seconds)) for r in run.ranks],
     )

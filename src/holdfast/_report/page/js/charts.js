@@ -6,34 +6,8 @@
 
     const scaleOf = () => window.devicePixelRatio || 1;
 
-    /** Labels of an axis of numbers take the room they need, no less than three digits. */
-    function room(chart, values) {
-        const longest = (values || []).reduce(
-            (most, text) => Math.max(most, (text || "").length),
-            3,
-        );
-        return 16 + longest * 6.6;
-    }
-
-    function axisOf(values, extra) {
-        return {
-            stroke: () => hf.colour("ink-2"),
-            font: `11px ${hf.sans()}`,
-            grid: { stroke: () => hf.colour("line"), width: 1 },
-            ticks: { show: false },
-            gap: 6,
-            values,
-            ...extra,
-        };
-    }
-
-    /** Round numbers that are steps, with thousands apart; never half a step. */
-    const STEP_SIZES = [1, 2, 5]
-        .flatMap((digit) => Array.from({ length: 13 }, (_, power) => digit * 10 ** power))
-        .sort((a, b) => a - b);
-
     function timeAxis() {
-        return axisOf(
+        return hf.axis(
             (chart, splits) =>
                 splits.map((place) => {
                     const tick = (chart.ticksOfTime || []).find((each) => each.place === place);
@@ -52,87 +26,42 @@
         );
     }
 
-    const looks = (series) => (series.dash ? "is-dashed" : series.points ? "is-dots" : "");
+    const looks = (series) => (series.dash ? ".is-dashed" : series.points ? ".is-dots" : "");
 
     /** A chart.
 
       spec: {title, note, x: "step" | "time", log, format, series: [{colour, width, dash, points,
       name}], data(log) -> columns, paint(chart, context), table() -> element, summary() -> text} */
     hf.makeChart = function (spec) {
-        const reading = el("p", { className: "reading" });
-        const stage = el("div", { className: "stage", tabIndex: 0, role: "group" });
-        const summary = el("p", { className: "sr-only" });
-        const log = el(
-            "button",
-            {
-                className: "button is-small is-quiet",
-                type: "button",
-                aria: { pressed: "false" },
-            },
-            "log",
+        const reading = el("p.reading");
+        const label = `Chart of ${spec.title}. Left and right keys read values.`;
+        const stage = el("div.stage", { tabIndex: 0, role: "group", aria: { label } });
+        const summary = el("p.sr-only");
+        const button = (text, label, act) => hf.button(text, label, act, ".is-quiet");
+        const log = button("log", `log scale for ${spec.title}`, () => {
+            chart.isLog = !chart.isLog;
+            log.setAttribute("aria-pressed", String(chart.isLog));
+            make();
+        });
+        log.setAttribute("aria-pressed", String(Boolean(spec.log)));
+        const reset = button("whole", `whole range of ${spec.title}`, () =>
+            chart.plot.setScale("x", { min: data[0][0], max: data[0][data[0].length - 1] }),
         );
-        const reset = el(
-            "button",
-            {
-                className: "button is-small is-quiet",
-                type: "button",
-                hidden: true,
-            },
-            "whole",
-        );
-        const save = (kind) =>
-            el(
-                "button",
-                {
-                    className: "button is-small is-quiet download",
-                    type: "button",
-                    aria: { label: `${kind} of ${spec.title}` },
-                    on: { click: () => chart.save(kind) },
-                },
-                kind,
-            );
+        reset.hidden = true;
+        const save = (kind) => button(kind, `${kind} of ${spec.title}`, () => chart.save(kind));
         const title = el("h3", { title: spec.title }, spec.title);
         const named = spec.series.filter((series) => series.name);
-        const key =
-            named.length < 1
-                ? null
-                : el(
-                      "ul",
-                      { className: "legend key" },
-                      named.map((series) =>
-                          el(
-                              "li",
-                              {},
-                              el("span", {
-                                  className: `line c-${series.colour} ${looks(series)}`,
-                                  aria: { hidden: "true" },
-                              }),
-                              series.name,
-                          ),
-                      ),
-                  );
-        const box = el(
-            "figure",
-            { className: "chart" },
-            el(
-                "div",
-                { className: "chart-head" },
-                title,
-                reading,
-                reset,
-                spec.canLog ? log : null,
-                save("CSV"),
-                save("PNG"),
-            ),
-            key,
-            stage,
-            summary,
+        const key = named.map((series) =>
+            el("li", hf.line(series.colour, looks(series)), series.name),
         );
         const table = hf.folded("As a table", spec.table);
-        box.append(table);
-        stage.setAttribute(
-            "aria-label",
-            `Chart of ${spec.title}. Left and right keys read values.`,
+        const box = el(
+            "figure.chart",
+            el("div.chart-head", title, reading, reset, spec.canLog && log, save("CSV"), save("PNG")),
+            key.length > 0 && el("ul.legend.key", key),
+            stage,
+            summary,
+            table,
         );
 
         const chart = { box, plot: null, isLog: Boolean(spec.log) };
@@ -155,9 +84,9 @@
             chart.plot = null;
             take();
             const isTime = spec.x === "time";
-            const steps = axisOf((plot, splits) => splits.map((value) => hf.whole(value)), {
+            const steps = hf.axis((plot, splits) => splits.map((value) => hf.whole(value)), {
                 size: 26,
-                incrs: STEP_SIZES,
+                incrs: hf.STEP_SIZES,
                 space: 80,
             });
             // Half of the last label reaches beyond the last step.
@@ -176,14 +105,7 @@
                 scales: {
                     x: {
                         time: false,
-                        range: (plot, low, high) =>
-                            isTime
-                                ? [hf.span.from, hf.span.to]
-                                : low === null
-                                  ? [0, 1]
-                                  : low === high
-                                    ? [low - 1, high + 1]
-                                    : [low, high],
+                        range: isTime ? () => [hf.span.from, hf.span.to] : hf.stepRange,
                     },
                     y: {
                         distr: chart.isLog ? 3 : 1,
@@ -192,15 +114,7 @@
                 },
                 axes: [
                     isTime ? timeAxis() : steps,
-                    axisOf(
-                        (plot, splits) =>
-                            splits.map((value) => (value === null ? "" : spec.format(value))),
-                        {
-                            size: (plot, values) => room(plot, values),
-                            incrs: spec.incrs,
-                            space: 28,
-                        },
-                    ),
+                    hf.valueAxis(spec.format, spec.incrs),
                 ],
                 series: [
                     {},
@@ -285,34 +199,7 @@
         };
         chart.repaint = () => chart.plot && chart.plot.redraw(false, true);
 
-        log.addEventListener("click", () => {
-            chart.isLog = !chart.isLog;
-            log.setAttribute("aria-pressed", String(chart.isLog));
-            make();
-        });
-        log.setAttribute("aria-pressed", String(chart.isLog));
-        log.setAttribute("aria-label", `log scale for ${spec.title}`);
-        reset.setAttribute("aria-label", `whole range of ${spec.title}`);
-        reset.addEventListener("click", () => {
-            chart.plot.setScale("x", { min: data[0][0], max: data[0][data[0].length - 1] });
-        });
-        stage.addEventListener("keydown", (event) => {
-            const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-            if (!by || !chart.plot || event.ctrlKey || event.metaKey || event.altKey) return;
-            event.preventDefault();
-            const xs = data[0];
-            const now = chart.plot.cursor.idx;
-            const stride = event.shiftKey ? Math.max(1, Math.round(xs.length / 20)) : 1;
-            const start = by > 0 ? 0 : xs.length - 1;
-            const next = hf.isNumber(now)
-                ? Math.min(xs.length - 1, Math.max(0, now + by * stride))
-                : start;
-            const left = chart.plot.valToPos(xs[next], "x");
-            chart.plot.setCursor({ left, top: chart.plot.bbox.height / scaleOf() / 2 });
-        });
-        // A reading is announced only while the chart has the focus: else each poll would be spoken.
-        stage.addEventListener("focus", () => reading.setAttribute("aria-live", "polite"));
-        stage.addEventListener("blur", () => reading.removeAttribute("aria-live"));
+        hf.readByKeys(stage, reading, () => chart.plot);
 
         /** What is drawn, as a file: the numbers, or the picture. */
         chart.save = (kind) => {

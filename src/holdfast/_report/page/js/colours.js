@@ -25,6 +25,9 @@
         return "k-" + name;
     };
 
+    hf.swatch = (kind) =>
+        hf.el("span", { className: "swatch " + hf.kindClass(kind), aria: { hidden: "true" } });
+
     // Groups of events: [name, shape, weight, colour variable]; heavier ones are drawn on top.
     hf.GROUPS = {
         death: ["deaths and failures", "cross", 9, "bad"],

@@ -4,11 +4,9 @@
     const { el, id } = hf;
     const COLOURS = 10;
     const DASHES = [null, [7, 4], [2, 3]];
-    const LOOKS = ["", "is-dashed", "is-dotted"];
+    const LOOKS = ["", ".is-dashed", ".is-dotted"];
     const MOST_READ = 24;
-    const STEPS = [1, 2, 5]
-        .flatMap((digit) => Array.from({ length: 13 }, (_, power) => digit * 10 ** power))
-        .sort((a, b) => a - b);
+    const MOST = 1500; // places at which curves are read
     const SECONDS = [
         0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600,
         43200, 86400, 172800, 432000, 864000, 2592000,
@@ -18,26 +16,68 @@
     hf.lookOf = (place) => ({
         colour: `r-${place % COLOURS}`,
         dash: DASHES[Math.floor(place / COLOURS) % DASHES.length],
-        className: `line r-${place % COLOURS} ${LOOKS[Math.floor(place / COLOURS) % LOOKS.length]}`,
+        line: LOOKS[Math.floor(place / COLOURS) % LOOKS.length],
     });
 
     let plot = null;
     let data = [[]];
     let now = null; // what is drawn: {runs, metric, over, weight, isLog, isHigher}
 
-    const atX = (x) => (now.over === "step" ? `step ${hf.whole(x)}` : hf.duration(x));
-
-    function axis(values, extra) {
-        return {
-            stroke: () => hf.colour("ink-2"),
-            font: `11px ${hf.sans()}`,
-            grid: { stroke: () => hf.colour("line"), width: 1 },
-            ticks: { show: false },
-            gap: 6,
-            values,
-            ...extra,
-        };
+    /** An exponential average without the bias of its start; `weight` is of the past. */
+    function smoothed(values, weight) {
+        if (!weight) return values;
+        let mean = 0;
+        let sum = 0;
+        return values.map((value) => {
+            if (!hf.isNumber(value)) return null;
+            mean = mean * weight + value * (1 - weight);
+            sum = sum * weight + (1 - weight);
+            return mean / sum;
+        });
     }
+
+    /** The points of a curve that can be drawn: [x, y], x rising. */
+    function points(curve, over, weight, isLog) {
+        if (!curve) return [[], []];
+        const values = smoothed(curve.value, weight);
+        const xs = [];
+        const ys = [];
+        curve[over].forEach((x, at) => {
+            const y = values[at];
+            if (!hf.isNumber(x) || !hf.isNumber(y) || (isLog && y <= 0)) return;
+            if (xs.length && x <= xs[xs.length - 1]) return;
+            xs.push(x);
+            ys.push(y);
+        });
+        return [xs, ys];
+    }
+
+    /** Where the curves are read: at all their points, or evenly where those are too many. */
+    function places(all) {
+        const found = [...new Set(all.flatMap(([xs]) => xs))].sort((a, b) => a - b);
+        if (found.length <= MOST) return found;
+        const [low, high] = [found[0], found[found.length - 1]];
+        return Array.from({ length: MOST }, (_, at) => low + ((high - low) * at) / (MOST - 1));
+    }
+
+    /** One column of x and one of y for each curve, straight between its points, null outside. */
+    function aligned(curves, over, weight, isLog) {
+        const all = curves.map((curve) => points(curve, over, weight, isLog));
+        const xs = places(all);
+        const columns = all.map(([px, py]) => {
+            let at = 0;
+            return xs.map((x) => {
+                if (!px.length || x < px[0] || x > px[px.length - 1]) return null;
+                while (at + 1 < px.length && px[at + 1] <= x) at += 1;
+                if (px[at] === x || at + 1 === px.length) return py[at];
+                const share = (x - px[at]) / (px[at + 1] - px[at]);
+                return py[at] + share * (py[at + 1] - py[at]);
+            });
+        });
+        return [xs, ...columns];
+    }
+
+    const atX = (x) => (now.over === "step" ? `step ${hf.whole(x)}` : hf.duration(x));
 
     function read(index) {
         const box = id("reading");
@@ -54,21 +94,20 @@
         const where = isRead ? `At ${atX(data[0][index])}` : "Newest values";
         const more = rows.length > MOST_READ ? `, the best ${MOST_READ} of ${rows.length}` : "";
         box.replaceChildren(
-            el("p", { className: "muted" }, rows.length ? `${where}${more}` : "No values to show."),
+            el("p.muted", rows.length ? `${where}${more}` : "No values to show."),
             el(
                 "ul",
-                {},
                 rows
-                    .slice(0, MOST_READ)
-                    .map(({ run, value }, at) =>
-                        el(
-                            "li",
-                            { className: at ? "" : "is-best" },
-                            el("span", { className: run.look.className, aria: { hidden: "true" } }),
-                            el("span", { className: "name", title: run.name }, run.name),
-                            el("span", { className: "num" }, hf.number(value)),
-                        ),
+                .slice(0, MOST_READ)
+                .map(({ run, value }, at) =>
+                    el(
+                        "li",
+                        { className: at ? "" : "is-best" },
+                        hf.line(run.look.colour, run.look.line),
+                        el("span.name", { title: run.name }, run.name),
+                        el("span.num", hf.number(value)),
                     ),
+                ),
             ),
         );
     }
@@ -90,32 +129,20 @@
                 scales: {
                     x: {
                         time: false,
-                        range: (_, low, high) =>
-                            low === null
-                                ? [0, 1]
-                                : low === high
-                                  ? [low - 1, high + 1]
-                                  : [low, high],
+                        range: hf.stepRange,
                     },
                     y: { distr: now.isLog ? 3 : 1 },
                 },
                 axes: [
-                    axis(
-                        (_, splits) =>
-                            splits.map((x) => (isTime ? hf.duration(x) : hf.whole(x))),
+                    hf.axis(
+                        (_, splits) => splits.map((x) => (isTime ? hf.duration(x) : hf.whole(x))),
                         {
                             size: 26,
-                            incrs: isTime ? SECONDS : STEPS,
+                            incrs: isTime ? SECONDS : hf.STEP_SIZES,
                             space: () => 24 + longest() * 7,
                         },
                     ),
-                    axis((_, splits) => splits.map((y) => (y === null ? "" : hf.number(y))), {
-                        size: (_, values) =>
-                            16 +
-                            6.6 *
-                                (values || []).reduce((most, text) => Math.max(most, text.length), 3),
-                        space: 28,
-                    }),
+                    hf.valueAxis(hf.number),
                 ],
                 series: [
                     {},
@@ -150,7 +177,7 @@
     hf.drawComparison = function (wanted) {
         now = wanted;
         const curves = now.runs.map((run) => run.curve);
-        data = hf.aligned(curves, now.over, now.weight, now.isLog);
+        data = aligned(curves, now.over, now.weight, now.isLog);
         make();
         hf.say(
             id("summary"),
@@ -178,23 +205,7 @@
         hf.savePng(title, plot.ctx.canvas, key);
     };
 
-    id("stage").addEventListener("keydown", (event) => {
-        const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-        if (!by || !plot || !data[0].length || event.ctrlKey || event.metaKey || event.altKey)
-            return;
-        event.preventDefault();
-        const last = data[0].length - 1;
-        const stride = event.shiftKey ? Math.max(1, Math.round(last / 20)) : 1;
-        const held = plot.cursor.idx;
-        const next = hf.isNumber(held)
-            ? Math.min(last, Math.max(0, held + by * stride))
-            : by > 0
-              ? 0
-              : last;
-        plot.setCursor({ left: plot.valToPos(data[0][next], "x"), top: 100 });
-    });
-    id("stage").addEventListener("focus", () => id("reading").setAttribute("aria-live", "polite"));
-    id("stage").addEventListener("blur", () => id("reading").removeAttribute("aria-live"));
+    hf.readByKeys(id("stage"), id("reading"), () => plot);
     new ResizeObserver(() => {
         const width = Math.max(120, id("stage").clientWidth);
         if (plot && width !== plot.width) plot.setSize({ width, height: plot.height });

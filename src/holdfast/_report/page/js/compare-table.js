@@ -5,13 +5,6 @@
     const order = { name: "", isDown: false };
     let columns = [];
 
-    const text = (value) => {
-        if (value === undefined) return "";
-        if (value === null) return "None";
-        if (typeof value === "boolean") return value ? "True" : "False";
-        return typeof value === "number" ? hf.number(value) : String(value);
-    };
-
     /** Numbers by size before texts by alphabet; what is missing stays at the end. */
     const MISSING = 2;
     function rank(value) {
@@ -39,7 +32,7 @@
                 title: "State",
                 value: (run) => run.state,
                 cell: (run) =>
-                    el("span", { className: "chip", data: { state: run.state } }, run.state),
+                    el("span.chip", { data: { state: run.state } }, run.state),
             },
             {
                 name: "step",
@@ -62,11 +55,7 @@
                 title: "Tags",
                 value: (run) => run.tags.join(" "),
                 cell: (run) =>
-                    el(
-                        "span",
-                        {},
-                        run.tags.map((tag) => el("span", { className: "tag" }, tag)),
-                    ),
+                    el("span", run.tags.map((tag) => el("span.tag", tag))),
             });
         }
         const results = (name, title, value) =>
@@ -104,9 +93,8 @@
     function head(column, redraw) {
         const isSorted = order.name === column.name;
         const button = el(
-            "button",
+            "button.sort",
             {
-                className: "sort",
                 type: "button",
                 on: {
                     click: () => {
@@ -127,7 +115,7 @@
     }
 
     function groups() {
-        const cells = [el("td", {})];
+        const cells = [el("td")];
         for (const column of columns) {
             const last = cells[cells.length - 1];
             const name = column.group || "";
@@ -137,7 +125,7 @@
                 cells.push(el(name ? "th" : "td", { data: { group: name }, ...scope }, name));
             }
         }
-        return el("tr", { className: "group" }, cells);
+        return el("tr.group", cells);
     }
 
     function row(run, shown, redraw) {
@@ -154,7 +142,7 @@
             },
         });
         const isBest = run.key === shown.best;
-        const name = run.href ? el("a", { href: run.href }, run.name) : el("span", {}, run.name);
+        const name = run.href ? el("a", { href: run.href }, run.name) : el("span", run.name);
         name.title = run.name;
         return el(
             "tr",
@@ -163,18 +151,15 @@
                 "th",
                 { scope: "row", className: shown.hidden.has(run.key) ? "is-hidden" : "" },
                 el(
-                    "span",
-                    { className: "run" },
+                    "span.run",
                     box,
-                    el("span", { className: run.look.className, aria: { hidden: "true" } }),
-                    isBest
-                        ? el("span", { className: "chip", data: { tone: "good" } }, "best")
-                        : null,
+                    hf.line(run.look.colour, run.look.line),
+                    isBest ? el("span.chip", { data: { tone: "good" } }, "best") : null,
                     name,
                 ),
             ),
             columns.map((column) => {
-                const held = column.cell ? column.cell(run) : text(column.value(run));
+                const held = column.cell ? column.cell(run) : hf.pythonText(column.value(run));
                 const cell = el("td", { className: column.isNumber ? "num" : "" }, held);
                 if (typeof held === "string") cell.title = held;
                 return cell;
@@ -198,24 +183,10 @@
         const runs = sorted(shown);
         const names = [{ name: "run", title: "Run" }, ...columns];
         const table = el(
-            "table",
-            { className: "data compare" },
-            el("caption", { className: "sr-only" }, "Hyperparameters and results"),
-            el(
-                "thead",
-                {},
-                groups(),
-                el(
-                    "tr",
-                    {},
-                    names.map((column) => head(column, redraw)),
-                ),
-            ),
-            el(
-                "tbody",
-                {},
-                runs.map((run) => row(run, shown, redraw)),
-            ),
+            "table.data.compare",
+            el("caption.sr-only", "Hyperparameters and results"),
+            el("thead", groups(), el("tr", names.map((column) => head(column, redraw)))),
+            el("tbody", runs.map((run) => row(run, shown, redraw))),
         );
         keepingFocus((body) => body.replaceChildren(table));
         const count = new Set(shown.view.runs.flatMap((run) => Object.keys(run.config))).size;

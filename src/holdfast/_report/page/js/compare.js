@@ -5,11 +5,6 @@
     const root = document.documentElement;
     const PERIOD = 4000;
     const LONGEST = 30000;
-    const HIGHER = new RegExp(
-        "acc|auc|f1|bleu|rouge|reward|return|score|precision|recall|map|iou|dice|psnr|ssim|r2|win|" +
-            "throughput|per_second",
-        "i",
-    );
 
     const shown = {
         view: null,
@@ -24,9 +19,6 @@
     };
     let etag = null;
     let failures = 0;
-    let timer = null;
-
-    const isHigherBetter = (name) => !/loss|error/i.test(name) && HIGHER.test(name);
 
     /** The key of the run with the best value so far. */
     function bestOf(runs) {
@@ -73,7 +65,7 @@
 
     function choose(metric) {
         shown.metric = metric;
-        shown.isHigher = metric ? isHigherBetter(metric) : false;
+        shown.isHigher = shown.view.higher.includes(metric);
         id("metric").value = metric || "";
         id("goal").value = shown.isHigher ? "high" : "low";
     }
@@ -98,8 +90,7 @@
         return `${root.dataset.compared}?${wanted}`;
     }
 
-    async function poll() {
-        clearTimeout(timer);
+    async function ask() {
         let isLive = true;
         try {
             const headers = etag ? { "If-None-Match": etag } : {};
@@ -120,8 +111,9 @@
             "holdfast ui does not answer. What you see is how things were when it last did.",
         );
         const wait = document.hidden || !isLive ? LONGEST : PERIOD * 2 ** Math.min(failures, 3);
-        timer = setTimeout(poll, Math.min(LONGEST, wait));
+        return Math.min(LONGEST, wait);
     }
+    let poll = () => {};
 
     // -- what the reader wants ----------------------------------------------------------
 
@@ -163,7 +155,7 @@
     const text = id("holdfast-view").textContent.trim();
     const view = text ? JSON.parse(text) : null;
     if (root.dataset.index) {
-        const back = el("a", { className: "brand", href: root.dataset.index }, "All runs");
+        const back = el("a.brand", { href: root.dataset.index }, "All runs");
         id("brand").replaceWith(back);
     }
     if (view) {
@@ -171,10 +163,8 @@
         performance.mark("holdfast-first-view");
     }
     if (root.dataset.compared) {
-        document.addEventListener("visibilitychange", () => {
-            if (!document.hidden) poll();
-        });
-        if (view) timer = setTimeout(poll, PERIOD);
+        poll = hf.repeat(ask);
+        if (view) setTimeout(poll, PERIOD);
         else poll().then(() => performance.mark("holdfast-first-view"));
     }
 })(holdfast);

@@ -10,21 +10,14 @@
     hf.labels = function (view) {
         held = { tags: view.run.tags, note: view.run.note, is_archived: view.run.is_archived };
         if (!hf.changed("labels", held)) return;
-        const edit = el(
-            "button",
-            {
-                className: "button is-small is-quiet",
-                type: "button",
-                id: "labels-edit",
-                on: { click: open },
-            },
-            held.tags.length || held.note ? "Edit labels" : "Add tags or a note",
-        );
+        const words = held.tags.length || held.note ? "Edit labels" : "Add tags or a note";
+        const edit = hf.button(words, "", open, ".is-quiet");
+        edit.id = "labels-edit";
         id("labels").replaceChildren(
-            ...held.tags.map((tag) => el("span", { className: "tag" }, tag)),
-            ...(held.is_archived ? [el("span", { className: "tag is-plain" }, "archived")] : []),
+            ...held.tags.map((tag) => el("span.tag", tag)),
+            ...(held.is_archived ? [el("span.tag.is-plain", "archived")] : []),
             ...(canChange() ? [edit] : []),
-            ...(held.note ? [el("p", { className: "note" }, held.note)] : []),
+            ...(held.note ? [el("p.note", held.note)] : []),
         );
         id("labels").hidden = !id("labels").firstChild;
     };
@@ -44,21 +37,7 @@
             note: id("labels-note").value,
             is_archived: id("labels-archived").checked,
         };
-        let told = { ok: false, sentence: "The server could not be reached." };
-        try {
-            const answer = await fetch(root.dataset.labels, {
-                method: "POST",
-                credentials: "same-origin",
-                headers: {
-                    "Content-Type": "application/json",
-                    "X-Holdfast-Token": root.dataset.token || "",
-                },
-                body: JSON.stringify(wanted),
-            });
-            told = await answer.json();
-        } catch {
-            // What was told above is shown.
-        }
+        const told = await hf.post(root.dataset.labels, wanted);
         if (!told.ok) {
             say(id("labels-answer"), String(told.sentence));
             return;

@@ -5,18 +5,17 @@
     const root = document.documentElement;
     const PERIOD = 2000;
     const READING_PERIOD = 500;
+    const OUTPUT_PERIOD = 5000;
     const LONGEST = 30000;
     const ANSWER_LIMIT = 60000;
 
     let etag = null;
     let failures = 0;
-    let timer = null;
-    let isAsking = false;
     let period = PERIOD;
 
     function connection(tone, text, why) {
         const chip = id("connection");
-        // A good connection needs no word: beside the state of a dead run it would be read as one.
+        // A good connection has no word: next to the state of a dead run it would mislead.
         chip.hidden = tone === "good";
         chip.dataset.tone = tone;
         chip.title = why || "";
@@ -39,6 +38,26 @@
         }
     }
 
+    /** What the server says to a request of ours: {ok, sentence, …}. */
+    hf.post = async function (address, body) {
+        const headers = {
+            "Content-Type": "application/json",
+            "X-Holdfast-Token": root.dataset.token || "",
+        };
+        const options = { method: "POST", headers, body: JSON.stringify(body) };
+        try {
+            const answer = await fetchWithin(address, options, ANSWER_LIMIT);
+            const words = `The server answered ${answer.status}.`;
+            const told = await answer.json().catch(() => ({ ok: false, sentence: words }));
+            const ok = answer.ok && told.ok !== false;
+            return { ...told, ok, sentence: told.sentence || (ok ? "Done." : words) };
+        } catch (problem) {
+            const isLate = problem.name === "AbortError";
+            const late = "No answer within a minute; it may still come to pass.";
+            return { ok: false, sentence: isLate ? late : "The server could not be reached." };
+        }
+    };
+
     const GONE = {
         401: "This page's key is no longer valid. Open the address that holdfast ui printed.",
         403: "This page's key is no longer valid. Open the address that holdfast ui printed.",
@@ -46,9 +65,6 @@
     };
 
     async function poll() {
-        timer = null;
-        if (isAsking) return;
-        isAsking = true;
         try {
             const headers = etag ? { "If-None-Match": etag } : {};
             const answer = await fetchWithin(root.dataset.live, { headers }, 15000);
@@ -62,7 +78,6 @@
             }
             failures = 0;
             connection("good", "", "");
-            buttons();
         } catch (problem) {
             failures += 1;
             const known = Object.values(GONE).includes(problem.message);
@@ -75,46 +90,27 @@
                     "bad",
                     true,
                 );
-            buttons();
         }
-        isAsking = false;
+        buttons();
         if (!failures && cutOff) {
             cutOff = false;
             id("answer").replaceChildren();
         }
-        plan();
-    }
-
-    function plan() {
-        if (timer !== null) clearTimeout(timer);
         // A hidden page polls seldom; one that cannot reach the server, more and more seldom.
-        const wait = document.hidden
-            ? LONGEST
-            : Math.min(LONGEST, period * 2 ** Math.min(failures, 5));
-        timer = setTimeout(poll, wait);
+        const wait = document.hidden ? LONGEST : period * 2 ** Math.min(failures, 5);
+        return Math.min(LONGEST, wait);
     }
-    function now() {
-        if (timer !== null) clearTimeout(timer);
-        poll();
-    }
+    let now = () => {};
 
     let cutOff = false;
     function notice(text, tone, isAboutConnection) {
         cutOff = Boolean(isAboutConnection);
         const old = id("answer").firstChild;
         if (old && old.firstChild.textContent === text) return;
-        const close = el(
-            "button",
-            {
-                className: "button is-small is-quiet",
-                type: "button",
-                aria: { label: "Close this message" },
-                on: { click: () => id("answer").replaceChildren() },
-            },
-            "×",
-        );
+        const clear = () => id("answer").replaceChildren();
+        const close = hf.button("×", "Close this message", clear, ".is-quiet");
         id("answer").replaceChildren(
-            el("div", { className: `notice is-${tone}` }, el("span", {}, text), close),
+            el("div", { className: `notice is-${tone}` }, el("span", text), close),
         );
     }
 
@@ -139,41 +135,9 @@
         inFlight = name;
         notice(ASKING[name], "info");
         buttons();
-        try {
-            const answer = await fetchWithin(
-                root.dataset[name],
-                {
-                    method: "POST",
-                    headers: {
-                        "Content-Type": "application/json",
-                        "X-Holdfast-Token": root.dataset.token || "",
-                    },
-                    body: "{}",
-                },
-                ANSWER_LIMIT,
-            );
-            let told = {};
-            try {
-                told = await answer.json();
-            } catch {
-                told = { ok: false, sentence: `The server answered ${answer.status}.` };
-            }
-            const isGood = answer.ok && told.ok !== false;
-            notice(
-                String(
-                    told.sentence || (isGood ? "Done." : `The server answered ${answer.status}.`),
-                ),
-                isGood ? "good" : "bad",
-            );
-            if (name === "stacks" && told.stacks) showStacks(String(told.stacks));
-        } catch (problem) {
-            notice(
-                problem.name === "AbortError"
-                    ? "No answer within a minute; it may still come to pass."
-                    : "The server could not be reached.",
-                "bad",
-            );
-        }
+        const told = await hf.post(root.dataset[name], {});
+        notice(String(told.sentence), told.ok ? "good" : "bad");
+        if (name === "stacks" && told.stacks) showStacks(String(told.stacks));
         inFlight = "";
         buttons();
         // The button had the focus, and lost it when it was disabled.
@@ -200,13 +164,34 @@
         id("ask-stop-no").focus();
     }
 
+    // The last lines that the run printed, where its output is kept.
+    async function followOutput() {
+        try {
+            const answer = await fetchWithin(root.dataset.output, {}, 15000);
+            if (answer.ok) showOutput(await answer.json());
+        } catch {
+            // The rest of the page says that there is no connection.
+        }
+        // Of a run that has ended, nothing more comes.
+        if (!hf.view || hf.view.run.is_live) setTimeout(followOutput, document.hidden ? 30000 : OUTPUT_PERIOD);
+    }
+
+    function showOutput(found) {
+        id("output").hidden = !found.text;
+        if (!found.text) return;
+        const box = id("output-scroll");
+        const isAtEnd = box.scrollTop + box.clientHeight >= box.scrollHeight - 4;
+        const isFirst = !id("output-text").textContent;
+        say(id("output-words"), `The end of attempt ${found.attempt}, from ${found.where}.`);
+        say(id("output-text"), found.text);
+        // A reader who has scrolled up stays there.
+        if (isAtEnd || isFirst) box.scrollTop = box.scrollHeight;
+        hf.places();
+    }
+
     hf.goLive = function () {
         if (root.dataset.index) {
-            const brand = el(
-                "a",
-                { className: "brand", id: "brand", href: root.dataset.index },
-                "All runs",
-            );
+            const brand = el("a.brand", { id: "brand", href: root.dataset.index }, "All runs");
             id("brand").replaceWith(brand);
         }
         id("save").addEventListener("click", () => ask("save"));
@@ -217,7 +202,7 @@
             id("ask-stop").close();
             ask("stop");
         });
-        // The browser gives the focus back to the button that opened it; a click beside it closes.
+        // The browser gives the focus back to the button that opened it; a click outside closes it.
         id("ask-stop").addEventListener("click", (event) => {
             if (event.target === id("ask-stop")) id("ask-stop").close();
         });
@@ -225,13 +210,11 @@
             id("stacks-panel").hidden = true;
             if (!id("stacks").hidden) id("stacks").focus();
         });
-        document.addEventListener("visibilitychange", () => {
-            if (!document.hidden) now();
-        });
+        now = hf.repeat(poll);
         window.addEventListener("online", now);
         connection("busy", "connecting", "");
         buttons();
         now();
-        hf.followOutput();
+        if (root.dataset.output) followOutput();
     };
 })(holdfast);

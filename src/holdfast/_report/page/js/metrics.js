@@ -1,4 +1,4 @@
-/* Metrics over steps: what counts in ink, what was lost and made again faintly beside it. */
+/* Metrics over steps: steps that count in full colour, repeated steps faintly. */
 (function (hf) {
     "use strict";
     const { el, id } = hf;
@@ -216,8 +216,7 @@
         const box = id("metrics-tools");
         if (held.size <= 6 || box.firstChild) return;
         box.append(
-            el("input", {
-                className: "field",
+            el("input.field", {
                 type: "search",
                 placeholder: "Filter by name",
                 aria: { label: "Filter metrics by name" },

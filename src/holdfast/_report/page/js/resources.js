@@ -1,4 +1,4 @@
-/* Step time, ranks, memory and checkpoints: the charts over time. */
+/* Step time, ranks, memory, GPUs and checkpoints: the charts over time. */
 (function (hf) {
     "use strict";
     const { el, id } = hf;
@@ -28,19 +28,22 @@
         });
         return columns;
     }
-    hf.placed = placed;
     const when = (place) => hf.moment(hf.span.axis.from(place));
-    /** At most so many rows of a column of times, newest first. */
-    function newestRows(t, most) {
-        const stride = Math.ceil(t.length / most) || 1;
-        return t
-            .map((_, index) => index)
-            .filter((index) => (t.length - 1 - index) % stride === 0)
-            .reverse();
+    /** A table over time, newest first, of at most 200 rows; columns: [title, values, format]. */
+    function timeTable(title, t, columns) {
+        const stride = Math.ceil(t.length / 200) || 1;
+        const rows = t.map((_, at) => at).filter((at) => (t.length - 1 - at) % stride === 0);
+        const cell = (values, format) => (at) => (hf.isNumber(values[at]) ? format(values[at]) : "–");
+        return hf.table(
+            `${title} over time, newest first`,
+            [
+                ["When", "", (at) => hf.moment(t[at])],
+                ...columns.map(([name, values, format]) => [name, "num", cell(values, format)]),
+            ],
+            rows.reverse(),
+        );
     }
-    const BYTE_SIZES = [1, 2, 5]
-        .flatMap((digit) => Array.from({ length: 17 }, (_, power) => digit * 10 ** power))
-        .sort((a, b) => a - b);
+    const BYTE_SIZES = hf.roundSizes(17);
 
     function once(name, body, make) {
         if (!made[name]) {
@@ -57,7 +60,7 @@
         if (id("speed").hidden) return;
         const body = id("speed-body");
         if (!body.firstChild) {
-            made.percentiles = el("dl", { className: "facts facts-small" });
+            made.percentiles = el("dl.facts.facts-small");
             made.attemptTimes = hf.folded("Percentiles by attempt", () =>
                 hf.table(
                     "Step time by attempt",
@@ -70,7 +73,7 @@
                     view.step_time.attempts,
                 ),
             );
-            made.ranks = el("div", { className: "ranks" });
+            made.ranks = el("div.ranks");
             body.append(made.percentiles);
         }
         if (has) {
@@ -84,7 +87,7 @@
                         ["99 % are below", p99],
                         ["Longest", max],
                     ].map(([name, value]) =>
-                        el("div", {}, el("dt", {}, name), el("dd", {}, hf.duration(value))),
+                        el("div", el("dt", name), el("dd", hf.duration(value))),
                     ),
                 );
             }
@@ -133,16 +136,11 @@
                 );
             },
             table: () =>
-                hf.table(
-                    "Step time over time, newest first",
-                    [
-                        ["When", "", (at) => hf.moment(view.step_time.t[at])],
-                        ["Median", "num", (at) => hf.duration(view.step_time.p50[at])],
-                        ["99 %", "num", (at) => hf.duration(view.step_time.p99[at])],
-                        ["Longest", "num", (at) => hf.duration(view.step_time.max[at])],
-                    ],
-                    newestRows(view.step_time.t, 200),
-                ),
+                timeTable("Step time", view.step_time.t, [
+                    ["Median", view.step_time.p50, hf.duration],
+                    ["99 %", view.step_time.p99, hf.duration],
+                    ["Longest", view.step_time.max, hf.duration],
+                ]),
         });
     }
 
@@ -161,7 +159,7 @@
             (view.stragglers.length > 0 &&
                 hf.isNumber(rank.wait_seconds) &&
                 rank.wait_seconds < median / 4);
-        const strip = el("div", { className: "strip", aria: { hidden: "true" } });
+        const strip = el("div.strip", { aria: { hidden: "true" } });
         for (const rank of view.ranks) {
             const bar = el("div", { className: isWaitedFor(rank) ? "is-straggler" : "" });
             const wait = hf.isNumber(rank.wait_seconds)
@@ -173,11 +171,10 @@
                 el(
                     "div",
                     { className: isWaitedFor(rank) ? "is-waited-for" : "" },
-                    el("i", {}),
+                    el("i"),
                     bar,
-                    view.ranks.length <= 32 || isWaitedFor(rank)
-                        ? el("span", {}, String(rank.rank))
-                        : null,
+                    (view.ranks.length <= 32 || isWaitedFor(rank)) &&
+                        el("span", String(rank.rank)),
                 ),
             );
         }
@@ -195,20 +192,13 @@
                 view.ranks,
             ),
         );
+        const words =
+            `How long each rank waits for the others in a step, up to ${hf.duration(most)}. ` +
+            "One that never waits is the one waited for.";
         made.ranks.replaceChildren(
-            el("h3", {}, "Ranks"),
-            ...view.stragglers.map((text) =>
-                el("p", { className: "notice is-warn" }, hf.capital(text)),
-            ),
-            most
-                ? el(
-                      "p",
-                      { className: "small muted" },
-                      "How long each rank waits for the others in a step, " +
-                          `up to ${hf.duration(most)}. One that never waits is the one waited for.`,
-                  )
-                : "",
-            most ? strip : "",
+            el("h3", "Ranks"),
+            ...view.stragglers.map((text) => el("p.notice.is-warn", hf.capital(text))),
+            ...(most ? [el("p.small.muted", words), strip] : []),
             table,
         );
     }
@@ -279,19 +269,12 @@
                 `Memory: at most ${hf.size(top())} in use` +
                 (limit() ? ` of a limit of ${hf.size(limit())}.` : ", no limit known."),
             table: () =>
-                hf.table(
-                    "Memory over time, newest first",
-                    [
-                        ["When", "", (at) => hf.moment(view.memory.t[at])],
-                        ...(hasOwn
-                            ? [["This run", "num", (at) => hf.size(column("run")[at])]]
-                            : []),
-                        ["In use", "num", (at) => hf.size(column("used")[at])],
-                        ["Limit", "num", (at) => hf.size(column("limit")[at])],
-                        ...(hasGpu ? [["GPU", "num", (at) => hf.size(column("gpu")[at])]] : []),
-                    ],
-                    newestRows(view.memory.t, 200),
-                ),
+                timeTable("Memory", view.memory.t, [
+                    ...(hasOwn ? [["This run", column("run"), hf.size]] : []),
+                    ["In use", column("used"), hf.size],
+                    ["Limit", column("limit"), hf.size],
+                    ...(hasGpu ? [["GPU", column("gpu"), hf.size]] : []),
+                ]),
         });
     }
 
@@ -307,7 +290,7 @@
         );
         const body = id("checkpoints-body");
         if (!made.pair) {
-            made.pair = el("div", { className: "charts" });
+            made.pair = el("div.charts");
             body.append(made.pair);
         }
         const rows = () => [...view.checkpoints].reverse().slice(0, 500);
@@ -370,10 +353,53 @@
         );
     }
 
+    const GPU_CHARTS = [
+        ["busy", "Busy", (value) => `${Math.round(value)} %`, () => 100],
+        ["used", "Memory of this run", hf.size, () => view.gpus.total || 0],
+        ["watts", "Power", (value) => `${Math.round(value)} W`, () => 0],
+        ["celsius", "Temperature", (value) => `${Math.round(value)} °C`, () => 0],
+    ];
+
+    const known = (key) => view.gpus[key].filter(hf.isNumber);
+    const highest = (key) => largest(known(key));
+
+    function gpuChart(key, title, format, limit) {
+        return hf.makeChart({
+            title,
+            x: "time",
+            height: 150,
+            format,
+            range: () => [0, Math.max(limit() <= 100 ? limit() : 0, highest(key) * 1.1, 1)],
+            series: [{ colour: "s-training" }],
+            data: () => placed(true, view.gpus.t, view.gpus[key]),
+            reading(data, at) {
+                const isRead = hf.isNumber(at) && hf.isNumber(data[1][at]);
+                const value = isRead ? data[1][at] : known(key).pop();
+                if (!hf.isNumber(value)) return "";
+                const of = limit() > 100 ? ` of ${format(limit())}` : "";
+                const moment = isRead ? ` · ${when(data[0][at])}` : "";
+                return `${format(value)}${of}${moment}`;
+            },
+            summary: () => `${title} of the GPUs: at most ${format(highest(key))}.`,
+            table: () => timeTable(title, view.gpus.t, [[title, view.gpus[key], format]]),
+        });
+    }
+
+    function gpus() {
+        const shown = view.gpus ? GPU_CHARTS.filter(([key]) => known(key).length) : [];
+        id("gpus").hidden = !shown.length;
+        const words = "All GPUs of this run together; the temperature is of the hottest.";
+        hf.say(id("gpus-words"), words);
+        for (const [key, ...rest] of shown) {
+            once(`gpu ${key}`, id("gpus-body"), () => gpuChart(key, ...rest));
+        }
+    }
+
     hf.resources = function (next) {
         view = next;
         speed();
         memory();
+        gpus();
         checkpoints();
     };
 })(holdfast);

@@ -16,7 +16,6 @@
         hf.timeline(view);
         hf.metrics(view);
         hf.resources(view);
-        hf.gpus(view);
         hf.stories(view);
         hf.places();
         const reading = hf.reading(view);
@@ -38,7 +37,7 @@
 
     function broken(text) {
         id("main").hidden = true;
-        id("answer").replaceChildren(el("p", { className: "notice is-bad" }, text));
+        id("answer").replaceChildren(el("p.notice.is-bad", text));
     }
 
     const text = id("holdfast-view").textContent.trim();
@@ -57,7 +56,7 @@
         if (!view) {
             id("main").hidden = true;
             hf.say(id("name"), document.title.replace(/ · holdfast$/, ""));
-            id("answer").replaceChildren(el("p", { className: "notice" }, "Reading the run…"));
+            id("answer").replaceChildren(el("p.notice", "Reading the run…"));
         }
         hf.goLive();
     }

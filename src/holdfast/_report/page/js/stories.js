@@ -5,51 +5,38 @@
 
     function listed(title, lines) {
         if (!lines || !lines.length) return null;
-        return el(
-            "div",
-            { className: "story-list" },
-            el("h4", {}, title),
-            el(
-                "ul",
-                {},
-                lines.map((line) => el("li", {}, line)),
-            ),
-        );
+        return el("div.story-list", el("h4", title), el("ul", lines.map((line) => el("li", line))));
     }
 
     function details(death) {
         return [
             el(
-                "div",
-                { className: "story-columns" },
+                "div.story-columns",
                 listed("Evidence", death.evidence),
                 listed("What to do", death.advice),
             ),
-            death.stacks ? hf.folded("Stacks", () => el("pre", {}, death.stacks)) : null,
+            death.stacks ? hf.folded("Stacks", () => el("pre", death.stacks)) : null,
         ];
     }
 
     /** One post-mortem; an older one is closed to its sentence. */
     function story(death, kind, isOpen) {
-        const where = [
+        const where = hf.joined([
             hf.moment(death.t),
-            hf.isNumber(death.attempt) ? `attempt ${death.attempt}` : "",
-            hf.isNumber(death.rank) ? `rank ${death.rank}` : "",
-            hf.isNumber(death.seconds) ? `stood still for ${hf.duration(death.seconds)}` : "",
-        ]
-            .filter(Boolean)
-            .join(" · ");
+            hf.isNumber(death.attempt) && `attempt ${death.attempt}`,
+            hf.isNumber(death.rank) && `rank ${death.rank}`,
+            hf.isNumber(death.seconds) && `stood still for ${hf.duration(death.seconds)}`,
+        ]);
         const head = [
             el(
-                "p",
-                { className: "story-where" },
-                el("span", { className: "chip", data: { tone: "bad" } }, death.cause || kind),
+                "p.story-where",
+                el("span.chip", { data: { tone: "bad" } }, death.cause || kind),
                 where,
             ),
-            el("h3", {}, hf.capital(death.sentence)),
+            el("h3", hf.capital(death.sentence)),
         ];
         if (isOpen) return el("article", { className: `story is-${kind}` }, head, details(death));
-        const closed = el("details", { className: `story is-${kind}` }, el("summary", {}, head));
+        const closed = el("details", { className: `story is-${kind}` }, el("summary", head));
         closed.addEventListener("toggle", () => {
             if (closed.children.length === 1) closed.append(...details(death).filter(Boolean));
         });
@@ -93,16 +80,12 @@
         ].sort((a, b) => b[1].t - a[1].t);
         id("postmortems").hidden = !all.length;
         if (!hf.changed("postmortems", all)) return;
-        hf.say(
-            id("postmortems-words"),
-            [
-                view.deaths.length ? `Why ${hf.plural(view.deaths.length, "attempt")} ended` : "",
-                view.hangs.length ? hf.plural(view.hangs.length, "hang") : "",
-                all.length > MOST ? `the newest ${MOST}` : "newest first",
-            ]
-                .filter(Boolean)
-                .join(", ") + ".",
-        );
+        const said = [
+            view.deaths.length && `Why ${hf.plural(view.deaths.length, "attempt")} ended`,
+            view.hangs.length && hf.plural(view.hangs.length, "hang"),
+            all.length > MOST ? `the newest ${MOST}` : "newest first",
+        ];
+        hf.say(id("postmortems-words"), hf.joined(said, ", ") + ".");
         const body = id("postmortems-body");
         const keys = new Set();
         // One that is there stays as it is: its stacks may be open.
@@ -137,30 +120,26 @@
                 // What could not be tried, or not be repeated, has proved nothing either way.
                 const tone = { equal: "good", differs: "bad" }[proof.verdict] || "warn";
                 return el(
-                    "article",
-                    { className: "story is-proof" },
+                    "article.story.is-proof",
                     el(
-                        "p",
-                        { className: "story-where" },
-                        el("span", { className: "chip", data: { tone } }, proof.verdict),
+                        "p.story-where",
+                        el("span.chip", { data: { tone } }, proof.verdict),
                         hf.isNumber(proof.t) ? hf.moment(proof.t) : "",
                     ),
-                    el("h3", {}, proof.sentence),
-                    proof.interruptions.length
-                        ? el(
-                              "div",
-                              { className: "scroll" },
-                              hf.table(
-                                  "Interruptions",
-                                  [
-                                      ["At step", "num", (each) => hf.whole(each.step)],
-                                      ["Interruption", "", (each) => each.kind],
-                                      ["Result", "", (each) => each.result],
-                                  ],
-                                  proof.interruptions,
-                              ),
-                          )
-                        : null,
+                    el("h3", proof.sentence),
+                    proof.interruptions.length > 0 &&
+                        el(
+                            "div.scroll",
+                            hf.table(
+                                "Interruptions",
+                                [
+                                    ["At step", "num", (each) => hf.whole(each.step)],
+                                    ["Interruption", "", (each) => each.kind],
+                                    ["Result", "", (each) => each.result],
+                                ],
+                                proof.interruptions,
+                            ),
+                        ),
                 );
             }),
         );
@@ -189,8 +168,8 @@
                         "",
                         (each) =>
                             el(
-                                "span",
-                                { className: "chip", data: { tone: hf.tone(each.outcome) } },
+                                "span.chip",
+                                { data: { tone: hf.tone(each.outcome) } },
                                 each.outcome,
                             ),
                     ],

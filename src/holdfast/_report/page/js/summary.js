@@ -1,7 +1,7 @@
 /* The top of the page: the run in one sentence, what is safe, and where the time went. */
 (function (hf) {
     "use strict";
-    const { el, id, say } = hf;
+    const { el, id, joined, say } = hf;
 
     function progress(run) {
         const box = id("progress");
@@ -10,7 +10,7 @@
         if (!known) return;
         const bar = id("progress-bar");
         if (!bar.firstChild) {
-            bar.append(el("div", { className: "bar-fill" }), el("div", { className: "bar-mark" }));
+            bar.append(el("div.bar-fill"), el("div.bar-mark"));
         }
         const share = (step) => Math.min(100, Math.max(0, (100 * step) / run.total)) + "%";
         bar.firstChild.style.width = share(run.step);
@@ -32,97 +32,96 @@
         say(words.lastChild, right);
     }
 
-    function ago(seconds, isLive) {
-        if (!hf.isNumber(seconds)) return "";
-        return isLive ? `${hf.duration(seconds)} ago` : "";
+    const toMinute = (t) => hf.moment(t).replace(/:\d\d$/, "");
+
+    /** What the head of a run says: [name, value, more]. */
+    function factsOf(view) {
+        const { run, goodput } = view;
+        const known = hf.isNumber;
+        const ago = (age) => (run.is_live && known(age) ? `${hf.duration(age)} ago` : "");
+        const rate = run.rate_per_second;
+        const isEnding = run.job && run.is_live && known(run.job.seconds_left);
+        const hosts = new Set(view.ranks.map((rank) => rank.host).filter(Boolean)).size;
+        const epoch = known(run.epoch) && joined([`epoch ${run.epoch}`, run.epochs], " of ");
+        const ranks = run.ranks > 1 && hf.plural(run.ranks, "rank");
+        return [
+            known(run.step) && [
+                "Step",
+                hf.whole(run.step),
+                joined([epoch, run.phase && `in ${run.phase}`], ", "),
+            ],
+            rate > 0 && [
+                "Speed",
+                rate >= 1
+                    ? `${hf.number(Number(rate.toPrecision(3)))} steps/s`
+                    : `${hf.duration(1 / rate)} per step`,
+            ],
+            run.is_live &&
+                known(run.eta_seconds) && [
+                    "Done in about",
+                    hf.duration(run.eta_seconds),
+                    toMinute(view.made_at + run.eta_seconds),
+                ],
+            ...["memory", "disk"].map(
+                (place) =>
+                    known(run[`${place}_step`]) && [
+                        place === "disk" ? "Safe on disk" : "Safe in memory",
+                        `step ${hf.whole(run[`${place}_step`])}`,
+                        ago(run[`${place}_age_seconds`]),
+                    ],
+            ),
+            run.job && [
+                "Job",
+                isEnding ? `${hf.duration(run.job.seconds_left)} left` : run.job.id,
+                isEnding ? `SLURM ${run.job.id}` : run.job.text,
+            ],
+            known(run.attempt) && [
+                "Attempt",
+                hf.whole(run.attempt),
+                joined(
+                    [
+                        hosts > 1 ? joined([ranks, `${hosts} hosts`], " on ") : ranks,
+                        hosts > 1 ? "" : run.host,
+                        run.is_live && run.pid && `pid ${run.pid}`,
+                    ],
+                    ", ",
+                ),
+            ],
+            goodput.wall_seconds > 0 && [
+                "Wall time",
+                hf.duration(goodput.wall_seconds),
+                `since ${toMinute(view.time.start)}`,
+            ],
+        ].filter(Boolean);
     }
 
     function facts(view) {
-        const run = view.run;
-        const rows = [];
-        const add = (name, value, more) => rows.push([name, value, more || ""]);
-        if (hf.isNumber(run.step)) {
-            const epoch = hf.isNumber(run.epoch)
-                ? `epoch ${run.epoch}${hf.isNumber(run.epochs) ? ` of ${run.epochs}` : ""}`
-                : "";
-            add(
-                "Step",
-                hf.whole(run.step),
-                [epoch, run.phase ? `in ${run.phase}` : ""].filter(Boolean).join(", "),
-            );
-        }
-        if (hf.isNumber(run.rate_per_second) && run.rate_per_second > 0) {
-            const quick = run.rate_per_second >= 1;
-            add(
-                "Speed",
-                quick
-                    ? `${hf.number(Number(run.rate_per_second.toPrecision(3)))} steps/s`
-                    : `${hf.duration(1 / run.rate_per_second)} per step`,
-            );
-        }
-        if (run.is_live && hf.isNumber(run.eta_seconds)) {
-            add(
-                "Done in about",
-                hf.duration(run.eta_seconds),
-                hf.moment(view.made_at + run.eta_seconds).replace(/:\d\d$/, ""),
-            );
-        }
-        if (hf.isNumber(run.memory_step)) {
-            add(
-                "Safe in memory",
-                `step ${hf.whole(run.memory_step)}`,
-                ago(run.memory_age_seconds, run.is_live),
-            );
-        }
-        if (hf.isNumber(run.disk_step)) {
-            add(
-                "Safe on disk",
-                `step ${hf.whole(run.disk_step)}`,
-                ago(run.disk_age_seconds, run.is_live),
-            );
-        }
-        if (run.job) {
-            const left = hf.isNumber(run.job.seconds_left);
-            add(
-                "Job",
-                left && run.is_live ? `${hf.duration(run.job.seconds_left)} left` : run.job.id,
-                left && run.is_live ? `SLURM ${run.job.id}` : run.job.text,
-            );
-        }
-        if (hf.isNumber(run.attempt)) {
-            const hosts = new Set(view.ranks.map((rank) => rank.host).filter(Boolean)).size;
-            add(
-                "Attempt",
-                hf.whole(run.attempt),
-                [
-                    run.ranks > 1
-                        ? hf.plural(run.ranks, "rank") + (hosts > 1 ? ` on ${hosts} hosts` : "")
-                        : "",
-                    hosts > 1 ? "" : run.host || "",
-                    run.is_live && run.pid ? `pid ${run.pid}` : "",
-                ]
-                    .filter(Boolean)
-                    .join(", "),
-            );
-        }
-        if (view.goodput.wall_seconds > 0) {
-            add(
-                "Wall time",
-                hf.duration(view.goodput.wall_seconds),
-                `since ${hf.moment(view.time.start).replace(/:\d\d$/, "")}`,
-            );
-        }
+        const rows = factsOf(view);
         if (!hf.changed("facts", rows)) return;
         id("facts").replaceChildren(
             ...rows.map(([name, value, more]) =>
                 el(
                     "div",
-                    {},
-                    el("dt", {}, name),
-                    el("dd", {}, value, more ? el("small", { title: more }, more) : null),
+                    el("dt", name),
+                    el("dd", value, more ? el("small", { title: more }, more) : null),
                 ),
             ),
         );
+    }
+
+    function config(view) {
+        const rows = Object.entries(view.run.config || {});
+        if (!hf.changed("config", rows)) return;
+        const table = () =>
+            hf.table(
+                "Hyperparameters",
+                [
+                    ["Name", "", ([name]) => name],
+                    ["Value", "", ([, value]) => hf.pythonText(value)],
+                ],
+                rows,
+            );
+        id("config").replaceChildren(...(rows.length ? [hf.folded("Hyperparameters", table)] : []));
     }
 
     function goodput(view) {
@@ -137,7 +136,7 @@
             .filter((part) => part.seconds >= 1 || part.share >= 0.001);
         const isProgress = (part) => ["progress", "training", "phase"].includes(part.kind);
         parts.sort((a, b) => isProgress(b) - isProgress(a) || b.seconds - a.seconds);
-        const bar = el("div", { className: "shares", aria: { hidden: "true" } });
+        const bar = el("div.shares", { aria: { hidden: "true" } });
         for (const part of parts) {
             const piece = el("div", { className: "share " + hf.kindClass(part.kind) });
             piece.style.flexGrow = String(part.share);
@@ -145,19 +144,14 @@
             bar.append(piece);
         }
         const list = el(
-            "ul",
-            { className: "share-list" },
+            "ul.share-list",
             parts.map((part) =>
                 el(
                     "li",
-                    {},
-                    el("span", {
-                        className: "swatch " + hf.kindClass(part.kind),
-                        aria: { hidden: "true" },
-                    }),
-                    el("span", { className: "share-name" }, part.label),
-                    el("span", { className: "num" }, hf.duration(part.seconds)),
-                    el("span", { className: "num muted" }, hf.percent(part.share)),
+                    hf.swatch(part.kind),
+                    el("span.share-name", part.label),
+                    el("span.num", hf.duration(part.seconds)),
+                    el("span.num.muted", hf.percent(part.share)),
                 ),
             ),
         );
@@ -166,29 +160,19 @@
             : "–";
         id("goodput-body").replaceChildren(
             el(
-                "div",
-                { className: "figure" },
-                el("p", { className: "figure-number" }, share, el("small", {}, " %")),
+                "div.figure",
+                el("p.figure-number", share, el("small", " %")),
                 el(
-                    "p",
-                    { className: "small muted" },
+                    "p.small.muted",
                     `${hf.duration(good.progress_seconds)} of progress in ${hf.duration(counted)}`,
                 ),
-                good.stopped_seconds > 0
-                    ? el(
-                          "p",
-                          { className: "small muted" },
-                          `${hf.duration(good.stopped_seconds)} stopped on purpose, not counted`,
-                      )
-                    : null,
+                good.stopped_seconds > 0 &&
+                    el(
+                        "p.small.muted",
+                        `${hf.duration(good.stopped_seconds)} stopped on purpose, not counted`,
+                    ),
             ),
-            el(
-                "div",
-                { className: "goodput-where" },
-                el("p", { className: "goodput-sentence" }, hf.capital(good.sentence)),
-                bar,
-                list,
-            ),
+            el("div.goodput-where", el("p.goodput-sentence", hf.capital(good.sentence)), bar, list),
         );
     }
 
@@ -203,11 +187,10 @@
         say(id("headline"), run.headline);
         progress(run);
         facts(view);
+        config(view);
         if (hf.changed("warnings", run.warnings)) {
             id("warnings").replaceChildren(
-                ...run.warnings.map((warning) =>
-                    el("p", { className: "notice is-warn" }, hf.capital(warning)),
-                ),
+                ...run.warnings.map((warning) => el("p.notice.is-warn", hf.capital(warning))),
             );
         }
         goodput(view);
@@ -217,34 +200,19 @@
             `Times are those of ${zone}.`,
         ].join(" ");
         if (hf.changed("foot", foot + run.folder)) {
-            id("foot").replaceChildren(
-                el("p", {}, foot),
-                el("p", {}, el("span", { className: "mono" }, run.folder)),
-            );
+            id("foot").replaceChildren(el("p", foot), el("p", el("span.mono", run.folder)));
         }
     };
 
-    const PLACES = [
-        "goodput",
-        "timeline",
-        "metrics",
-        "speed",
-        "memory",
-        "gpus",
-        "output",
-        "checkpoints",
-        "postmortems",
-        "proofs",
-        "attempts",
-    ];
     /** Links to the sections that have something to say. */
     hf.places = function () {
-        const shown = PLACES.filter((name) => !id(name).hidden);
+        const all = [...document.querySelectorAll("main > .section")];
+        const shown = all.filter((each) => !each.hidden).map((each) => each.id);
         if (!hf.changed("places", shown)) return;
         id("places").parentElement.hidden = !shown.length;
         id("places").replaceChildren(
             ...shown.map((name) =>
-                el("li", {}, el("a", { href: "#" + name }, id(name + "-title").textContent)),
+                el("li", el("a", { href: "#" + name }, id(name + "-title").textContent)),
             ),
         );
     };

@@ -6,7 +6,7 @@
     const ENDS = ["finished", "stop", "death"];
 
     /** An attempt ends once, however many lines of the journal say so: one mark is shown, the
-      others are quiet, and stand in the table and beside the one that is shown. */
+      others are quiet: they are in the table, and in the tip of the one that is shown. */
     function hush(lane) {
         const ends = lane.events.filter((mark) => ENDS.includes(mark.group));
         const weight = (mark) =>
@@ -97,15 +97,13 @@
         return lane.segments.find((segment) => segment.start <= t && t < segment.end);
     };
 
-    const joined = (parts) => parts.filter(Boolean).join(" · ");
-
     /** An event in a few lines: [title, text, where and when]. */
     hf.eventLines = function (event) {
         const many = event.count > 1 ? ` × ${hf.whole(event.count)}` : "";
         return [
             event.title + many,
             event.text || "",
-            joined([
+            hf.joined([
                 hf.moment(event.t),
                 hf.isNumber(event.until) ? `for ${hf.duration(event.until - event.t)}` : "",
                 hf.isNumber(event.step) ? `step ${hf.whole(event.step)}` : "",
@@ -119,7 +117,7 @@
         return [
             `${name[0].toUpperCase()}${name.slice(1)}, ${hf.duration(segment.end - segment.start)}`,
             segment.text && segment.text !== name ? segment.text : "",
-            joined([
+            hf.joined([
                 `${hf.moment(segment.start)} – ${hf.moment(segment.end)}`,
                 hf.isNumber(segment.attempt) ? `attempt ${segment.attempt}` : "",
             ]),
@@ -134,7 +132,7 @@
         return [
             `Attempt ${attempt.number}: ${attempt.outcome}`,
             hf.capital(attempt.how),
-            joined([`${hf.moment(attempt.start)} – ${last}`, origin, attempt.host || ""]),
+            hf.joined([`${hf.moment(attempt.start)} – ${last}`, origin, attempt.host || ""]),
         ];
     };
 })(holdfast);

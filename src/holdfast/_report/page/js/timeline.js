@@ -75,10 +75,9 @@
                 ...lines.map(([title, text, where]) =>
                     el(
                         "div",
-                        {},
-                        title ? el("strong", {}, title) : null,
-                        text ? el("p", {}, text) : null,
-                        el("p", { className: "muted" }, where),
+                        title ? el("strong", title) : null,
+                        text ? el("p", text) : null,
+                        el("p.muted", where),
                     ),
                 ),
             );
@@ -188,28 +187,15 @@
         if (hf.changed("legend", [kinds, groups])) {
             state.kinds.replaceChildren(
                 ...kinds.map((kind) =>
-                    el(
-                        "li",
-                        {},
-                        el("span", {
-                            className: "swatch " + hf.kindClass(kind),
-                            aria: { hidden: "true" },
-                        }),
-                        hf.kindName(kind),
-                    ),
+                    el("li", hf.swatch(kind), hf.kindName(kind)),
                 ),
             );
             state.groups.replaceChildren(
                 ...groups.map((group) => {
-                    const canvas = el("canvas", {
-                        className: "mark",
-                        data: { group },
-                        aria: { hidden: "true" },
-                    });
+                    const canvas = el("canvas.mark", { data: { group }, aria: { hidden: "true" } });
                     const button = el(
-                        "button",
+                        "button.toggle",
                         {
-                            className: "toggle",
                             type: "button",
                             aria: { pressed: String(!state.hidden.has(group)) },
                             on: {
@@ -225,9 +211,9 @@
                         },
                         canvas,
                         hf.GROUPS[group][0],
-                        el("span", { className: "muted count" }),
+                        el("span.muted.count"),
                     );
-                    return el("li", {}, button);
+                    return el("li", button);
                 }),
             );
             paintLegend();
@@ -259,71 +245,56 @@
         if (marks.length <= LIMIT) return table;
         return el(
             "div",
-            {},
             table,
             el(
-                "p",
-                { className: "muted small" },
+                "p.muted.small",
                 `The newest ${hf.whole(LIMIT)} of ${hf.whole(marks.length)}; hide kinds above to see older ones.`,
             ),
         );
     }
 
     function build() {
-        const button = (text, label, act) =>
-            el(
-                "button",
-                {
-                    className: "button is-small",
-                    type: "button",
-                    aria: label ? { label } : {},
-                    on: { click: act },
-                },
-                text,
-            );
-        state.fold = button("Fold waits", "", () => {
+        state.fold = hf.button("Fold waits", "", () => {
             state.folded = !state.folded;
             state.fold.setAttribute("aria-pressed", String(state.folded));
             setAxis(false);
         });
-        state.whole = button("Whole run", "", () => act.zoom(0, state.axis.length));
+        state.whole = hf.button("Whole run", "", () => act.zoom(0, state.axis.length));
         const tools = el(
-            "div",
-            { className: "tools" },
+            "div.tools",
             state.fold,
             state.whole,
-            button("−", "Zoom out", () => act.scale(1 / 0.6, null)),
-            button("+", "Zoom in", () => act.scale(0.6, null)),
+            hf.button("−", "Zoom out", () => act.scale(1 / 0.6, null)),
+            hf.button("+", "Zoom in", () => act.scale(0.6, null)),
         );
         id("timeline-title").parentElement.append(tools);
-        state.top = el("canvas", { className: "timeline-top", aria: { hidden: "true" } });
-        state.canvas = el("canvas", { className: "timeline-canvas", aria: { hidden: "true" } });
-        state.rubber = el("div", { className: "rubber", hidden: true });
+        state.top = el("canvas.timeline-top", { aria: { hidden: "true" } });
+        state.canvas = el("canvas.timeline-canvas", { aria: { hidden: "true" } });
+        state.rubber = el("div.rubber", { hidden: true });
         state.rows = el(
-            "div",
+            "div.timeline-rows",
             {
-                className: "timeline-rows",
                 tabIndex: 0,
                 role: "application",
                 aria: { label: "Timeline of attempts", describedby: "timeline-keys" },
             },
-            el("div", { className: "timeline-sheet" }, state.canvas, state.rubber),
+            el("div.timeline-sheet", state.canvas, state.rubber),
         );
-        state.tip = el("div", { className: "tip", hidden: true });
-        state.spoken = el("p", { className: "sr-only", aria: { live: "polite" } });
-        state.box = el("div", { className: "timeline-box" }, state.top, state.rows, state.tip);
-        state.kinds = el("ul", { className: "legend", aria: { label: "Kinds of time" } });
-        state.groups = el("ul", { className: "legend", aria: { label: "Events shown" } });
+        state.tip = el("div.tip", { hidden: true });
+        state.spoken = el("p.sr-only", { aria: { live: "polite" } });
+        state.box = el("div.timeline-box", state.top, state.rows, state.tip);
+        state.kinds = el("ul.legend", { aria: { label: "Kinds of time" } });
+        state.groups = el("ul.legend", { aria: { label: "Events shown" } });
         state.table = hf.folded("All events as a table", eventsTable);
         id("timeline-body").append(
-            el("div", { className: "legends" }, state.kinds, state.groups),
+            el("div.legends", state.kinds, state.groups),
             state.box,
             state.spoken,
             el(
-                "p",
-                { className: "small muted hint", id: "timeline-keys" },
+                "p.small.muted.hint",
+                { id: "timeline-keys" },
                 "Drag to zoom, or Ctrl and the wheel. Keys: ← → events, ↑ ↓ attempts, + − zoom, " +
-                    "Shift ← → along, Enter one attempt, 0 the whole run.",
+                "Shift ← → along, Enter one attempt, 0 the whole run.",
             ),
             state.table,
         );

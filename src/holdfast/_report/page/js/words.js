@@ -4,10 +4,14 @@ const holdfast = {};
 (function (hf) {
     "use strict";
 
-    /** An element; `props` are properties, `data` and `aria` maps, `on` listeners; text is text. */
-    hf.el = function (tag, props, ...children) {
-        const node = document.createElement(tag);
-        for (const [name, value] of Object.entries(props || {})) {
+    /** The element "tag.class"; then its properties, if any (`data` and `aria` are maps, `on` has
+      listeners), and its children: text is text. */
+    hf.el = function (tag, ...children) {
+        const [kind, ...classes] = tag.split(".");
+        const node = document.createElement(kind);
+        if (classes.length) node.className = classes.join(" ");
+        const hasProps = children[0] && children[0].constructor === Object;
+        for (const [name, value] of Object.entries(hasProps ? children.shift() : {})) {
             if (value === undefined || value === null) continue;
             if (name === "data") Object.assign(node.dataset, value);
             else if (name === "aria") {
@@ -23,6 +27,14 @@ const holdfast = {};
         }
         return node;
     };
+
+    /** A small button; `label` is for a screen reader, where the text alone says too little. */
+    hf.button = (text, label, act, classes = "") =>
+        hf.el(
+            `button.button.is-small${classes}`,
+            { type: "button", aria: label ? { label } : {}, on: { click: act } },
+            text,
+        );
 
     hf.id = (name) => document.getElementById(name);
 
@@ -121,7 +133,34 @@ const holdfast = {};
 
     hf.plural = (count, one, many) => `${hf.whole(count)} ${count === 1 ? one : many || one + "s"}`;
 
+    hf.joined = (parts, between = " · ") => parts.filter(Boolean).join(between);
+
     hf.capital = (text) => (text ? text[0].toUpperCase() + text.slice(1) : "");
+
+    /** Asks again and again: `ask` returns how long to wait then. Returns a function that asks now,
+      as a page does that is shown again. */
+    hf.repeat = function (ask) {
+        let timer = null;
+        let isAsking = false;
+        let isDue = false;
+        async function now() {
+            clearTimeout(timer);
+            isDue = true;
+            if (isAsking) return;
+            isAsking = true;
+            let wait = 0;
+            while (isDue) {
+                isDue = false;
+                wait = await ask();
+            }
+            isAsking = false;
+            timer = setTimeout(now, wait);
+        }
+        document.addEventListener("visibilitychange", () => {
+            if (!document.hidden) now();
+        });
+        return now;
+    };
 
     /** Same value as last time? Kept per name, so that a poll touches only what has changed. */
     const seen = new Map();
@@ -132,21 +171,27 @@ const holdfast = {};
         return true;
     };
 
+    /** A value as Python writes it. */
+    hf.pythonText = function (value) {
+        if (value === undefined) return "";
+        if (value === null) return "None";
+        if (typeof value === "boolean") return value ? "True" : "False";
+        return typeof value === "number" ? hf.number(value) : String(value);
+    };
+
     /** A table; columns: [title, class, cell of a row], the first cell heads its row. */
     hf.table = function (caption, columns, rows) {
         const head = hf.el(
             "tr",
-            {},
             columns.map(([title, css]) =>
                 hf.el("th", { scope: "col", className: css || "" }, title),
             ),
         );
-        const body = hf.el("tbody", {});
+        const body = hf.el("tbody");
         for (const row of rows) {
             body.append(
                 hf.el(
                     "tr",
-                    {},
                     columns.map(([, css, cell], index) => {
                         const held = cell(row);
                         const props = { className: css || "" };
@@ -156,20 +201,14 @@ const holdfast = {};
                 ),
             );
         }
-        return hf.el(
-            "table",
-            { className: "data" },
-            hf.el("caption", { className: "sr-only" }, caption),
-            hf.el("thead", {}, head),
-            body,
-        );
+        return hf.el("table.data", hf.el("caption.sr-only", caption), hf.el("thead", head), body);
     };
 
     /** What stands behind a summary, made when it is first opened and again when it has changed. */
     hf.folded = function (title, make) {
-        const inside = hf.el("div", { className: "scroll", tabIndex: 0, role: "group" });
+        const inside = hf.el("div.scroll", { tabIndex: 0, role: "group" });
         inside.setAttribute("aria-label", title);
-        const box = hf.el("details", { className: "folded" }, hf.el("summary", {}, title), inside);
+        const box = hf.el("details.folded", hf.el("summary", title), inside);
         let stale = true;
         box.refresh = function () {
             stale = true;

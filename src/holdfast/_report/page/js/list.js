@@ -1,8 +1,8 @@
 /* The list of runs: what has changed is asked for, and fifty rows at a time are drawn. */
-(function () {
+(function (hf) {
   "use strict";
+  const { id: $, say, whole } = hf;
   const root = document.documentElement;
-  const $ = (id) => document.getElementById(id);
   const PER_PAGE = 50;
   const OFTEN = 1500;
   const HIDDEN = 15000;
@@ -17,13 +17,12 @@
   let revision = 0;
   let wait = OFTEN;
   let status = { found: 0, read: 0, done: false };
-  let timer = 0;
 
   // -- which rows, in which order ------------------------------------------------------
 
   function rank(row) {
     if (row.live) return row.troubled ? 0 : 1;
-    return row.troubled && (!row.at || holdfastRows.now() - row.at < OLD) ? 2 : 3;
+    return row.troubled && (!row.at || hf.now() - row.at < OLD) ? 2 : 3;
   }
 
   // One for all: to make it takes longer than a hundred comparisons.
@@ -76,8 +75,7 @@
     document.querySelector(".pager").hidden = pages === 1;
     $("before").disabled = wish.page === 0;
     $("after").disabled = wish.page === pages - 1;
-    const number = holdfastRows.number;
-    setText($("where"), shown.length ? `${number(from + 1)} to ${number(from + shown.length)} of ${number(found.length)}` : "");
+    say($("where"), shown.length ? `${whole(from + 1)} to ${whole(from + shown.length)} of ${whole(found.length)}` : "");
     drawCounts();
     drawCompare(found);
     return found.length;
@@ -99,13 +97,13 @@
     for (const row of shown) {
       let made = drawn.get(row.key);
       if (!made) {
-        made = spare.pop() || holdfastRows.make(pick);
+        made = spare.pop() || hf.makeRow(pick);
         made.key = row.key;
         made.link.href = root.dataset.run + encodeURIComponent(row.key);
         drawn.set(row.key, made);
       }
       made.box.checked = picked.has(row.key);
-      holdfastRows.fill(made, row);
+      hf.fillRow(made, row);
       const due = before ? before.nextSibling : body.firstChild;
       if (due !== made.tr) body.insertBefore(made.tr, due); // else it would lose the focus
       before = made.tr;
@@ -134,9 +132,8 @@
     const wanted = new URLSearchParams(keys.map((key) => ["run", key]));
     link.href = `${root.dataset.compare}?${wanted}`;
     link.hidden = keys.length === 0;
-    const number = holdfastRows.number;
-    const rest = found.length > keys.length ? `Compare the first ${number(keys.length)}` : `Compare all ${number(keys.length)}`;
-    setText(link, picked.size ? `Compare ${number(picked.size)} selected` : rest);
+    const rest = found.length > keys.length ? `Compare the first ${whole(keys.length)}` : `Compare all ${whole(keys.length)}`;
+    say(link, picked.size ? `Compare ${whole(picked.size)} selected` : rest);
     $("unpick").hidden = picked.size === 0;
   }
 
@@ -146,31 +143,24 @@
       for (const kind of Object.keys(counts)) counts[kind] += kinds[kind](row) ? 1 : 0;
     }
     $("count-archived").parentElement.hidden = !counts.archived && wish.show !== "archived";
-    for (const kind of Object.keys(counts)) setText($(`count-${kind}`), holdfastRows.number(counts[kind]));
-    const reading = status.done ? "" : `, ${holdfastRows.number(status.read)} of ${holdfastRows.number(status.found)} read so far`;
-    setText($("state"), `${root.dataset.folder}${reading}. holdfast ${root.dataset.version}`);
-  }
-
-  function setText(node, text) {
-    if (node.textContent !== text) node.textContent = text;
+    for (const kind of Object.keys(counts)) say($(`count-${kind}`), whole(counts[kind]));
+    const reading = status.done ? "" : `, ${whole(status.read)} of ${whole(status.found)} read so far`;
+    say($("state"), `${root.dataset.folder}${reading}. holdfast ${root.dataset.version}`);
   }
 
   function tellNotes(notes) {
-    const told = JSON.stringify(notes);
-    if ($("notes").dataset.told === told) return;
-    $("notes").dataset.told = told;
-    $("notes").replaceChildren(...notes.map((text) => holdfastRows.element("p", "notice is-warn", text)));
+    if (!hf.changed("notes", notes)) return;
+    $("notes").replaceChildren(...notes.map((text) => hf.el("p.notice.is-warn", text)));
   }
 
   function tellTrouble(text) {
     $("trouble").hidden = !text;
-    setText($("trouble"), text);
+    say($("trouble"), text);
   }
 
   // -- asking --------------------------------------------------------------------------
 
   async function ask() {
-    clearTimeout(timer);
     try {
       const answer = await fetch(`${root.dataset.runs}?since=${revision}`, { cache: "no-store" });
       if (answer.status === 401 || answer.status === 403) {
@@ -185,12 +175,12 @@
       tellTrouble("holdfast ui does not answer. What you see is how things were when it last did.");
       wait = Math.min(30000, wait * 2);
     }
-    timer = setTimeout(ask, document.hidden ? Math.max(wait, HIDDEN) : wait);
+    return document.hidden ? Math.max(wait, HIDDEN) : wait;
   }
 
   function take(found) {
-    holdfastRows.setClock(found.now);
-    if (found.anew) rows.clear();
+    hf.setClock(found.now);
+    if (found.starts_over) rows.clear();
     for (const row of found.rows) {
       if (row.gone) rows.delete(row.key);
       else rows.set(row.key, row);
@@ -236,7 +226,7 @@
     press();
     remember();
     const count = draw();
-    setText($("said"), count === 1 ? "1 run" : `${holdfastRows.number(count)} runs`);
+    say($("said"), hf.plural(count, "run"));
   }
 
   for (const button of document.querySelectorAll("[data-show]")) {
@@ -252,9 +242,6 @@
   $("before").addEventListener("click", () => turn(-1));
   $("after").addEventListener("click", () => turn(1));
   document.querySelector("form.tools").addEventListener("submit", (event) => event.preventDefault());
-  document.addEventListener("visibilitychange", () => {
-    if (!document.hidden) ask();
-  });
   document.addEventListener("keydown", (event) => {
     const inField = event.target.type !== "checkbox" && /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName);
     if (event.key === "/" && !inField && !event.ctrlKey && !event.metaKey && !event.altKey) {
@@ -274,5 +261,5 @@
   draw();
   performance.mark("holdfast-first-view");
   setInterval(draw, 10000); // ages grow
-  ask();
-})();
+  hf.repeat(ask)();
+})(holdfast);

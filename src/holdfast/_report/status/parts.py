@@ -1,0 +1,391 @@
+"""The parts of a summary, each read from the records of a run, and in words.
+
+These are its ranks, what holds it up (a hang, a debugger, a profiler), its SLURM job and its
+mirror. Neither SLURM nor the mirror is asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast import _text
+from holdfast._environment.processes.identity import ProcessIdentity
+from holdfast._store.folder.attempts import keeper_of, read_json
+from holdfast._store.folder.layout import RunLayout
+
+_MOST_LINES = 8
+_ENDED_LINES = _SLOW_LINES = 4  # of many ranks
+_SLOWER = 1.5  # times as long as usual, to be worth a line
+_STANDING = re.compile(r"^(No step|No output and no work) for [\d.]+ (?:ms|s|min|h|days)(?=[:.]|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class RankSummary:
+    """One rank at one moment, as its keeper has reported to the keeper of rank 0."""
+
+    rank: int
+    host: str | None
+    pid: int | None
+    step: int | None
+    memory_step: int | None
+    phase: str | None
+    boundary_age_seconds: float | None
+    ended: str | None  # how, if it has
+
+
+@dataclass(frozen=True, slots=True)
+class Straggler:
+    """The rank that the others wait for."""
+
+    rank: int
+    host: str | None
+    seconds: float  # that they wait in each step
+
+
+@dataclass(frozen=True, slots=True)
+class RankDeath:
+    """A rank that died, by the journal."""
+
+    rank: int
+    host: str | None
+    how: str
+    step: int | None
+
+
+def read_death(event: dict[str, Any]) -> RankDeath:
+    """From an event `rank-died` of the journal."""
+    rank, step = _text.whole(event.get("rank")), _text.whole(event.get("step"))
+    host, how = _text.text(event.get("host")), _text.text(event.get("how"))
+    return RankDeath(-1 if rank is None else rank, host or None, how or "died", step)
+
+
+def read_ranks(beat: dict[str, Any]) -> list[RankSummary]:
+    """The ranks in a heartbeat; none for a run of one process."""
+    found = beat.get("ranks")
+    since = max(0.0, time.time() - (_text.real(beat.get("time")) or time.time()))
+    return [
+        RankSummary(
+            rank=number,
+            host=_text.text(each.get("host")) or None,
+            pid=_text.whole(each.get("pid")),
+            step=_text.whole(each.get("step")),
+            memory_step=_text.whole(each.get("memory_step")),
+            phase=_text.text(each.get("phase")) or None,
+            # As of the last report of its keeper, some time before this heartbeat.
+            boundary_age_seconds=_add(
+                each.get("boundary_age_seconds"),
+                since + (_text.real(each.get("heard_seconds")) or 0.0),
+            ),
+            ended=_text.text(each.get("ended")) or None,
+        )
+        for number, each in enumerate(found if isinstance(found, list) else [])
+        if isinstance(each, dict)
+    ]
+
+
+def read_straggler(beat: dict[str, Any]) -> Straggler | None:
+    found = beat.get("straggler")
+    if not isinstance(found, dict) or not isinstance(found.get("rank"), int):
+        return None
+    waited = _text.real(found.get("seconds")) or 0.0
+    return Straggler(found["rank"], _text.text(found.get("host")) or None, waited)
+
+
+def keepers_of(layout: RunLayout, attempt: int) -> list[ProcessIdentity]:
+    """The keepers of all ranks of an attempt, as far as they have left a record."""
+    found = [keeper_of(layout, attempt)]
+    folder = layout.ranks(attempt)
+    for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
+        with contextlib.suppress(KeyError, TypeError):
+            found.append(ProcessIdentity(**read_json(path)["keeper"]))
+    return list(dict.fromkeys(each for each in found if each is not None))
+
+
+def describe_ranks(
+    ranks: Sequence[RankSummary], deaths: Sequence[RankDeath], *, is_live: bool
+) -> str:
+    """How many there are, and where each is; of many, those that have ended and the slowest.
+
+    After the end of a run its last heartbeat is out of date, so only deaths are listed.
+    """
+    if not ranks:
+        return ""
+    hosts = {each.host for each in ranks if each.host}
+    where = f" on {len(hosts)} hosts" if len(hosts) > 1 else "".join(f" on {h}" for h in hosts)
+    lines = [f"{len(ranks)}{_text.name(where)}"]
+    if not is_live:
+        for death in deaths[:_MOST_LINES]:
+            at = "" if death.step is None else f" at step {death.step}"
+            lines.append(describe_death(death) + at)
+        return "\n".join(lines)
+    shown = list(ranks) if len(ranks) <= _MOST_LINES else _most_telling(ranks)
+    digits = len(str(max(each.rank for each in shown)))
+    for each in shown:
+        host = f" on {_text.name(each.host or '?')}" if len(hosts) > 1 else ""
+        lines.append(f"rank {each.rank:>{digits}}{host}: {_state(each)}")
+    rest = [each for each in ranks if each not in shown]
+    if rest:
+        lines.append(f"and {len(rest)} more{_span(rest)}")
+    return "\n".join(lines)
+
+
+def describe_straggler(found: Straggler | None) -> str:
+    if found is None:
+        return ""
+    host = f" on {_text.name(found.host)}" if found.host else ""
+    wait = _text.duration(found.seconds)
+    return f"rank {found.rank}{host}: the others wait {wait} for it in each step"
+
+
+def _most_telling(ranks: Sequence[RankSummary]) -> list[RankSummary]:
+    """Those that have ended, then the furthest behind."""
+    ended = [each for each in ranks if each.ended is not None][:_ENDED_LINES]
+    training = [each for each in ranks if each.ended is None]
+    training.sort(key=lambda each: (each.step or 0, -(each.boundary_age_seconds or 0.0)))
+    return sorted([*ended, *training[:_SLOW_LINES]], key=lambda each: each.rank)
+
+
+def _state(each: RankSummary) -> str:
+    if each.step is None:
+        return "not heard of yet" if each.ended is None else _text.name(each.ended)
+    text = f"step {each.step}"
+    if each.memory_step is not None:
+        text += f", {each.memory_step} in memory"
+    if each.ended is not None:
+        return f"{text}, {'left' if each.ended == 'closed' else _text.name(each.ended)}"
+    age = _text.duration(each.boundary_age_seconds or 0.0)
+    if each.phase is not None:
+        return f"{text}, in {_text.name(each.phase)} since {age}"
+    return f"{text}, made {age} ago"
+
+
+def describe_death(found: RankDeath) -> str:
+    host = f" on {_text.name(found.host)}" if found.host else ""
+    return f"rank {found.rank}{host} {_text.name(found.how)}"
+
+
+def _span(ranks: Sequence[RankSummary]) -> str:
+    steps = [each.step for each in ranks if each.step is not None]
+    if not steps:
+        return ""
+    first, last = min(steps), max(steps)
+    return f", at step {first}" if first == last else f", at steps {first} to {last}"
+
+
+def _add(age: object, seconds: float) -> float | None:
+    known = _text.real(age)
+    return None if known is None else known + seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Stuck:
+    """A hang that has been found and is not over."""
+
+    since: float | None  # by the clock of the run's machine
+    cause: str
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """A rank is held, in a debugger or by a signal; the others wait for it."""
+
+    since: float | None
+    by: str
+    rank: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Disturbed:
+    """What makes the run slower than it was, and by how much."""
+
+    by: list[str]
+    usual_step_seconds: float | None
+    step_seconds: float | None
+
+
+def read_stuck(beat: dict[str, Any]) -> Stuck | None:
+    if not isinstance(found := beat.get("hang"), dict):
+        return None
+    cause, sentence = _text.text(found.get("cause")), _text.text(found.get("sentence"))
+    return Stuck(_text.real(found.get("since")), cause, sentence)
+
+
+def read_paused(beat: dict[str, Any]) -> Paused | None:
+    if not isinstance(found := beat.get("paused"), dict):
+        return None
+    rank = found.get("rank")
+    by = _text.text(found.get("by")) or "a debugger"
+    return Paused(_text.real(found.get("since")), by, rank if isinstance(rank, int) else None)
+
+
+def read_disturbed(beat: dict[str, Any]) -> Disturbed | None:
+    found = _text.record(beat.get("pace"))
+    by = found.get("disturbed")
+    if not isinstance(by, list) or not by:
+        return None
+    return Disturbed(
+        list(map(str, by)), _text.real(found.get("usual")), _text.real(found.get("now"))
+    )
+
+
+def describe_stuck(found: Stuck | None, folder: Path) -> str:
+    if found is None:
+        return ""
+    said = _text.name(found.sentence) or "No step is made any more."
+    if found.since is not None:
+        said = tell_duration(said, max(0.0, time.time() - found.since))
+    return f"{said} More: {_text.command('why', folder)}"
+
+
+def tell_duration(sentence: str, seconds: float) -> str:
+    """The sentence on a hang with the duration as it is now.
+
+    The keeper wrote the sentence when it found the hang, and the hang has gone on since.
+    """
+    standing = f"for {_text.duration(seconds)}"
+    found, count = _STANDING.subn(rf"\1 {standing}", sentence, count=1)
+    return found if count else f"No step {standing}: {sentence}"
+
+
+def describe_paused(found: Paused | None, *, has_ranks: bool) -> str:
+    if found is None:
+        return ""
+    who = f"rank {found.rank} is held" if has_ranks and found.rank is not None else "held"
+    others = "; the others wait for it" if has_ranks else ""
+    since = ""
+    if found.since is not None:
+        since = f"since {_text.duration(max(0.0, time.time() - found.since))}: "
+    return f"{since}{who} by {_text.name(found.by)}{others}. It is not called a hang."
+
+
+def describe_disturbed(found: Disturbed | None) -> str:
+    """What slows it down; nothing if it is as fast as before."""
+    if found is None:
+        return ""
+    by, usual, now = _text.name(", ".join(found.by)), found.usual_step_seconds, found.step_seconds
+    if usual is None or now is None:
+        return f"{by} may make it slower"
+    if now < _SLOWER * usual:
+        return ""
+    return f"by {by}: a step takes {_text.duration(now)}, without it {_text.duration(usual)}"
+
+
+@dataclass(frozen=True, slots=True)
+class JobSummary:
+    """One job of SLURM, at one moment."""
+
+    id: str
+    restarts: int
+    seconds_left: float | None  # None: it is over, has no limit, or SLURM did not say
+    warning_seconds: float | None  # None: its script asks for none
+    step_seconds: float | None  # measured: the slowest recent one
+    save_seconds: float | None
+    requeue: str | None  # whether it was requeued when the last attempt was interrupted
+
+
+def read_job(
+    layout: RunLayout, attempt: int, beat: dict[str, Any], live: bool
+) -> JobSummary | None:
+    """From the heartbeat of the keeper, and from its record at the end."""
+    found = _text.record(beat.get("slurm"))
+    if not isinstance(found.get("job"), str):
+        return None
+    end = _text.real(found.get("end"))
+    said = read_json(layout.requeue(attempt)).get("said")
+    return JobSummary(
+        id=found["job"],
+        restarts=int(_text.real(found.get("restarts")) or 0),
+        seconds_left=max(0.0, end - time.time()) if live and end is not None else None,
+        warning_seconds=_text.real(found.get("warning_seconds")),
+        step_seconds=_text.real(beat.get("step_seconds")),
+        save_seconds=_text.real(beat.get("save_seconds")),
+        requeue=said if isinstance(said, str) and not live else None,
+    )
+
+
+def describe_job(job: JobSummary | None, *, is_live: bool) -> str:
+    if job is None:
+        return ""
+    text = f"job {job.id}"
+    if job.restarts:
+        text += f", restarted {_text.count(job.restarts, 'time')}"
+    if not is_live:
+        return text
+    if job.seconds_left is not None:
+        text += f", {_text.duration(job.seconds_left)} left"
+    return f"{text}; {_describe_warning(job)}"
+
+
+def _describe_warning(job: JobSummary) -> str:
+    needed = (job.step_seconds or 0.0) + (job.save_seconds or 0.0)
+    takes = "no save has been measured yet"
+    if job.save_seconds is not None:
+        takes = f"a step and its save take {_text.duration(needed)}"
+    if job.warning_seconds is None:
+        return f"its script has no line with --signal; {takes}"
+    text = f"SLURM warns {_text.duration(job.warning_seconds)} before the end; {takes}"
+    if job.save_seconds is not None and needed > job.warning_seconds:
+        return f"{text}: ask for --signal=USR2@{2 * needed + 30:.0f}"
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorSummary:
+    """A mirror as the process that copies to it has last recorded."""
+
+    address: str
+    step: int | None  # the newest there
+    age_seconds: float | None  # of that checkpoint
+    count: int
+    copying_step: int | None
+    copied_bytes: int | None
+    copying_bytes: int | None
+    trouble: str | None
+
+
+def read_mirror(layout: RunLayout) -> MirrorSummary | None:
+    """None if the run has none, or never had."""
+    record = read_json(layout.mirror)
+    address = record.get("address")
+    if not isinstance(address, str):
+        return None
+    held = _text.records(record.get("checkpoints"))
+    copying = _text.record(record.get("under_way"))
+    saved_at = record.get("newest_saved_at")
+    return MirrorSummary(
+        address=address,
+        step=held[-1].get("step") if held else None,
+        age_seconds=max(0.0, time.time() - saved_at) if isinstance(saved_at, float) else None,
+        count=len(held),
+        copying_step=copying.get("step"),
+        copied_bytes=copying.get("done_bytes"),
+        copying_bytes=copying.get("total_bytes"),
+        trouble=record.get("trouble") or None,
+    )
+
+
+def describe_mirror(mirror: MirrorSummary | None) -> str:
+    if mirror is None:
+        return ""
+    text = "nothing yet"
+    if mirror.step is not None:
+        text = f"step {mirror.step}"
+        if mirror.age_seconds is not None:
+            text += f", {_text.duration(mirror.age_seconds)} old"
+        text += f" ({_text.count(mirror.count, 'checkpoint')})"
+    text += f" in {_text.name(mirror.address)}"
+    if mirror.trouble:
+        trouble = mirror.trouble.partition("\n")[0].removeprefix(f"{mirror.address}: ")
+        return f"{text}; {_text.name(trouble)}"
+    if mirror.copying_step is not None and mirror.copied_bytes is not None:
+        text += f"; copying step {mirror.copying_step}: {_text.size(mirror.copied_bytes)}"
+        if mirror.copying_bytes is not None:
+            text += f" of {_text.size(mirror.copying_bytes)}"
+    return text
