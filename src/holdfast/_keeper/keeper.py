@@ -88,9 +88,10 @@ class Keeper:
         self.selector.register(self.ends.signals, selectors.EVENT_READ, self._receive_signals)
         if self.ends.pidfd is not None:
             self.selector.register(self.ends.pidfd, selectors.EVENT_READ, self.decider.on_death)
-        self._mirror = Mirror.of(
-            self.policy, lambda text: self.trainer.send(protocol.MirrorReport(text=text))
-        )
+        if self.policy.mirror is not None and self.policy.rank == 0:  # it copies for all ranks
+            self._mirror = Mirror(
+                self.policy, lambda text: self.trainer.send(protocol.MirrorReport(text=text))
+            )
         self._open_notices()
         if self.policy.rank == 0:
             in_background(lambda: complete_start(self.policy.layout, self.policy.attempt))
@@ -140,7 +141,7 @@ class Keeper:
         if is_first and not self.decider.is_trainer_gone:
             self._series.look(now, self._row_facts)
         if self._mirror is not None:
-            self._mirror.look(now, (self.storage.durable_sequence, self.storage.durable_step))
+            self._mirror.poll(now, (self.storage.durable_sequence, self.storage.durable_step))
         self.timers.at(now + _POLL_SECONDS, self._poll)
 
     def _watch_memory(self) -> None:

@@ -18,7 +18,7 @@ from holdfast._environment.processes.proc import FairDeadline
 from holdfast._environment.processes.tree import parent
 from holdfast._keeper.memory_alarm import MemoryWatch
 from holdfast._keeper.trainer import Ends
-from holdfast._store.commit.checkpoint import Policy
+from holdfast._store.commit.write import Policy
 from holdfast._store.folder.attempts import write_json
 
 _ASK_SECONDS = 0.6  # for its parent to collect the status: the kernel may report it then

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar, Self, dataclass_transform
 
-from holdfast._store.commit.checkpoint import Policy
+from holdfast._store.commit.write import Policy
 from holdfast._store.folder.layout import RunLayout
 
 # Nothing is received for so long, on a connection or by mail: the host is gone. A network that

@@ -9,9 +9,8 @@ from collections.abc import Callable
 
 from holdfast._keeper.mapped_arenas import Hasher, HeldArena, Holdings
 from holdfast._keeper.writer import CheckpointWriter, Closing, WriteJob, WriteOutcome
-from holdfast._store.commit.checkpoint import Policy
 from holdfast._store.commit.chunks import QUIET
-from holdfast._store.commit.write import is_replaced
+from holdfast._store.commit.write import Policy, is_replaced
 from holdfast._store.memory.arena import SlotRecord
 
 _GUESSED_BYTES_PER_SECOND = 100e6

@@ -18,12 +18,20 @@ from typing import Any
 
 from holdfast._errors import SaveFailed
 from holdfast._keeper.mapped_arenas import HeldArena
-from holdfast._store.commit.checkpoint import Policy, State, keep_checkpoint, keep_parts, remove_old
 from holdfast._store.commit.chunks import QUIET, Labour
 from holdfast._store.commit.dedup import Former, newest_former
 from holdfast._store.commit.retention import Kept
 from holdfast._store.commit.source import Source
-from holdfast._store.commit.write import Fenced, explain, write_part
+from holdfast._store.commit.write import (
+    Fenced,
+    Policy,
+    State,
+    explain,
+    keep_checkpoint,
+    keep_parts,
+    remove_old,
+    write_part,
+)
 from holdfast._store.commit.write_queue import (
     Key,
     Superseded,
@@ -37,7 +45,6 @@ from holdfast._store.folder.layout import rank_file
 from holdfast._store.format.image import decode_head
 from holdfast._store.format.manifest import DataFile
 from holdfast._store.memory.arena import SlotRecord
-from holdfast._store.memory.control import mark_of
 
 
 @dataclass(frozen=True)
@@ -79,7 +86,7 @@ class Closing:
 
     @property
     def key(self) -> Key:
-        return self.state.attempt, mark_of(self.state.step, self.state.at_turn)
+        return self.state.key
 
 
 @dataclass(frozen=True)
@@ -411,12 +418,10 @@ class CheckpointWriter:
             written = Former.written(final, job.partial, file, source, former)
         else:
             state = State(arena.attempt, record.step, job.reason, metrics, at_turn)
-            durable = keep_checkpoint(
-                self._policy, state, source, labour, former, turns=self._turns
-            )
-            if durable is None:
+            kept = keep_checkpoint(self._policy, state, source, labour, former, self._turns)
+            if kept is None:
                 return None, head
-            file, written = None, durable.former
+            file, written = None, kept
         with self._change:
             self._formers = [*self._formers, written][-2:]
         self._note_speed(job, written.own_bytes, source, time.monotonic() - began)

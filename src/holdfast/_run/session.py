@@ -54,8 +54,7 @@ from holdfast._run.signals.handlers import uninterruptible
 from holdfast._run.start_record import StartRecord
 from holdfast._run.stop_state import StopState
 from holdfast._run.witness.observer import RunObserver, open_run_observer
-from holdfast._store.commit.checkpoint import Policy
-from holdfast._store.commit.write import is_replaced
+from holdfast._store.commit.write import Policy, is_replaced
 from holdfast._store.folder.attempts import beating, cannot_write, open_folder, release
 from holdfast._store.folder.opened import tell_leader, tell_leader_of_modules
 from holdfast._store.format.version import __version__

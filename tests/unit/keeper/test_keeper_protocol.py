@@ -7,7 +7,7 @@ import json
 import pytest
 
 from holdfast._keeper import messages, protocol
-from holdfast._store.commit.checkpoint import Policy
+from holdfast._store.commit.write import Policy
 from holdfast._store.folder.layout import RunLayout
 
 

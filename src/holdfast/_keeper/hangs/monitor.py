@@ -18,7 +18,7 @@ from holdfast._keeper.hangs.record import file_hang, file_look, say_in_place_of,
 from holdfast._keeper.hangs.watch import HangWatch, Inspector
 from holdfast._keeper.storage import Storage
 from holdfast._keeper.trainer import Ends, Trainer
-from holdfast._store.commit.checkpoint import Policy
+from holdfast._store.commit.write import Policy
 from holdfast._store.folder import journal
 from holdfast._store.folder.opened import tell_leader_of_hang
 

@@ -12,8 +12,7 @@ from holdfast._errors import SaveFailed
 from holdfast._keeper.ranks.state import RankRequest
 from holdfast._keeper.time_limit import in_background
 from holdfast._keeper.writer import Closing
-from holdfast._store.commit.checkpoint import State
-from holdfast._store.commit.write import begin_checkpoint, explain, refuse_if_replaced
+from holdfast._store.commit.write import State, begin_checkpoint, explain, refuse_if_replaced
 from holdfast._store.commit.write_queue import Key
 from holdfast._store.folder import journal
 from holdfast._store.folder.invalid import set_aside_void

@@ -7,6 +7,7 @@ would be wrong.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -84,11 +85,10 @@ class MirrorClient:
         if self._rank:
             self._wait_for_identity(layout)
             return
-        from holdfast._store.mirror.protocol import ask  # only where there is something to ask
+        from holdfast._store.mirror.child import ask  # only where there is something to ask
 
-        held: dict[str, Any] = {"kind": "empty"}
-        for told in ask({"task": "look", "address": address}):
-            held = told
+        told = ask({"task": "look", "address": address})
+        held = told[-1] if told else {"kind": "empty"}
         if held["kind"] == "empty":
             self._is_empty = True
             return
@@ -123,27 +123,22 @@ class MirrorClient:
         """Fetch the newest checkpoint of the mirror, if the folder has none."""
         if self._address is None:
             return
-        turns = None
-        if party is None or party.rank == 0:
-            turns = self._fetch(start, self._address)
-        try:
+        is_first = party is None or party.rank == 0
+        with contextlib.closing(self._fetch(start, self._address)) as turns:
             while True:
-                state = "over" if turns is None else next(turns, "over")
+                state = next(turns, "over") if is_first else "over"
                 if party is not None:
                     # Exchanged often, so that no rank waits too long for another.
                     state = str(party.exchange("mirror", state)[0])
                 if state == "over":
                     return
-        finally:
-            if turns is not None:
-                turns.close()
 
     def _fetch(self, start: Start, address: str) -> Generator[str]:
         layout = start.layout
         has_state = bool(layout.checkpoint_folders()) or bool(start.leftovers)
         if self._is_empty or has_state or not self._may_have_begun(layout):
             return
-        from holdfast._store.mirror.protocol import Answers
+        from holdfast._store.mirror.child import Speaker
 
         config = {
             "task": "fetch",
@@ -151,14 +146,11 @@ class MirrorClient:
             "folder": str(layout.folder),
             "run_id": start.run_id,
         }
-        answers = Answers(config, None)
-        try:
-            while not answers.is_over:
-                for told in answers.hear(_TURN_SECONDS):
+        with contextlib.closing(Speaker(config)) as speaker:
+            while not speaker.is_over:
+                for told in speaker.answers(_TURN_SECONDS):
                     self._take(layout, address, told)
                 yield "under way"
-        finally:
-            answers.close()
 
     def _may_have_begun(self, layout: RunLayout) -> bool:
         """False for a folder that has the run from its beginning and has lost nothing."""

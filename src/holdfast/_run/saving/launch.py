@@ -23,7 +23,7 @@ from holdfast._keeper import messages
 from holdfast._keeper.protocol import KeeperConfig
 from holdfast._run.saving.debuggers import never_held, without_debugger
 from holdfast._run.signals.stack_dump import StackDump
-from holdfast._store.commit.checkpoint import Policy
+from holdfast._store.commit.write import Policy
 from holdfast._store.folder.attempts import note_keeper
 from holdfast._store.folder.plain_file import open_log
 from holdfast._store.memory.control import ControlPage

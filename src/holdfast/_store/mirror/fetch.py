@@ -7,7 +7,6 @@ stays, and a chunk in it that fits its checksum is complete.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import shutil
 import sys
@@ -25,6 +24,7 @@ from holdfast._store.folder.layout import MANIFEST, RunLayout
 from holdfast._store.folder.lineage import is_on_line
 from holdfast._store.folder.plain_file import open_plain
 from holdfast._store.format.checksum import digest
+from holdfast._store.mirror.child import NO_ROOM, why
 from holdfast._store.mirror.index import (
     IndexedFile,
     MirrorIndex,
@@ -35,7 +35,6 @@ from holdfast._store.mirror.index import (
     read_at,
     read_chunks,
 )
-from holdfast._store.mirror.protocol import NO_ROOM, why
 from holdfast._store.mirror.store import MirrorStore
 from holdfast._store.mirror.upload import THREADS
 from holdfast._store.read.files import place_of
@@ -117,9 +116,12 @@ def _fetch(
                     f"{name}: the index and the manifest differ on {file.name}."
                 )
             path = place_of(part, file.name)
-            done = functools.partial(_report, progress, seen, total)
-            came += _fetch_file(index.store, path, found, done)
-            _check(path, file, done)
+
+            def report(done: int, before: int = seen) -> None:
+                progress(before + done, total)
+
+            came += _fetch_file(index.store, path, found, report)
+            _check(path, file, report)
             seen += file.size_bytes
         pass_point("mirror-fetched")
         write_atomic(part / MANIFEST, raw)
@@ -159,10 +161,6 @@ def _room_for(layout: RunLayout, step: int, total: int, part: Path) -> Iterator[
         if error.errno in NO_ROOM:
             raise full(shutil.disk_usage(layout.checkpoints).free) from error
         raise
-
-
-def _report(progress: Callable[[int, int], None], before: int, total: int, done: int) -> None:
-    progress(before + done, total)
 
 
 def _fetch_file(

@@ -13,9 +13,10 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from holdfast._environment import variables
 from holdfast._errors import DamagedCheckpoint
 from holdfast._store.commit.fault_points import pass_point
 from holdfast._store.commit.retention import choose_kept
@@ -42,25 +43,15 @@ from holdfast._store.mirror.index import (
     read_chunks,
     size_of,
 )
-from holdfast._store.mirror.store import MirrorStore, StoredObject
+from holdfast._store.mirror.store import StoredObject
 from holdfast._store.read.files import open_file, place_of
 
+_CHUNK_BYTES = 16 << 20
 THREADS = 4  # a store answers several requests at once; each holds a chunk in memory
 
 
 class StoreDiffers(OSError):
     """The store does not return what it was given."""
-
-
-@dataclass(frozen=True)
-class Uploaded:
-    """What it took to copy a checkpoint."""
-
-    step: int
-    attempt: int
-    size_bytes: int
-    sent_bytes: int
-    there_bytes: int  # of chunks that the mirror had already
 
 
 class Upload:
@@ -70,22 +61,21 @@ class Upload:
         self,
         index: MirrorIndex,
         folder: Path,
-        piece_bytes: int,
         verified: set[str],
         progress: Callable[[int, int], None] = lambda *_: None,
     ) -> None:
         self._index = index
-        self._store: MirrorStore = index.store
+        self._store = index.store
         self._folder = folder
-        self._piece_bytes = piece_bytes
+        self._chunk_bytes = variables.mirror_piece_bytes() or _CHUNK_BYTES
         self._verified = verified  # chunks that this process knows to be complete there
         self._progress = progress
         self._sent: dict[str, str] = {}  # by key, the MD5 of what was sent
-        self._done = self._there = 0
+        self._done = 0
         self._lock = threading.Lock()
 
-    def run(self, may_commit: Callable[[], None]) -> Uploaded:
-        """Copy it; `may_commit` raises if it must not count any more.
+    def run(self, may_commit: Callable[[], None]) -> dict[str, Any]:
+        """Copy it; `may_commit` raises if it must not count any more. Returns what it took.
 
         FileNotFoundError if the run has removed it before all of its files were open.
         """
@@ -111,8 +101,13 @@ class Upload:
             raise StoreDiffers(f"{self._store.address} gives back another manifest")
         pass_point("mirror-committed")
         self._index.remember(self._folder.name, found, indexed)
-        sent = sum(size_of(key) for key in self._sent)
-        return Uploaded(found.step, found.attempt, total, sent, self._there)
+        return {
+            "step": found.step,
+            "attempt": found.attempt,
+            "name": self._folder.name,
+            "size_bytes": total,
+            "sent_bytes": sum(size_of(key) for key in self._sent),
+        }
 
     def _send_file(
         self,
@@ -124,30 +119,31 @@ class Upload:
     ) -> IndexedFile:
         check = PartsCheck(file)
         checksums = []
-        for data in read_chunks(descriptor, file.size_bytes, self._piece_bytes):
+        for data in read_chunks(descriptor, file.size_bytes, self._chunk_bytes):
             check.update(data)
             checksum = digest(data).hex()
             checksums.append(checksum)
             key = chunk_key(checksum, len(data))
             senders.submit(self._send_chunk, key, data, held.get(key), total)
         check.finish()
-        return IndexedFile(file.name, file.size_bytes, self._piece_bytes, tuple(checksums))
+        return IndexedFile(file.name, file.size_bytes, self._chunk_bytes, tuple(checksums))
 
     def _send_chunk(self, key: str, data: bytes, held: StoredObject | None, total: int) -> None:
         with self._lock:
-            is_known = key in self._sent or key in self._verified
-        if is_known and (held is not None or key in self._sent):
-            self._count(len(data), total, is_there=True)
-            return
-        md5 = hashlib.md5(data, usedforsecurity=False).hexdigest()
-        if held is not None and self._is_whole(key, held, md5, data):
-            self._count(len(data), total, is_there=True)
-            return
-        self._store.put(key, data)
+            is_there = key in self._sent or (held is not None and key in self._verified)
+        if not is_there:
+            md5 = hashlib.md5(data, usedforsecurity=False).hexdigest()
+            is_there = held is not None and self._is_whole(key, held, md5, data)
+            if not is_there:
+                self._store.put(key, data)
+                with self._lock:
+                    self._sent[key] = md5
         with self._lock:
-            self._sent[key] = md5
-        self._count(len(data), total)
-        pass_point("mirror-piece")
+            self._done += len(data)
+            done = self._done
+        self._progress(done, total)
+        if not is_there:
+            pass_point("mirror-piece")
 
     def _is_whole(self, key: str, held: StoredObject, md5: str, data: bytes | None = None) -> bool:
         """Whether the store has the right bytes for a key: by its own MD5, or read back."""
@@ -179,13 +175,6 @@ class Upload:
         if held is None or not self._is_whole(key, held, md5):
             self._store.remove([key])  # so that the next try sends it again
             raise StoreDiffers(f"{self._store.address} has other bytes for {key} than it was sent")
-
-    def _count(self, size: int, total: int, *, is_there: bool = False) -> None:
-        with self._lock:
-            self._done += size
-            self._there += size if is_there else 0
-            done = self._done
-        self._progress(done, total)
 
 
 class _Senders:

@@ -15,7 +15,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,28 +25,15 @@ from holdfast._store.folder.attempts import write_json
 from holdfast._store.folder.invalid import is_void, void_steps
 from holdfast._store.folder.layout import RunLayout
 from holdfast._store.folder.plain_file import open_plain
+from holdfast._store.mirror.child import NO_ROOM, Service, describe_trouble
 from holdfast._store.mirror.index import Followed, Holder, MirrorIndex
-from holdfast._store.mirror.protocol import NO_ROOM, describe_trouble
 from holdfast._store.mirror.store import open_store
-from holdfast._store.mirror.upload import Upload, Uploaded, prune
+from holdfast._store.mirror.upload import Upload, prune
 
 _POLL_SECONDS = 10.0  # in case a notification of the keeper was lost
 _PAUSES_SECONDS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 _ALONE_SECONDS = 120.0  # without any progress, once the run has ended
 _TELL_SECONDS = 2.0
-
-
-@dataclass(frozen=True)
-class Service:
-    """What is to be copied, and where to."""
-
-    layout: RunLayout
-    run_id: str
-    attempt: int
-    address: str
-    keep_last: int
-    best: tuple[str, str] | None
-    piece_bytes: int
 
 
 class Uploader:
@@ -59,16 +45,14 @@ class Uploader:
         self._service = service
         self._tell = tell
         self._is_known = is_known  # as the run's mirror, which `status` shows
-        self._layout = service.layout
-        self._holder = Holder.of(service.layout, service.run_id, service.attempt)
+        self._layout = RunLayout(Path(service.folder))
+        self._holder = Holder.of(self._layout, service.run_id, service.attempt)
         self._index: MirrorIndex | None = None
         self.is_kept_waiting = False  # by another process that copies from this folder
         self._verified: set[str] = set()
         self._broken: set[str] = set()  # checkpoints that are damaged in the run folder
         self._voids: dict[int, int] | None = None  # the void steps at the last pruning
-        self._settled: tuple[object, ...] | None = (
-            None  # the state of the folder when everything was copied
-        )
+        self._settled: object = None  # the state of the folder when everything was copied
         self._trouble = ""
         self._moved_at = time.monotonic()
         self._told_at = 0.0
@@ -120,7 +104,8 @@ class Uploader:
             if not is_ours:
                 time.sleep(1.0)  # an earlier attempt, or a person, copies now
                 return False
-            if (state := self._state_here()) == self._settled:
+            here = [path.name for _, _, path in self._layout.checkpoint_folders()]
+            if (state := (here, void_steps(self._layout))) == self._settled:
                 return True  # ask no store needlessly: some charge for each request
             if self._index is None:
                 index = MirrorIndex(open_store(self._service.address))
@@ -129,7 +114,7 @@ class Uploader:
             wanted = self._next()
             if wanted is None:
                 # Not earlier: the chunks of a cut upload belong to no checkpoint yet.
-                if void_steps(self._layout) != self._voids:
+                if state[1] != self._voids:
                     self._prune()
                 self._publish()
                 self._settled = state
@@ -137,11 +122,6 @@ class Uploader:
             self._copy(self._index, wanted)
             self._prune()
             return self._next() is None
-
-    def _state_here(self) -> tuple[object, ...]:
-        """What in the run folder decides on what is to be copied."""
-        here = [path.name for _, _, path in self._layout.checkpoint_folders()]
-        return here, void_steps(self._layout)
 
     def _is_followed(self) -> bool:
         with contextlib.suppress(OSError):
@@ -174,9 +154,9 @@ class Uploader:
                 self._told_at = now
                 self._publish({"step": step, "done_bytes": done, "total_bytes": total})
 
-        upload = Upload(index, folder, self._service.piece_bytes, self._verified, progress)
+        upload = Upload(index, folder, self._verified, progress)
         try:
-            done = upload.run(lambda: self._may_commit(index, folder))
+            figures = upload.run(lambda: self._may_commit(index, folder))
         except DamagedCheckpoint as error:
             if folder.exists():
                 self._broken.add(folder.name)
@@ -193,26 +173,16 @@ class Uploader:
                 # Else the chunks of repeated tries would keep it full.
                 self._prune()
             raise
-        self._record_copied(folder.name, done, time.monotonic() - began)
+        figures["seconds"] = round(time.monotonic() - began, 3)
+        journal.append(self._layout.journal, "mirrored", address=self._service.address, **figures)
+        self._publish()
+        self._tell("mirrored", **figures)
 
     def _may_commit(self, index: MirrorIndex, folder: Path) -> None:
         index.enter(self._holder)  # again: the mirror may have been emptied by hand
         _, step, attempt = folder.name.removesuffix("-turn").split("-")
         if is_void(void_steps(self._layout), int(attempt[1:]), int(step)):
             raise FileNotFoundError(str(folder))  # a rule has called it bad, and it was set aside
-
-    def _record_copied(self, name: str, done: Uploaded, seconds: float) -> None:
-        figures = {
-            "step": done.step,
-            "attempt": done.attempt,
-            "name": name,
-            "size_bytes": done.size_bytes,
-            "sent_bytes": done.sent_bytes,
-            "seconds": round(seconds, 3),
-        }
-        journal.append(self._layout.journal, "mirrored", address=self._service.address, **figures)
-        self._publish()
-        self._tell("mirrored", **figures)
 
     def _prune(self) -> None:
         assert self._index is not None
@@ -236,10 +206,10 @@ class Uploader:
             ]
             newest = self._index.head(held[-1].path.name) if held else None
             self.record["newest_saved_at"] = None if newest is None else newest.saved_at
-        self.record |= {"time": time.time(), "under_way": under_way, "trouble": self._trouble}
-        self._write_record()
+        self._write_record(under_way)
 
-    def _write_record(self) -> None:
+    def _write_record(self, under_way: dict[str, int] | None = None) -> None:
+        self.record |= {"time": time.time(), "under_way": under_way, "trouble": self._trouble}
         if self._is_known:
             with contextlib.suppress(OSError):
                 write_json(self._layout.mirror, self.record, durable=False)
@@ -249,7 +219,6 @@ class Uploader:
             return
         self._trouble = text
         journal.append(self._layout.journal, "mirror-trouble", why=text)
-        self.record |= {"time": time.time(), "under_way": None, "trouble": text}
         self._write_record()
         self._tell("trouble", text=text)
 
@@ -259,7 +228,7 @@ class Uploader:
             journal.append(self._layout.journal, "mirror-goes-on")
             with contextlib.suppress(Exception):  # the record is only for display
                 self._publish()
-            self._tell("well", address=self._service.address)
+            self._tell("well")
 
 
 @contextlib.contextmanager
@@ -283,14 +252,13 @@ def locked(layout: RunLayout) -> Iterator[bool]:
 
 
 @contextlib.contextmanager
-def alone(layout: RunLayout, wait: Callable[[], None]) -> Iterator[None]:
+def alone(layout: RunLayout) -> Iterator[None]:
     """Wait until no other process copies from this folder or fetches into it."""
     while True:
         with locked(layout) as is_ours:
             if is_ours:
                 yield
                 return
-        wait()
         time.sleep(0.1)
 
 
