@@ -70,7 +70,7 @@ def standing_of(words: Any) -> dict[str, Any]:
     """The trainer's position, from the shared words."""
     return {
         "step": int(words[control.STEP]),
-        "boundary_age_seconds": _age(int(words[control.BOUNDARY_NS])),
+        "boundary_age_seconds": age_of(int(words[control.BOUNDARY_NS])),
         "epoch": int(words[control.EPOCH]) or None,
         "epochs": int(words[control.EPOCHS]) or None,
     }
@@ -111,5 +111,6 @@ def state_of(pid: int) -> str:
     return ""
 
 
-def _age(boundary_ns: int) -> float | None:
-    return None if boundary_ns == 0 else round((time.monotonic_ns() - boundary_ns) / 1e9, 2)
+def age_of(monotonic_ns: int) -> float | None:
+    """The seconds since a time of the monotonic clock; None if it was not set."""
+    return None if not monotonic_ns else round((time.monotonic_ns() - monotonic_ns) / 1e9, 2)

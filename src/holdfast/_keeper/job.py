@@ -37,14 +37,6 @@ _REQUEUE_SECONDS = (5.0, 10.0)  # before the end: where KillWait is short, and w
 
 
 @dataclass(frozen=True)
-class ExitReason:
-    """The reason and status of the exit."""
-
-    reason: str
-    status: int
-
-
-@dataclass(frozen=True)
 class Requeued:
     """The result of a requeue: a sentence, and the exit status that fits."""
 
@@ -66,7 +58,7 @@ class JobWatch:
         self._facts: controller.JobFacts | None = None
         self._facts_at = 0.0
         self._doubts_since: float | None = None
-        self._warning: float | None = None  # seconds before the end
+        self.warning: float | None = None  # is sent so many seconds before the job's end
         self._kill_wait: float | None = None
         self._lock = threading.Lock()
         self._cause: EndingCause | None = None
@@ -93,7 +85,7 @@ class JobWatch:
                 wait = min(max(left, _LOOK_SECONDS[0]), _LOOK_SECONDS[1])
                 self._look_at = time.monotonic() + wait
             if facts is not None and is_first:
-                self._warning = controller.warning_seconds(self._id)
+                self.warning = controller.warning_seconds(self._id)
                 self._kill_wait = controller.kill_wait_seconds()
         finally:
             self._looking.release()
@@ -120,11 +112,6 @@ class JobWatch:
             self._grace_end = facts.end
         self._facts, self._facts_at, self._doubts_since = facts, time.monotonic(), None
         return facts
-
-    @property
-    def warning(self) -> float | None:
-        """How long before the job's end its warning is sent."""
-        return self._warning
 
     def seconds_left(self) -> float | None:
         """Until the job's end; None if it is unknown."""
@@ -164,17 +151,17 @@ class JobWatch:
             "job": self._id,
             "restarts": self._restarts,
             "end": None if self._facts is None else self._facts.end,
-            "warning_seconds": self._warning,
+            "warning_seconds": self.warning,
         }
 
     # -- the end ------------------------------------------------------------------------
 
-    def settle(self, reason: str, status: int, number: int) -> ExitReason:
+    def settle(self, reason: str, status: int, number: int) -> tuple[str, int]:
         """The reason and status of a stop; asks SLURM about a SIGTERM."""
         if number != signal.SIGTERM:
-            return ExitReason(reason, status)
+            return reason, status
         cause = self._learn_cause()
-        return ExitReason(cause.value, _errors.REQUEUE if cause.interrupts else _errors.TERMINATED)
+        return cause.value, _errors.REQUEUE if cause.interrupts else _errors.TERMINATED
 
     def heard(self, number: int) -> None:
         """Ask about a signal now: later SLURM may not know any more."""

@@ -25,12 +25,11 @@ from holdfast._keeper.heartbeat import Change, held_of, standing_of
 from holdfast._keeper.memory_alarm import MemoryWatch
 from holdfast._keeper.postmortem import PostMortem
 from holdfast._keeper.series import SeriesWriter
-from holdfast._keeper.signals import SignalReader
 from holdfast._keeper.start_facts import complete_start
 from holdfast._keeper.storage import Storage
 from holdfast._keeper.time_limit import TimeLimit, in_background
 from holdfast._keeper.timers import Timers
-from holdfast._keeper.trainer import Ends, Trainer
+from holdfast._keeper.trainer import Ends, SignalReader, Trainer
 from holdfast._store.commit.write import is_replaced
 from holdfast._store.folder import journal
 from holdfast._store.folder.attempts import BEAT_SECONDS, write_json
@@ -253,10 +252,10 @@ class Keeper:
             return
 
         def settle() -> None:
-            settled = job.settle(stop.reason, stop.status, stop.signal)
+            reason, status = job.settle(stop.reason, stop.status, stop.signal)
             # First this: once the job is requeued, little is left of its log.
-            send(protocol.StopSettled(reason=settled.reason, status=settled.status))
-            if settled.status == _errors.REQUEUE:
+            send(protocol.StopSettled(reason=reason, status=status))
+            if status == _errors.REQUEUE:
                 found = job.requeue(stop.step)
                 send(protocol.JobRequeued(said=found.said, status=found.status))
 

@@ -246,15 +246,6 @@ class WriteFenced(ToTrainer, kind="fenced"):
     mark: int = 0
 
 
-class LeaveOrder(ToTrainer, kind="leave"):
-    status: int
-    reason: str
-    step: int | None
-    asked: bool = True
-    speaks: bool = False
-    said: str = ""
-
-
 class StopSettled(ToTrainer, kind="settled"):
     reason: str
     status: int
@@ -289,12 +280,6 @@ class TrainerBye(ToTrainer, kind="bye"):
     reason: str | None
     said: str = ""
     status: int = 0
-
-
-class InvalidByRank(ToTrainer, kind="void"):
-    step: int
-    reason: str
-    rank: int
 
 
 class HangFound(ToTrainer, kind="hang"):
@@ -340,6 +325,21 @@ class MemoryReport(ToTrainer, FromHub, kind="memory"):
     bytes_per_second: int = 0
     used: int = 0
     limit: int = 0
+
+
+class LeaveOrder(ToTrainer, FromHub, kind="leave"):
+    status: int
+    reason: str
+    step: int | None
+    asked: bool = True
+    speaks: bool = False
+    said: str = ""
+
+
+class InvalidByRank(ToTrainer, FromHub, kind="void"):
+    step: int
+    reason: str
+    rank: int
 
 
 class UnevenBatches(ToTrainer, FromHub, kind="uneven"):
@@ -480,21 +480,6 @@ class CommitFailed(FromHub, kind="failed"):
     key: Key
     error: str
     fenced: bool
-
-
-class InvalidForAll(FromHub, kind="void"):
-    step: int
-    reason: str
-    by: int
-
-
-class RankLeave(FromHub, kind="leave"):
-    status: int
-    reason: str
-    step: int | None
-    asked: bool = True
-    speaks: bool = False
-    said: str = ""
 
 
 class RankBye(FromHub, kind="bye"):

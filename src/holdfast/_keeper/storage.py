@@ -161,7 +161,9 @@ class Storage:
         from holdfast._store.memory.waiting import start_guard  # a death is rare
 
         assert waiting.path is not None
-        return start_guard(waiting.path, self._policy.keep_memory_seconds)
+        policy = self._policy
+        log = policy.layout.keeper_log(policy.attempt, policy.rank)
+        return start_guard(waiting.path, policy.keep_memory_seconds, log)
 
     # -- how long it takes ------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The trainer as its keeper sees it: what it shares, what it is sent, how it is made to leave."""
+"""The trainer as its keeper sees it: what it shares, its signals, how it is made to leave."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Callable
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +18,7 @@ from holdfast._keeper import messages
 from holdfast._keeper.heartbeat import is_looked_at, state_of
 from holdfast._keeper.protocol import LeaveOrder, ToTrainer
 from holdfast._keeper.timers import Timers
+from holdfast._store.folder.requests import SAME_PRESS_SECONDS
 from holdfast._store.memory import control
 from holdfast._store.memory.control import ControlPage
 
@@ -130,3 +133,83 @@ class Trainer:
             with contextlib.suppress(OSError):
                 signal.pidfd_send_signal(self._ends.pidfd, signal.SIGKILL)
         self._timers.on_deadline(self._deadline(_SURVIVES_SECONDS), self._gone, "gone")
+
+
+_KEPT = 32
+_OF_CHILDREN = (signal.SIGCHLD,)  # data loaders cause it: no evidence in a post-mortem
+
+
+class SignalArrival:
+    """A signal that asks the run to stop."""
+
+    def __init__(self, number: int, *, is_final: bool) -> None:
+        self.number = number
+        self.is_final = is_final  # a second Ctrl-C, or SIGQUIT: leave without another step
+
+    @property
+    def name(self) -> str:
+        return signal.Signals(self.number).name
+
+    @property
+    def reason(self) -> str:
+        is_second = self.is_final and self.number == signal.SIGINT
+        return "second Ctrl-C" if is_second else self.name
+
+    @property
+    def status(self) -> int:
+        if self.number == signal.SIGQUIT:
+            return 128 + self.number
+        return _errors.of_signal(self.number)
+
+
+class SignalReader:
+    """Reads the numbers and drops what asks for nothing."""
+
+    def __init__(self, descriptor: int, numbers: Collection[int], words: Any) -> None:
+        self.recent: deque[dict[str, Any]] = deque(maxlen=_KEPT)  # for a post-mortem
+        self._descriptor = descriptor
+        self._numbers = frozenset(numbers)
+        self._words = words
+        self._interrupted_at: float | None = None  # the first Ctrl-C
+        self._expects_nudge = False
+
+    def expect_nudge(self) -> None:
+        """The trainer will interrupt its own main thread: the next SIGINT is no request."""
+        self._expects_nudge = True
+
+    def read(self) -> Iterator[SignalArrival]:
+        """The stop requests that have arrived; EOFError when none can come any more."""
+        try:
+            numbers = os.read(self._descriptor, 256)
+        except BlockingIOError:
+            return
+        if not numbers:
+            raise EOFError
+        for number in numbers:
+            if number not in _OF_CHILDREN:
+                self.recent.append({"time": time.time(), "name": _name_of(number)})
+            if number in self._numbers and (found := self._classify(number)) is not None:
+                yield found
+
+    def _classify(self, number: int) -> SignalArrival | None:
+        if not self._words[control.IN_LOOP]:
+            return None  # outside the loop the trainer acts at once, by itself
+        if number != signal.SIGINT:
+            # SIGQUIT arrives here only if the trainer is process 1; it ends any other.
+            return SignalArrival(number, is_final=number == signal.SIGQUIT)
+        if self._expects_nudge:
+            self._expects_nudge = False
+            return None
+        now = time.monotonic()
+        if self._interrupted_at is None:
+            self._interrupted_at = now
+            return SignalArrival(number, is_final=False)
+        if now - self._interrupted_at <= SAME_PRESS_SECONDS:
+            return None
+        return SignalArrival(number, is_final=True)
+
+
+def _name_of(number: int) -> str:
+    with contextlib.suppress(ValueError):
+        return signal.Signals(number).name
+    return f"signal {number}"

@@ -7,14 +7,13 @@ begins at once, since a flush of the first one cannot be interrupted.
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from holdfast._errors import SaveFailed
 from holdfast._keeper.mapped_arenas import HeldArena
@@ -72,6 +71,10 @@ class WriteJob:
     def is_kept(self) -> bool:
         return self.leave_status is not None
 
+    @property
+    def is_part(self) -> bool:
+        return self.partial is not None
+
 
 @dataclass(frozen=True)
 class Closing:
@@ -83,6 +86,7 @@ class Closing:
     began: float
     urgency: Urgency = Urgency.ASKED
     is_kept: bool = True
+    is_part: bool = False
 
     @property
     def key(self) -> Key:
@@ -102,6 +106,7 @@ class WriteOutcome:
     is_dropped: bool = False  # a newer state is, or will be, durable in its place
 
 
+_Result = TypeVar("_Result")
 _PATIENCE_SECONDS = 1.0  # that the last state waits for saves that were asked for before it
 
 
@@ -333,12 +338,10 @@ class CheckpointWriter:
         job = under_way.job
         with contextlib.nullcontext() if not _is_waited_for(job) else QUIET.hurry():
             if isinstance(job, Closing):
-                error, fenced = self._try(functools.partial(self._close, job))
-                self._note_end(job, error)
-                self._closed(job, error, fenced)
+                error = self._close(job)
             else:
                 error = self._write(job, under_way.labour)
-        if error is None and not (isinstance(job, WriteJob) and job.partial is not None):
+        if error is None and not job.is_part:
             # After the trainer was told: removing a large file can take as long as a step.
             try:
                 with self._removing:
@@ -367,43 +370,21 @@ class CheckpointWriter:
                 self._telling -= 1
 
     def _note_end(self, job: WriteJob | Closing, error: str | None) -> None:
-        if error is None and not (isinstance(job, WriteJob) and job.partial is not None):
+        if error is None and not job.is_part:
             with self._change:
                 self._durable = job.key if self._durable is None else max(self._durable, job.key)
 
     def _write(self, job: WriteJob, labour: Labour) -> str | None:
         began = time.monotonic()
-        results: list[tuple[DataFile | None, dict[str, Any]]] = []
-        dropped: list[Superseded] = []
-
-        def act() -> None:
-            try:
-                results.append(self._commit(job, labour))
-            except Superseded as given_up:
-                dropped.append(given_up)
-                raise
-
-        error, fenced = self._try(act)
+        found, error, failure = _try(lambda: self._commit(job, labour))
         labour.over()
         job.held.unpin(job.record.slot)
         self._note_end(job, error)
-        file, head = results[0] if results else (None, {})
+        file, head = found or (None, {})
         seconds = time.monotonic() - began
-        self._done(WriteOutcome(job, error, fenced, seconds, file, head, is_dropped=bool(dropped)))
+        is_fenced, is_dropped = failure is Fenced, failure is Superseded
+        self._done(WriteOutcome(job, error, is_fenced, seconds, file, head, is_dropped))
         return error
-
-    def _try(self, act: Callable[[], None]) -> tuple[str | None, bool]:
-        """Returns the error, if any, and True if a newer attempt has forbidden the write."""
-        try:
-            act()
-        except Fenced as refused:
-            return str(refused), True
-        except SaveFailed as failed:
-            return str(failed), False
-        except Exception as unexpected:  # noqa: BLE001  the thread must not end
-            traceback.print_exc()
-            return f"{type(unexpected).__name__}: {unexpected}", False
-        return None, False
 
     def _commit(self, job: WriteJob, labour: Labour) -> tuple[DataFile | None, dict[str, Any]]:
         arena, record = job.held.arena, job.record
@@ -454,13 +435,31 @@ class CheckpointWriter:
         except OSError as error:
             raise SaveFailed(explain(self._policy.layout, error, source.size_bytes)) from error
 
-    def _close(self, job: Closing) -> None:
-        keep_parts(self._policy, job.state, job.partial, job.files, job.began, self._turns)
+    def _close(self, job: Closing) -> str | None:
+        parts = (job.state, job.partial, job.files, job.began)
+        _, error, failure = _try(lambda: keep_parts(self._policy, *parts, self._turns))
+        self._note_end(job, error)
+        self._closed(job, error, failure is Fenced)
+        return error
+
+
+def _try(act: Callable[[], _Result]) -> tuple[_Result | None, str | None, type[Exception] | None]:
+    """The result, or the error as a text and its class.
+
+    Not the error itself: its frames would keep the memory of a slot alive.
+    """
+    try:
+        return act(), None, None
+    except SaveFailed as failed:
+        return None, str(failed), type(failed)
+    except Exception as unexpected:  # noqa: BLE001  the thread must not end
+        traceback.print_exc()
+        return None, f"{type(unexpected).__name__}: {unexpected}", type(unexpected)
 
 
 def _may_write_newest(job: WriteJob) -> bool:
     """A part is of the step that the other ranks write, and of no other."""
-    return not _is_waited_for(job) and job.partial is None
+    return not _is_waited_for(job) and not job.is_part
 
 
 def _is_waited_for(job: WriteJob | Closing) -> bool:

@@ -12,7 +12,7 @@ from holdfast import _errors
 from holdfast._environment.slurm import controller
 from holdfast._environment.slurm.controller import JobFacts
 from holdfast._environment.slurm.job import Job
-from holdfast._keeper.alone import Alone
+from holdfast._keeper.decider import Alone
 from holdfast._keeper.job import JobWatch
 from holdfast._keeper.time_limit import TimeLimit
 from holdfast._store.folder.layout import RunLayout

@@ -9,7 +9,7 @@ of them moves, computes, or is held by a person, the others wait for it, and tha
                         → moves     → slow: inspect again later
                         → is held   → wait until it is released; then all count from the start
 
-The judge only decides: `Hands` acts on processes.
+The judge only decides: `HangMonitor` acts on processes.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from holdfast._environment.processes.patience import FIRST, FRESH, OUTSIDE, PHASE, STEP, WORK
 from holdfast._keeper import protocol
 from holdfast._keeper.hangs.record import NO_HANG
+
+if TYPE_CHECKING:
+    from holdfast._keeper.hangs.monitor import HangMonitor
 
 # -- What one inspection shows: what a trainer does, what holds it, what it waits for --------------
 
@@ -170,20 +173,6 @@ _HELD = ("PAUSED", "TRACED", "STOPPED", "FROZEN", "UNREAD")
 _SEEN_CHEAPLY = ("TRACED", "STOPPED")
 
 
-class Hands(Protocol):
-    """What the judge has others do."""
-
-    def ranks(self) -> list[int]: ...
-    def order(self, rank: int, order: protocol.FromHub) -> None: ...
-    def say(self, kind: str, **fields: Any) -> None: ...
-    def note(self, event: str, **fields: Any) -> None: ...
-    def file(self, record: dict[str, Any]) -> None: ...
-    def file_again(self, record: dict[str, Any]) -> None: ...
-    def restart(self, rank: int | None) -> None: ...
-    def save(self) -> None: ...
-    def facts(self) -> dict[str, Any]: ...
-
-
 @dataclass
 class _InspectionRound:
     """One inspection of all ranks, in progress."""
@@ -207,7 +196,7 @@ class _Stuck:
 class HangJudge:
     """One episode at a time: from the first stuck rank until all go on."""
 
-    def __init__(self, hands: Hands, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, hands: HangMonitor, clock: Callable[[], float] = time.monotonic) -> None:
         self._hands = hands
         self._clock = clock
         self._rounds: dict[int, _InspectionRound] = {}

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from holdfast._environment import variables
 from holdfast._keeper import protocol
 from holdfast._keeper.hangs.judge import HangJudge
-from holdfast._keeper.hangs.record import file_hang, file_look, say_in_place_of, slim, told_of
-from holdfast._keeper.hangs.watch import HangWatch, Inspector
+from holdfast._keeper.hangs.record import file_hang, file_look, say_in_place_of, told_of
+from holdfast._keeper.hangs.watch import HangWatch
 from holdfast._keeper.storage import Storage
 from holdfast._keeper.trainer import Ends, Trainer
 from holdfast._store.commit.write import Policy
@@ -23,25 +23,11 @@ from holdfast._store.folder import journal
 from holdfast._store.folder.opened import tell_leader_of_hang
 
 if TYPE_CHECKING:
+    from holdfast._environment.processes.inspect import Looker
     from holdfast._keeper.decider import Decider
 
 _MOST_SAID = 4000
 _BLIND_SECONDS = 60.0  # after an unexpected error
-
-
-class _Fitting:
-    """Shortens inspections to fit into a message, in the thread that inspects."""
-
-    def __init__(self, looker: Inspector, ranks: int) -> None:
-        self._looker = looker
-        self._ranks = ranks
-
-    def look(self) -> dict[str, Any]:
-        return slim(self._looker.look(), self._ranks)
-
-    @property
-    def alive_at(self) -> float:
-        return self._looker.alive_at
 
 
 class HangMonitor:
@@ -62,6 +48,7 @@ class HangMonitor:
             policy.hang_seconds,
             self._post,
             self._make_looker,
+            policy.size,
         )
         self._judge = HangJudge(self) if policy.rank == 0 else None
         self._blind_until = 0.0
@@ -141,11 +128,10 @@ class HangMonitor:
         else:
             link.to_hub(message)
 
-    def _make_looker(self) -> Inspector:
+    def _make_looker(self) -> Looker:
         from holdfast._environment.processes.inspect import Looker  # only in trouble
 
-        looker = Looker(self._ends.trainer_pid, fault_file=self._ends.stacks)
-        return _Fitting(looker, self._policy.size)
+        return Looker(self._ends.trainer_pid, fault_file=self._ends.stacks)
 
     # -- what the judge has done --------------------------------------------------------------
 

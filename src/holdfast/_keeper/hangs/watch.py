@@ -12,14 +12,18 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from holdfast._environment.processes.identity import host_name
 from holdfast._environment.processes.patience import Patience, Sight
 from holdfast._environment.processes.proc import waited_seconds
 from holdfast._keeper import protocol
-from holdfast._keeper.heartbeat import is_looked_at, state_of
+from holdfast._keeper.hangs.record import slim
+from holdfast._keeper.heartbeat import age_of, is_looked_at, state_of
 from holdfast._store.memory import control
+
+if TYPE_CHECKING:
+    from holdfast._environment.processes.inspect import Looker
 
 _TELL_AGAIN_SECONDS = 10.0  # the judge may have been replaced
 _LOOK_SECONDS = 8.0  # without progress, after which an inspection is abandoned
@@ -30,27 +34,21 @@ _DEAF_SECONDS = 5.0  # without a pulse, at a hang: no Python code of the trainer
 _STALE_SECONDS = 10.0  # without a pulse: then the trainer's word about a debugger is outdated
 
 
-class Inspector(Protocol):
-    """Inspects a tree of processes; may take seconds, and never raises."""
-
-    def look(self) -> dict[str, Any]: ...
-    @property
-    def alive_at(self) -> float: ...  # the last progress of an inspection
-
-
 class Inspections:
     """Inspections of one tree of processes, in a thread that may never come back."""
 
     def __init__(
         self,
         pid: int,
-        make_looker: Callable[[], Inspector],
+        make_looker: Callable[[], Looker],
         answer: Callable[[list[int], dict[str, Any]], None],
+        ranks: int,
     ) -> None:
         self._pid = pid
+        self._ranks = ranks
         self._make_looker = make_looker
         self._answer = answer
-        self._looker: Inspector | None = None
+        self._looker: Looker | None = None
         self._rounds: list[int] = []  # that wait for the inspection in progress
         self._began = self._reported_at = 0.0
         self._number = 0
@@ -73,7 +71,7 @@ class Inspections:
         try:
             if self._looker is None:
                 self._looker = self._make_looker()
-            found = self._looker.look()
+            found = slim(self._looker.look(), self._ranks)  # in this thread: it may take long
         except Exception as error:  # noqa: BLE001  the keeper must go on
             traceback.print_exc()
             found = _nothing(self._pid, f"the look failed: {error!r}")
@@ -116,13 +114,14 @@ class HangWatch:
         rank: int,
         given_seconds: float | None,
         post: Callable[[protocol.ToHub], None],
-        make_looker: Callable[[], Inspector],
+        make_looker: Callable[[], Looker],
+        ranks: int = 1,
     ) -> None:
         self._words = words
         self._pid = pid
         self._rank = rank
         self._post = post
-        self._inspections = Inspections(pid, make_looker, self._answer)
+        self._inspections = Inspections(pid, make_looker, self._answer, ranks)
         self._patience = Patience(given_seconds)
         self._phase: str | None = None
         self._boundary = 0
@@ -224,7 +223,7 @@ class HangWatch:
     @property
     def is_deaf(self) -> bool:
         """True if no thread of the trainer runs: a call may hold the interpreter."""
-        return (_age(int(self._words[control.PULSE_NS])) or 0.0) > _DEAF_SECONDS
+        return (age_of(int(self._words[control.PULSE_NS])) or 0.0) > _DEAF_SECONDS
 
     def beat(self) -> dict[str, Any]:
         """For the heartbeat."""
@@ -235,7 +234,7 @@ class HangWatch:
             paused = {"by": name, "rank": self._rank, "since": since}
         return {
             "paused": paused,
-            "pulse_age": _age(pulse),
+            "pulse_age": age_of(pulse),
             "pace": {
                 "usual": _rounded(self._patience.usual),
                 "best": _rounded(self._patience.best),
@@ -261,8 +260,8 @@ class HangWatch:
             "step": int(words[control.STEP]),
             "mark": int(words[control.MARK]),
             # In the first step no boundary was passed yet: then since the loop began.
-            "boundary_age": _age(int(words[control.BOUNDARY_NS] or words[control.LOOP_NS])),
-            "pulse_age": _age(int(words[control.PULSE_NS])),
+            "boundary_age": age_of(int(words[control.BOUNDARY_NS] or words[control.LOOP_NS])),
+            "pulse_age": age_of(int(words[control.PULSE_NS])),
             "phase": self._phase,
             "in_loop": bool(words[control.IN_LOOP]),
             "rests": bool(words[control.REST]),
@@ -276,7 +275,7 @@ class HangWatch:
     def _debugger(self) -> int:
         """The debugger that holds it, as an index; at a prompt the pulse goes on."""
         found = int(self._words[control.PAUSED])
-        if not found or (_age(int(self._words[control.PULSE_NS])) or 0.0) > _STALE_SECONDS:
+        if not found or (age_of(int(self._words[control.PULSE_NS])) or 0.0) > _STALE_SECONDS:
             return 0
         return found if found < len(control.DEBUGGERS) else len(control.DEBUGGERS) - 1
 
@@ -305,10 +304,6 @@ def _asleep_seconds() -> float:
     if not hasattr(time, "CLOCK_BOOTTIME"):
         return 0.0
     return time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
-
-
-def _age(monotonic_ns: int) -> float | None:
-    return None if not monotonic_ns else round((time.monotonic_ns() - monotonic_ns) / 1e9, 2)
 
 
 def _rounded(seconds: float | None) -> float | None:

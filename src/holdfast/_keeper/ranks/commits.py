@@ -145,7 +145,7 @@ class Commits:
         if self.durable is not None and self._is_void(self.durable):
             self.durable = None  # which older one is durable is not known
         # First: a rank that waits for a checkpoint must know why it fails.
-        self._state.send_all(protocol.InvalidForAll(step=step, reason=reason, by=rank))
+        self._state.send_all(protocol.InvalidByRank(step=step, reason=reason, rank=rank))
         # Here: a trainer may be told to leave before it could do it.
         self._state.services.set_aside_void()
         for key in [key for key in self._commits if self._is_void(key)]:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast import _errors
 from holdfast._keeper.protocol import (
+    LeaveOrder,
     RankBye,
-    RankLeave,
 )
 from holdfast._keeper.ranks.state import EndCause, HubState
 
@@ -120,7 +120,7 @@ class RunEnd:
             }
             # A rank that failed by itself prints its own error.
             is_own = kinds[rank] in ("failed", "left")
-            self._state.send(rank, RankBye(**told) if is_own else RankLeave(**told))
+            self._state.send(rank, RankBye(**told) if is_own else LeaveOrder(**told))
 
     def release_clean(self) -> None:
         """Let those go who have left cleanly, once nothing waits to be written."""

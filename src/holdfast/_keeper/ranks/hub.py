@@ -22,7 +22,7 @@ from holdfast._keeper.ranks.agreement import Agreement
 from holdfast._keeper.ranks.commits import Commits
 from holdfast._keeper.ranks.comparison import Comparison
 from holdfast._keeper.ranks.ending import RunEnd
-from holdfast._keeper.ranks.state import EndCause, HubServices, HubState, RankRequest, Seat
+from holdfast._keeper.ranks.state import EndCause, HubState, KeeperServices, RankRequest, Seat
 from holdfast._store.commit.retention import MEMORY
 
 _SAY_AGAIN_SECONDS = 60.0
@@ -36,7 +36,7 @@ class Hub:
         size: int,
         attempt: int,
         send: Callable[[int, protocol.FromHub], None],
-        services: HubServices,
+        services: KeeperServices,
         clock: Callable[[], float] = time.monotonic,
         unreachable_seconds: float = protocol.UNREACHABLE_SECONDS,
     ) -> None:

@@ -14,13 +14,12 @@ from holdfast._environment.processes.identity import host_name
 from holdfast._keeper import protocol
 from holdfast._keeper.mapped_arenas import HeldArena
 from holdfast._keeper.memory_alarm import Alarm
-from holdfast._keeper.ranks.actions import RankActions
-from holdfast._keeper.ranks.agent import RankAgent
+from holdfast._keeper.ranks.agent import RankActions, RankAgent
 from holdfast._keeper.ranks.departure import Departure
 from holdfast._keeper.ranks.hub import Hub
 from holdfast._keeper.ranks.link import HubLink, watch_launcher
-from holdfast._keeper.ranks.services import KeeperServices
-from holdfast._keeper.signals import SignalArrival
+from holdfast._keeper.ranks.state import KeeperServices
+from holdfast._keeper.trainer import SignalArrival
 from holdfast._keeper.writer import Closing, WriteOutcome
 from holdfast._store.commit.write_queue import CADENCE
 from holdfast._store.folder.invalid import void_steps
