@@ -244,7 +244,7 @@ class Holdings:
         """The size of a slot: the largest of all generations."""
         return max((held.arena.slot_bytes for held in self._own.values()), default=0)
 
-    def let_go(self, *, remove: bool) -> None:
+    def release(self, *, remove: bool) -> None:
         """Unmap all arenas; with `remove` delete their files too."""
         with self._lock:
             # Also the salvaged ones: the thread that retires them may come too late.

@@ -60,10 +60,8 @@ class PostMortem:
             self.status, self.how = exit_code(*dead), how_it_died(*dead)
         if self.status is not None:
             return True
-        return self._heard.is_over() if is_there else self._is_gone_for_long()
-
-    def _is_gone_for_long(self) -> bool:
-        return time.monotonic() - self._began > _GONE_SECONDS
+        gone_seconds = time.monotonic() - self._began
+        return self._heard.is_over() if is_there else gone_seconds > _GONE_SECONDS
 
     def _is_there(self) -> bool:
         return Path(f"/proc/{self._ends.trainer_pid}").exists()
@@ -77,11 +75,8 @@ class PostMortem:
         """True if the trainer only left with the status that it had been told."""
         if left_status is None:
             return False
-        return self.status in (
-            None,
-            left_status,
-            128 - left_status,
-        )  # the last: killed by the signal
+        by_signal = 128 - left_status
+        return self.status in (None, left_status, by_signal)
 
     def note(self, **facts: Any) -> None:
         """Add what the keeper knows."""

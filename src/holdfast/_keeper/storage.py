@@ -155,7 +155,7 @@ class Storage:
         if is_needed:
             print("the arenas stay: their newest state is not on disk", flush=True)
             self.holdings.hash_newest()
-        self.holdings.let_go(remove=not is_needed)
+        self.holdings.release(remove=not is_needed)
 
     def _start_guard(self, waiting: HeldArena) -> bool:
         from holdfast._store.memory.waiting import start_guard  # a death is rare

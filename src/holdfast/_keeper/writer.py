@@ -102,7 +102,7 @@ class WriteOutcome:
     is_fenced: bool
     seconds: float
     file: DataFile | None = None  # the part of a checkpoint
-    head: dict[str, Any] = field(default_factory=dict)  # the values beside the tensors
+    head: dict[str, Any] = field(default_factory=dict)  # the values that are not tensors
     is_dropped: bool = False  # a newer state is, or will be, durable in its place
 
 
@@ -157,7 +157,9 @@ class CheckpointWriter:
         """Queue a job; False if it does not keep its slot until its turn comes."""
         with self._change:
             keeps_its_slot = True
-            if isinstance(job, WriteJob) and self._under_way and _may_write_newest(job):
+            # A part is of the step that the other ranks write, and of no other.
+            may_write_newest = not _is_waited_for(job) and not job.is_part
+            if isinstance(job, WriteJob) and self._under_way and may_write_newest:
                 keeps_its_slot = False
                 if job.is_pinned:
                     job.held.unpin(job.record.slot)
@@ -455,11 +457,6 @@ def _try(act: Callable[[], _Result]) -> tuple[_Result | None, str | None, type[E
     except Exception as unexpected:  # noqa: BLE001  the thread must not end
         traceback.print_exc()
         return None, f"{type(unexpected).__name__}: {unexpected}", type(unexpected)
-
-
-def _may_write_newest(job: WriteJob) -> bool:
-    """A part is of the step that the other ranks write, and of no other."""
-    return not _is_waited_for(job) and not job.is_part
 
 
 def _is_waited_for(job: WriteJob | Closing) -> bool:

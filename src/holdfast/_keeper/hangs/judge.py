@@ -159,10 +159,9 @@ def awaited_processes(look: dict[str, Any]) -> frozenset[int]:
 
 ANSWER_SECONDS = 10.0  # without a report from a keeper that inspects its trainer
 _AGAIN_SECONDS = 3.0  # between two inspections of an idle rank
-_HELD_SECONDS = (
-    15.0  # between two inspections of a held rank, unless its keeper sees the end cheaply
-)
-_NOBODY_SECONDS = 60.0  # until all are asked again, if no keeper has answered
+# Between two inspections of a held rank, unless its keeper sees the end cheaply.
+_HELD_SECONDS = 15.0
+_UNANSWERED_SECONDS = 60.0  # until all are asked again, if no keeper has answered
 _BUSY_TIMES = {"learned": 4.0, "given": 2.0}
 # Before a restart: some calls compute for long, and only many inspections show movement.
 _LEAST_BUSY_SECONDS = {"learned": 300.0, "given": 15.0}
@@ -249,7 +248,7 @@ class HangJudge:
     def _on_going(self, rank: int, *, moved: bool) -> None:
         was_stuck = self._stuck.pop(rank, None) is not None
         if self.held is not None and (self.held["rank"] == rank or not self._stuck):
-            self._let_go()
+            self._release()
         elif was_stuck and not self._stuck:
             self._end(moved=moved)
 
@@ -305,7 +304,7 @@ class HangJudge:
             return
         now = self._clock()
         if not looks:  # no keeper has answered
-            self._next_at = now + _NOBODY_SECONDS
+            self._next_at = now + _UNANSWERED_SECONDS
             return
         acts = {rank: activity(look) for rank, look in looks.items()}
         held = next((r for r, act in sorted(acts.items()) if act in _HELD), None)
@@ -314,7 +313,7 @@ class HangJudge:
             self._hold(held, acts[held], held_by(acts[held], looks[held]), deaf=deaf)
             return
         if self.held is not None:
-            self._let_go()
+            self._release()
             return
         for rank, stuck in self._stuck.items():
             # By its own patience, which excludes the time it waited for a processor.
@@ -402,7 +401,7 @@ class HangJudge:
         is_told = act in _SEEN_CHEAPLY or (rank in self._stuck and self._stuck[rank].paused)
         self._next_at = self._clock() + (4 if is_told else 1) * _HELD_SECONDS
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         held, self.held = self.held, None
         assert held is not None
         self._hands.note("resumed", **held)

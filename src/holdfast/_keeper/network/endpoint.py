@@ -46,9 +46,6 @@ class NetworkPace:
     look_seconds: float = 0.5
     look_on_seconds: float = 5.0  # after a connection was made: letters may appear late
 
-    def sweep_seconds(self) -> float:
-        return min(_SWEEP_SECONDS, self.beat_seconds / 4)
-
 
 # The beats of 512 members cost rank 0's keeper 1 % of a core (measured). Larger worlds beat half
 # as often.
@@ -87,7 +84,7 @@ class Post:
         found: Callable[[int], None],
         pace: NetworkPace,
     ) -> None:
-        assert key, "without a key anybody could sign"
+        assert key, "without a key any process could sign"
         self._selector = selector
         self._key = key
         self._life = new_life()
@@ -133,7 +130,7 @@ class Post:
                 self._beat(peer)
             self._owing.clear()
         if now >= self._sweep_at and not self._is_closed:
-            self._sweep_at = now + self._pace.sweep_seconds()
+            self._sweep_at = now + min(_SWEEP_SECONDS, self._pace.beat_seconds / 4)
             self._sweep(now)
         if now >= self._look_at and not self._is_closed:
             self._look(now)
@@ -169,14 +166,11 @@ class Post:
                 if now - peer.since > pace.mail_after_seconds:
                     self._mail.post(peer.rank, peer.ledger)
             elif now - channel.heard_at > pace.silence_seconds:
-                self._end_if_silent(channel)
+                channel.read()  # perhaps this process did not read in time
+                if time.monotonic() - channel.heard_at > pace.silence_seconds:
+                    channel.end()
             elif now - channel.sent_at >= pace.beat_seconds and not channel.waiting_bytes:
                 self._beat(peer)
-
-    def _end_if_silent(self, channel: FrameChannel) -> None:
-        channel.read()  # perhaps this process did not read in time
-        if time.monotonic() - channel.heard_at > self._pace.silence_seconds:
-            channel.end()
 
     def _beat(self, peer: Peer) -> None:
         if peer.channel is not None:

@@ -251,7 +251,8 @@ class Mail:
             if not hmac.compare_digest(mac, self._mac(path, body)):
                 raise FrameRefused("it is not signed with the key of this run")
             said = parse(body)
-            if path.suffix == ".letter" and not _is_letter(said):
+            is_letter = type(said.get("first")) is int and isinstance(said.get("message"), dict)
+            if path.suffix == ".letter" and not is_letter:
                 raise FrameRefused("it is no letter")
         except FrameRefused as refused:
             # It would be found again at each poll.
@@ -263,7 +264,3 @@ class Mail:
     def _remove(self, path: Path) -> None:
         with contextlib.suppress(OSError):
             path.unlink()
-
-
-def _is_letter(said: dict[str, Any]) -> bool:
-    return type(said.get("first")) is int and isinstance(said.get("message"), dict)

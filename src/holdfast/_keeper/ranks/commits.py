@@ -87,10 +87,6 @@ class Commits:
         for commit in self._commits.values():
             commit.asked.discard(rank)
 
-    def forget_held(self, seat: Seat) -> None:
-        """A host is gone with all that it held."""
-        seat.held = set()
-
     def close_common(self) -> None:
         """Save the same at the end of training, in its turn."""
         if self.common is not None and not self.is_durable(self.common):

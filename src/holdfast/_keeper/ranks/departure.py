@@ -1,4 +1,4 @@
-"""How one rank ends: its trainer leaves or dies, and its keeper stays until the hub lets it go."""
+"""How one rank ends: its trainer leaves or dies, and its keeper stays until the hub releases it."""
 
 from __future__ import annotations
 

@@ -6,10 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from holdfast import _errors
-from holdfast._keeper.protocol import (
-    LeaveOrder,
-    RankBye,
-)
+from holdfast._keeper.protocol import LeaveOrder, RankBye
 from holdfast._keeper.ranks.state import EndCause, HubState
 
 if TYPE_CHECKING:
@@ -33,7 +30,7 @@ class _Ending:
 
 
 class RunEnd:
-    """Ends a run of several ranks: saves what all hold, then lets every rank go."""
+    """Ends a run of several ranks: saves what all hold, then releases every rank."""
 
     def __init__(self, state: HubState, hub: Hub) -> None:
         self._state = state
@@ -123,7 +120,7 @@ class RunEnd:
             self._state.send(rank, RankBye(**told) if is_own else LeaveOrder(**told))
 
     def release_clean(self) -> None:
-        """Let those go who have left cleanly, once nothing waits to be written."""
+        """Release the ranks that have left cleanly, once nothing waits to be written."""
         leaving = [
             (seat, seat.ended.status)
             for seat in self._state.seats.values()
@@ -143,7 +140,7 @@ class RunEnd:
             self._state.send(seat.rank, RankBye(step=step, **(self._requeued or {})))
 
     def _requeue_first(self, step: int | None) -> bool:
-        """True while the job is being requeued: until then no rank is let go.
+        """True while the job is being requeued: until then no rank is released.
 
         One that leaves may be the last of its node, and the scheduler ends what is left there.
         """

@@ -258,7 +258,7 @@ class Hub:
         self.end.tick()
         for seat in self.state.seats.values():
             if seat.trains and self.is_out_of_reach(seat.rank):
-                self.commits.forget_held(seat)
+                seat.held = set()  # its host is gone, with all that it held
                 host = str(seat.beat.get("host", ""))
                 how = "cannot be reached any more"
                 self._lose_rank(seat, EndCause(seat.rank, how, kind="died", host=host))

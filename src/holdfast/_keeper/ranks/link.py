@@ -7,15 +7,11 @@ import hashlib
 import os
 import selectors
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from holdfast._environment.processes.identity import ProcessIdentity
 from holdfast._keeper.network.ports import HubPost, MemberPost
-from holdfast._keeper.protocol import (
-    FromHub,
-    RankConfig,
-    ToHub,
-)
+from holdfast._keeper.protocol import FromHub, RankConfig, ToHub
 from holdfast._store.folder.atomic import remove_folder
 from holdfast._store.folder.attempts import read_json, write_json
 from holdfast._store.folder.plain_file import read_plain
@@ -54,7 +50,7 @@ class HubLink:
                 policy.size,
                 mail,
                 loopback=config.is_one_host,
-                hear=self._receive_at_hub,
+                hear=lambda rank, data: member.receive_at_hub(rank, ToHub.from_json(data)),
                 lost=member.hub.lost,
                 found=member.hub.found,
             )
@@ -76,9 +72,6 @@ class HubLink:
             layout.ranks(attempt).mkdir(exist_ok=True)
             write_json(layout.rank(attempt, policy.rank), record, durable=False)
 
-    def _receive_at_hub(self, rank: int, data: dict[str, Any]) -> None:
-        self._member.receive_at_hub(rank, ToHub.from_json(data))
-
     def to_hub(self, message: ToHub) -> None:
         if self._member.hub is not None:
             self._timers.after(0.0, lambda: self._member.receive_at_hub(0, message))
@@ -97,7 +90,7 @@ class HubLink:
         return [] if hub is None else hub.state.training_ranks()
 
     def release(self) -> None:
-        """The hub has let this keeper go: send nothing any more."""
+        """The hub needs this keeper no more: send nothing."""
         self._is_released = True
 
     def tick(self, now: float) -> None:

@@ -1,7 +1,7 @@
 """The decider of one rank among several: it decides nothing.
 
 Requests, orders and deaths go to the hub in rank 0's keeper. What the hub decides is done by
-`RankActions`. The keeper stays until the hub lets it go.
+`RankActions`. The keeper stays until the hub releases it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,6 @@ class Member:
             self._actions,
             {"rank": keeper.policy.rank, "host": host_name(), "pid": keeper.trainer.pid},
         )
-
         self._join()
 
     def _join(self) -> None:
@@ -221,9 +220,8 @@ class Member:
             )
         )
         if alarm.is_first:
-            self._trainer.send(
-                protocol.MemoryReport(quiet=True)
-            )  # rank 0 prints it; this one finds the cause
+            # Rank 0 prints it; this one finds the cause.
+            self._trainer.send(protocol.MemoryReport(quiet=True))
 
     # -- hangs ------------------------------------------------------------------
 

@@ -3,8 +3,8 @@
 A tensor with the same checksum is the same. The file that has it is hard-linked into the folder of
 the new checkpoint, which stays complete by itself: removing the old one removes a name, and the
 bytes go with the last name. A few spots of the image show whether it is worth knowing the checksums
-before anything is written: in most trainings everything changes, and then hashing runs beside the
-writing.
+before anything is written: in most trainings everything changes, and then hashing runs during
+the writing.
 """
 
 from __future__ import annotations

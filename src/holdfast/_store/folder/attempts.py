@@ -373,15 +373,11 @@ def known_origins(layout: RunLayout, in_memory: Collection[int] = ()) -> dict[in
         if number in with_state or origins[number] is not None:
             break
         del origins[number]
-    _mend_origins(folders, origins)
-    return origins
-
-
-def _mend_origins(folders: list[tuple[int, int, Path]], origins: dict[int, Origin]) -> None:
     for _, attempt, folder in folders:
         if attempt not in origins:
             with contextlib.suppress(OSError, CheckpointError):
                 origins[attempt] = manifest.read(folder).origin
+    return origins
 
 
 def identity_in(value: object) -> ProcessIdentity | None:

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from holdfast._store.folder import journal
-from holdfast._store.folder.plain_file import open_file, open_plain
+from holdfast._store.folder.plain_file import open_file
 
 _RATIO = math.log(1.1)
 _LEAST_SECONDS = 1e-6
@@ -131,20 +131,7 @@ def encode(row: Row) -> bytes:
 def append(path: Path, row: Row) -> int:
     """Append a row; returns its length, 0 if the file system refuses it."""
     line = encode(row)
-    try:
-        descriptor = open_plain(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
-        try:
-            size = os.fstat(descriptor).st_size
-            # After a full disk or a power cut the last line may be incomplete.
-            torn = size and os.pread(descriptor, 1, size - 1) != b"\n"
-            whole = b"\n" + line if torn else line
-            if os.write(descriptor, whole) < len(whole):
-                return 0  # the disk is full: readers ignore half a line
-        finally:
-            os.close(descriptor)
-    except OSError:
-        return 0
-    return len(line)
+    return len(line) if journal.append_line(path, line) else 0
 
 
 def read(path: Path) -> Iterator[Row]:

@@ -280,7 +280,9 @@ def _check_plan(plan: ImagePlan) -> None:
         if set(map(type, numbers)) != {int} or set(map(type, texts)) != {str}:
             raise ValueError("a tensor is described by something else than numbers and names")
         if spec.stored_as != "U8" and _ITEM_BYTES.get(spec.stored_as) != spec.item_bytes:
-            raise ValueError(f"{spec.name} is stored as {spec.stored_as!r}, which is no type of it")
+            raise ValueError(
+                f"{spec.name} is stored as {spec.stored_as!r}, which does not fit its items"
+            )
         if spec.strides is not None and len(spec.strides) != len(spec.shape):
             raise ValueError(f"{spec.name} has strides of another tensor")
         if min(sides) < 0 or math.prod(sides) != spec.size_bytes:
