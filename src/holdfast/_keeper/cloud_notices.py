@@ -119,9 +119,6 @@ class Noticed:
         if why := self._watch.deafness():
             self._tell("deaf", why, "none", None)
 
-    def close(self) -> None:
-        self._watch.stop()
-
     def _tell(self, what: str, reason: str, acts: str, seconds: float | None) -> None:
         self._decider.on_notice(
             NoticeReport(

@@ -139,12 +139,12 @@ _KEPT = 32
 _OF_CHILDREN = (signal.SIGCHLD,)  # data loaders cause it: no evidence in a post-mortem
 
 
+@dataclass(frozen=True)
 class SignalArrival:
     """A signal that asks the run to stop."""
 
-    def __init__(self, number: int, *, is_final: bool) -> None:
-        self.number = number
-        self.is_final = is_final  # a second Ctrl-C, or SIGQUIT: leave without another step
+    number: int
+    is_final: bool  # a second Ctrl-C, or SIGQUIT: leave without another step
 
     @property
     def name(self) -> str:

@@ -106,19 +106,6 @@ def test_a_row_that_the_disk_does_not_take_is_not_written(tmp_path):
     assert series.append(tmp_path / "no folder" / "series.jsonl", {"t": 1.0, "s": 1, "n": 1}) == 0
 
 
-def test_metrics_of_a_row_have_names_as_given():
-    row = {"m": {"</script>": [1.0, 0.5, 2.0, 3, 1, 9], "old": [1.0, 1.0, 1.0, 1], "odd": "x"}}
-    found = dict(series.metrics_of(row))
-    assert set(found) == {"</script>", "old"}
-    assert found["</script>"].bad == 1
-    assert found["</script>"].step == 9
-    assert found["old"].step is None
-    assert list(series.metrics_of({"m": None})) == []
-
-
-# -- step times ----------------------------------------------------------------------
-
-
 @given(st.lists(st.floats(0.001, 10.0), min_size=1, max_size=254), st.integers(0, 1000))
 def test_every_step_is_counted_with_its_time(times, first):
     words = control.private_words()

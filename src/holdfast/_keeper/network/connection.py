@@ -19,7 +19,10 @@ import os
 import selectors
 import socket
 import time
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from holdfast._keeper.network.ports import HubPost, MemberPost
 
 MOST_BYTES = 8 << 20
 _STRANGERS_BYTES = 4096  # enough for the first frame of a peer
@@ -62,15 +65,6 @@ class FrameRefused(Exception):
     """No keeper of this run would send this; the text ends a sentence."""
 
 
-class Owner(Protocol):
-    """Receives the events of a channel, never from within `send`."""
-
-    def channel_opened(self, channel: FrameChannel) -> None: ...
-    def channel_heard(self, channel: FrameChannel, said: dict[str, Any]) -> None: ...
-    def channel_drained(self, channel: FrameChannel) -> None: ...
-    def channel_ended(self, channel: FrameChannel, reason: str | None) -> None: ...
-
-
 class _Macs:
     """The MACs of one direction; each frame has its number in it."""
 
@@ -94,7 +88,7 @@ class FrameChannel:
         selector: selectors.BaseSelector,
         link: socket.socket,
         key: bytes,
-        owner: Owner,
+        owner: HubPost | MemberPost,  # gets the events, never from within `put`
         *,
         is_hub: bool,
     ) -> None:

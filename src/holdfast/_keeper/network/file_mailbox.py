@@ -20,12 +20,14 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast._keeper.network.connection import MOST_BYTES, Complaints, FrameRefused, keyed, parse
-from holdfast._keeper.network.delivery import Ledger
 from holdfast._store.folder.atomic import write_atomic
 from holdfast._store.folder.plain_file import NotPlain, read_plain
+
+if TYPE_CHECKING:
+    from holdfast._keeper.network.endpoint import Ledger
 
 _NAME = re.compile(r"from-(\d{5,})-([0-9a-f]{24})-(\d{9,})\.(letter|note)")
 _MOST_FILE_BYTES = MOST_BYTES + 1024

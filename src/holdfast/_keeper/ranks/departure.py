@@ -33,7 +33,7 @@ class Departure:
         self._member = member
         self.is_trainer_gone = False
         self.farewell: protocol.RankFarewell | None = None  # with which the trainer left
-        self._is_released = False
+        self.is_released = False
         self._gone_at = 0.0
         self._has_died = False
         self._death: PostMortem | None = None
@@ -76,7 +76,7 @@ class Departure:
         keeper.stop_watching_memory()
         keeper.receive_rest()  # also of one that was told to leave: it may have made an arena
         keeper.end_series()
-        was_expected = self._is_released or keeper.trainer.leave_status is not None
+        was_expected = self.is_released or keeper.trainer.leave_status is not None
         if was_expected or self.farewell is not None:
             if self.farewell is None:
                 keeper.examine_death()
@@ -117,8 +117,7 @@ class Departure:
 
     def release(self) -> None:
         """The hub needs this keeper no more."""
-        self._is_released = True
-        self._member.link.release()
+        self.is_released = True
 
     def stop_lingering(self) -> None:
         """Nothing will start the ranks again."""
@@ -128,14 +127,14 @@ class Departure:
     def leave_if_free(self, now: float) -> None:
         """The trainer is gone: end the keeper when nothing needs it any more."""
         keeper, link, hub = self._keeper, self._member.link, self._member.hub
-        if not self._is_released and not link.is_hub_gone(now):
+        if not self.is_released and not link.is_hub_gone(now):
             return
         if hub is not None:
             if not hub.is_over:
                 return
             # Before anything that takes time: the next attempt waits for it.
             keeper.record_death(None if self._death is None else self._death.how)
-            waiting = [r for r in link.unacknowledged() if not hub.is_out_of_reach(r)]
+            waiting = [r for r in link.post.unacknowledged() if not hub.is_out_of_reach(r)]
             if waiting and now - self._gone_at <= _LAST_MESSAGES_SECONDS:
                 return
         if self._linger_until is None:
@@ -143,7 +142,7 @@ class Departure:
         if now < self._linger_until and not self._is_followed():
             return
         keeper.storage.writer.wait_idle()  # an old checkpoint may be half removed
-        keeper.storage.release(is_needed=not self._is_released or self._is_memory_needed())
+        keeper.storage.release(is_needed=not self.is_released or self._is_memory_needed())
         link.close()
         keeper.finish()
 

@@ -31,7 +31,6 @@ class HubLink:
         self._timers = keeper.timers
         self._config = config
         self._member = member
-        self._is_released = False
         # No connection to the hub and no sign of it since then; None while there is one.
         self._lost_since = None if policy.rank == 0 else time.monotonic()
         self._hub_beat: object = None
@@ -42,9 +41,9 @@ class HubLink:
         key = hashlib.blake2b(b"%d" % attempt, key=secret, digest_size=32).digest()
         mail = layout.mail(attempt)
         record = {"keeper": keeper.identity, "trainer_pid": keeper.trainer.pid}
-        self._post: HubPost | MemberPost
+        self.post: HubPost | MemberPost
         if member.hub is not None:
-            self._post = HubPost(
+            self.post = HubPost(
                 keeper.selector,
                 key,
                 policy.size,
@@ -54,19 +53,19 @@ class HubLink:
                 lost=member.hub.lost,
                 found=member.hub.found,
             )
-            self.port: int | None = self._post.port
-            record["port"] = self._post.port
+            self.port: int | None = self.post.port
+            record["port"] = self.post.port
         else:
             self.port = None
-            self._post = MemberPost(
+            self.post = MemberPost(
                 keeper.selector,
                 key,
                 policy.rank,
                 self._hub_addresses,
                 mail,
                 hear=lambda _, data: member.agent.hear(FromHub.from_json(data)),
-                lost=lambda _: self._lose_hub(),
-                found=lambda _: self._find_hub(),
+                lost=self._lose_hub,
+                found=self._find_hub,
             )
         with contextlib.suppress(OSError):
             layout.ranks(attempt).mkdir(exist_ok=True)
@@ -75,38 +74,29 @@ class HubLink:
     def to_hub(self, message: ToHub) -> None:
         if self._member.hub is not None:
             self._timers.after(0.0, lambda: self._member.receive_at_hub(0, message))
-        elif not self._is_released:
+        elif not self._member.departure.is_released:
             # A letter to a hub that is gone would create its folder again.
-            self._post.send(0, message.kind, **message.values())
+            self.post.send(0, message.kind, **message.values())
 
     def from_hub(self, rank: int, message: FromHub) -> None:
         if rank == 0:
             self._timers.after(0.0, lambda: self._member.agent.hear(message))
         else:
-            self._post.send(rank, message.kind, **message.values())
+            self.post.send(rank, message.kind, **message.values())
 
     def training_ranks(self) -> list[int]:
         hub = self._member.hub
         return [] if hub is None else hub.state.training_ranks()
 
-    def release(self) -> None:
-        """The hub needs this keeper no more: send nothing."""
-        self._is_released = True
-
     def tick(self, now: float) -> None:
-        self._post.tick(now)
+        self.post.tick(now)
         if self._member.hub is None:
             self._watch_hub(now)
 
-    def next_at(self) -> float:
-        return self._post.next_at()
-
-    def unacknowledged(self) -> set[int]:
-        return self._post.unacknowledged()
-
     def close(self) -> None:
-        self._post.close()
-        if self._member.hub is not None or not self._is_released:  # nothing will read it
+        self.post.close()
+        if self._member.hub is not None or not self._member.departure.is_released:
+            # Nothing will read it.
             remove_folder(self._policy.layout.mail(self._policy.attempt))
 
     # -- a member's way to the hub ----------------------------------------------
@@ -124,10 +114,10 @@ class HubLink:
         known = [(host, port) for host, port in self._config.hub]
         return list(dict.fromkeys([*fresh, *known]))
 
-    def _lose_hub(self) -> None:
+    def _lose_hub(self, _: int) -> None:
         self._lost_since = time.monotonic()
 
-    def _find_hub(self) -> None:
+    def _find_hub(self, _: int) -> None:
         self._lost_since = None
         self._member.on_hub_found()
 

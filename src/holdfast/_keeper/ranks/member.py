@@ -22,7 +22,7 @@ from holdfast._keeper.ranks.state import KeeperServices
 from holdfast._keeper.trainer import SignalArrival
 from holdfast._keeper.writer import Closing, WriteOutcome
 from holdfast._store.commit.write_queue import CADENCE
-from holdfast._store.folder.invalid import void_steps
+from holdfast._store.folder.lineage import void_steps
 from holdfast._store.folder.requests import stop_from_file
 from holdfast._store.memory.arena import SlotRecord
 
@@ -84,7 +84,7 @@ class Member:
             self.hub.tick()
         if self.departure.is_trainer_gone:
             self.departure.leave_if_free(now)
-        times = [self.link.next_at()]
+        times = [self.link.post.next_at()]
         if self.hub is not None:
             times.append(self.hub.next_at())
         if self.departure.is_trainer_gone:

@@ -15,7 +15,7 @@ from holdfast._keeper.writer import Closing
 from holdfast._store.commit.write import State, begin_checkpoint, explain, refuse_if_replaced
 from holdfast._store.commit.write_queue import Key
 from holdfast._store.folder import journal
-from holdfast._store.folder.invalid import set_aside_void
+from holdfast._store.folder.lineage import set_aside_void
 from holdfast._store.format.manifest import DataFile
 
 if TYPE_CHECKING:

@@ -33,8 +33,8 @@ from holdfast._store.folder.atomic import (
     sync_together,
 )
 from holdfast._store.folder.attempts import read_json, read_origins
-from holdfast._store.folder.invalid import is_void, set_aside_void, void_steps
 from holdfast._store.folder.layout import MANIFEST, RunLayout, rank_file
+from holdfast._store.folder.lineage import is_void, set_aside_void, void_steps
 from holdfast._store.folder.plain_file import open_plain
 from holdfast._store.format.checksum import digest
 from holdfast._store.format.image import wrap_header

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast._environment import variables
 from holdfast._environment.processes.identity import ProcessIdentity, of_process
@@ -33,11 +33,13 @@ from holdfast._store.folder.atomic import (
     write_atomic,
 )
 from holdfast._store.folder.layout import RunLayout
-from holdfast._store.folder.lineage import Origin
 from holdfast._store.folder.plain_file import read_plain
 from holdfast._store.format import manifest
 from holdfast._store.format.schema import parse_record
 from holdfast._text import say
+
+if TYPE_CHECKING:
+    from holdfast._store.folder.lineage import Origin
 
 BEAT_SECONDS = 2.0
 SILENT_SECONDS = 15.0

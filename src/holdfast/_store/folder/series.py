@@ -29,7 +29,6 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -61,18 +60,6 @@ class Row(TypedDict, total=False):
     m: dict[str, list[Any]]
     mem: dict[str, int]
     waits: dict[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Folded:
-    """The values of one metric in one row; None where none of them was finite."""
-
-    last: float | None
-    low: float | None
-    high: float | None
-    count: int
-    bad: int = 0  # were not finite
-    step: int | None = None  # steps complete when the last one was logged
 
 
 def bucket_of(seconds: float) -> int:
@@ -168,11 +155,3 @@ def is_row(found: Any) -> bool:
         and isinstance(found.get("s"), int)
         and isinstance(found.get("n"), int)
     )
-
-
-def metrics_of(row: Mapping[str, Any]) -> Iterator[tuple[str, Folded]]:
-    """The metrics of a row by name."""
-    found = row.get("m")
-    for name, values in found.items() if isinstance(found, dict) else ():
-        if isinstance(values, list) and len(values) >= 4:
-            yield name, Folded(*values[:6])

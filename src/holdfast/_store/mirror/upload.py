@@ -20,9 +20,8 @@ from holdfast._environment import variables
 from holdfast._errors import DamagedCheckpoint
 from holdfast._store.commit.fault_points import pass_point
 from holdfast._store.commit.retention import choose_kept
-from holdfast._store.folder.invalid import is_void, void_steps
 from holdfast._store.folder.layout import RunLayout
-from holdfast._store.folder.lineage import is_on_line
+from holdfast._store.folder.lineage import is_on_line, is_void, void_steps
 from holdfast._store.format import manifest
 from holdfast._store.format.checksum import digest
 from holdfast._store.mirror.index import (

@@ -22,8 +22,8 @@ from holdfast._errors import DamagedCheckpoint, MirrorError
 from holdfast._store.commit.retention import choose_kept, list_checkpoints
 from holdfast._store.folder import journal
 from holdfast._store.folder.attempts import write_json
-from holdfast._store.folder.invalid import is_void, void_steps
 from holdfast._store.folder.layout import RunLayout
+from holdfast._store.folder.lineage import is_void, void_steps
 from holdfast._store.folder.plain_file import open_plain
 from holdfast._store.mirror.child import NO_ROOM, Service, describe_trouble
 from holdfast._store.mirror.index import Followed, Holder, MirrorIndex
