@@ -48,7 +48,6 @@ class NoticeWatch:
         return self.trouble or "no answer in time"
 
     def look(self) -> None:
-        """Ask once."""
         try:
             self.standing = tuple(self._source.look())
         except NoAnswer as error:
@@ -107,7 +106,7 @@ class Noticed:
     def look(self, now: float) -> None:
         """Act on new notices, and on those whose end has come near."""
         for notice in self._watch.standing:
-            left = _left(notice, now)
+            left = 0.0 if notice.ends_at is None else max(0.0, notice.ends_at - now)
             is_near = notice.stops and left <= max(LEAD_SECONDS, self._needed())
             if notice.key not in self._known:
                 self._known.add(notice.key)
@@ -131,7 +130,3 @@ class Noticed:
                 lead=LEAD_SECONDS,
             )
         )
-
-
-def _left(notice: Notice, now: float) -> float:
-    return 0.0 if notice.ends_at is None else max(0.0, notice.ends_at - now)

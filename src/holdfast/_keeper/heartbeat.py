@@ -77,22 +77,19 @@ def standing_of(words: Any) -> dict[str, Any]:
 
 
 def held_of(newest: tuple[HeldArena, SlotRecord] | None) -> dict[str, Any]:
-    """The newest snapshot in memory."""
-    return {
-        "memory_step": None if newest is None else newest[1].step,
-        "memory_time": None if newest is None else newest[1].captured_at,
-        **_memory_of(newest),
-        "in_shm": newest is not None and newest[0].path is not None,
-    }
-
-
-def _memory_of(newest: tuple[HeldArena, SlotRecord] | None) -> dict[str, Any]:
-    """The slots that have memory, and how much it is."""
+    """The newest snapshot in memory, the slots that have memory, and how much it is."""
+    slots = slots_bytes = None
     if newest is not None:
         arena = newest[0].arena
         with contextlib.suppress(OSError, ValueError):  # another thread has just closed it
-            return {"slots": len(arena.present()), "slots_bytes": used_bytes(arena.descriptor)}
-    return {"slots": None, "slots_bytes": None}
+            slots, slots_bytes = len(arena.present()), used_bytes(arena.descriptor)
+    return {
+        "memory_step": None if newest is None else newest[1].step,
+        "memory_time": None if newest is None else newest[1].captured_at,
+        "slots": slots,
+        "slots_bytes": slots_bytes,
+        "in_shm": newest is not None and newest[0].path is not None,
+    }
 
 
 def is_looked_at(pid: int) -> bool:

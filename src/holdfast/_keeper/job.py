@@ -146,7 +146,6 @@ class JobWatch:
         return max(1.0, self._grace_end - time.time() - _MARGIN_SECONDS)
 
     def beat(self) -> dict[str, Any]:
-        """For the heartbeat."""
         return {
             "job": self._id,
             "restarts": self._restarts,

@@ -112,7 +112,6 @@ class Keeper:
             self._mirror.leave()
 
     def finish(self) -> None:
-        """End the loop."""
         self._is_done = True
         self.timers.clear()
 

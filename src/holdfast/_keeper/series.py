@@ -37,8 +37,9 @@ class Steps:
     def look(self) -> None:
         """Count the steps that are complete by now."""
         words = self._words
-        if self.step is None and not self._has_begun():
-            return
+        has_begun = words[control.WORK] == 0 or words[control.LOOP_NS]
+        if self.step is None and not has_begun:
+            return  # the step counter does not belong to the run yet
         newest = int(words[control.STEP])
         if self.step is None:
             self.step = int(words[control.LOOP_STEP]) if words[control.LOOP_NS] else newest
@@ -52,10 +53,6 @@ class Steps:
         for step in range(max(self.step, oldest), newest):
             self._add(step, times)
         self.step = newest
-
-    def _has_begun(self) -> bool:
-        """Before that, the step counter does not belong to the run."""
-        return bool(self._words[control.WORK] == 0 or self._words[control.LOOP_NS])
 
     def _add(self, step: int, times: Sequence[int]) -> None:
         """The time from one boundary to the next, without saves and phases."""

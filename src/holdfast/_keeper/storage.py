@@ -148,22 +148,19 @@ class Storage:
         One with a state that is on no disk stays for the next start. One that was offered to the
         next attempt stays for its time.
         """
-        if self._waiting is not None and self._start_guard(self._waiting):
-            self._waiting.retire(remove=False)
-            self._waiting = None
+        if self._waiting is not None and self._waiting.path is not None:
+            from holdfast._store.memory.waiting import start_guard  # a death is rare
+
+            policy = self._policy
+            log = policy.layout.keeper_log(policy.attempt, policy.rank)
+            if start_guard(self._waiting.path, policy.keep_memory_seconds, log):
+                self._waiting.retire(remove=False)
+                self._waiting = None
         self.withdraw_offer()
         if is_needed:
             print("the arenas stay: their newest state is not on disk", flush=True)
             self.holdings.hash_newest()
         self.holdings.release(remove=not is_needed)
-
-    def _start_guard(self, waiting: HeldArena) -> bool:
-        from holdfast._store.memory.waiting import start_guard  # a death is rare
-
-        assert waiting.path is not None
-        policy = self._policy
-        log = policy.layout.keeper_log(policy.attempt, policy.rank)
-        return start_guard(waiting.path, policy.keep_memory_seconds, log)
 
     # -- how long it takes ------------------------------------------------------
 

@@ -146,7 +146,7 @@ class CheckpointWriter:
         self._removing = threading.Lock()
         self.measured_seconds: float | None = None  # of the slowest recent checkpoint
         self.deadline: float | None = None  # when all may be killed, by the monotonic clock
-        self.bytes_per_second: float | None = None
+        self.bytes_per_second: float | None = None  # for the computation of deadlines
         threading.Thread(target=self._work, name="writer", daemon=True).start()
 
     @property
@@ -407,7 +407,10 @@ class CheckpointWriter:
             file, written = None, kept
         with self._change:
             self._formers = [*self._formers, written][-2:]
-        self._note_speed(job, written.own_bytes, source, time.monotonic() - began)
+        # Unless most data was linked: then the time went into hashing.
+        is_measured = 2 * written.own_bytes >= source.size_bytes
+        if is_measured and (self.bytes_per_second is None or _is_waited_for(job)):
+            self.bytes_per_second = written.own_bytes / max(1e-6, time.monotonic() - began)
         return file, head
 
     def _former(self) -> Former | None:
@@ -418,13 +421,6 @@ class CheckpointWriter:
             self._formers += [] if found is None else [found]
         # The newest part may be of a checkpoint that failed on another rank.
         return next((each for each in reversed(self._formers) if each.folder.exists()), None)
-
-    def _note_speed(self, job: WriteJob, written: int, source: Source, seconds: float) -> None:
-        """How fast a checkpoint is written; deadlines are computed from it."""
-        if 2 * written < source.size_bytes:
-            return  # most data was linked: the time went into hashing
-        if self.bytes_per_second is None or _is_waited_for(job):
-            self.bytes_per_second = written / max(1e-6, seconds)
 
     def _write_part(
         self, partial: Path, source: Source, former: Former | None, labour: Labour

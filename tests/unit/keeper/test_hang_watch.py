@@ -47,7 +47,7 @@ class Scene:
 
 def _begun() -> tuple[Scene, float]:
     scene = Scene()
-    scene.watch.look(7)
+    scene.watch.inspections.ask(7)
     wait_until(lambda: scene.looker.alive_at, what="the look")
     return scene, time.monotonic()
 

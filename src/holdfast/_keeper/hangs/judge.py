@@ -220,7 +220,7 @@ class HangJudge:
             case protocol.RankStuck():
                 self._on_stuck(rank, message)
             case protocol.RankGoing():
-                self._on_going(rank, moved=message.moved)
+                self.on_going(rank, moved=message.moved)
             case protocol.LookProgress():
                 if (found := self._rounds.get(message.round)) is not None:
                     found.heard_at = self._clock()
@@ -232,10 +232,6 @@ class HangJudge:
                 return False
         return True
 
-    def forget(self, rank: int) -> None:
-        """This rank has another keeper now, or none any more."""
-        self._on_going(rank, moved=False)
-
     def _on_stuck(self, rank: int, stuck: protocol.RankStuck) -> None:
         is_new = not self._stuck
         since = self._clock() - stuck.stood
@@ -245,7 +241,7 @@ class HangJudge:
         if stuck.paused and self.record is None:
             self._hold(rank, "PAUSED", stuck.paused)
 
-    def _on_going(self, rank: int, *, moved: bool) -> None:
+    def on_going(self, rank: int, *, moved: bool) -> None:
         was_stuck = self._stuck.pop(rank, None) is not None
         if self.held is not None and (self.held["rank"] == rank or not self._stuck):
             self._release()
@@ -452,7 +448,6 @@ class HangJudge:
             self._hands.save()
 
     def beat(self) -> dict[str, Any]:
-        """For the heartbeat."""
         found, hang = self.record, None
         if found is not None and "sentence" in found:
             since = round(found["began"], 1)

@@ -81,7 +81,7 @@ class HangMonitor:
         assert self._judge is not None
         try:
             if isinstance(message, protocol.RankHello | protocol.RankDied | protocol.RankFarewell):
-                self._judge.forget(rank)  # what its former keeper had reported
+                self._judge.on_going(rank, moved=False)  # what its former keeper had reported
             return self._judge.hear(rank, message)
         except Exception:  # noqa: BLE001  as above
             traceback.print_exc()
@@ -91,7 +91,7 @@ class HangMonitor:
         """Do what the judge orders for this rank."""
         match order:
             case protocol.LookOrder():
-                self._watch.look(order.round)
+                self._watch.inspections.ask(order.round)
             case protocol.RestartClock():
                 self._watch.restart_clock()
             case protocol.GuardOrder():
@@ -114,7 +114,6 @@ class HangMonitor:
         return self._judge is not None and self._judge.beat()["hang"] is not None
 
     def beat(self) -> dict[str, Any]:
-        """For the heartbeat."""
         found = self._watch.beat()
         if self._judge is None:
             return {**found, "hang": None}

@@ -121,7 +121,7 @@ class HangWatch:
         self._pid = pid
         self._rank = rank
         self._post = post
-        self._inspections = Inspections(pid, make_looker, self._answer, ranks)
+        self.inspections = Inspections(pid, make_looker, self._answer, ranks)
         self._patience = Patience(given_seconds)
         self._phase: str | None = None
         self._boundary = 0
@@ -149,6 +149,8 @@ class HangWatch:
             self._paused_at = time.time()
         elif not paused:
             self._paused_at = None
+        before, boundary = self._boundary, int(words[control.BOUNDARY_NS])
+        self._boundary = boundary
         if self._hold_by and now >= self._hold_look_at:
             self._hold_look_at = now + _HELD_LOOK_SECONDS
             self._is_held = is_looked_at(self._pid)
@@ -157,7 +159,7 @@ class HangWatch:
             Sight(
                 now=now,
                 step=int(words[control.STEP]),
-                boundary=words[control.BOUNDARY_NS] / 1e9,
+                boundary=boundary / 1e9,
                 in_loop=in_loop,
                 loop_began=words[control.LOOP_NS] / 1e9,
                 loop_step=int(words[control.LOOP_STEP]),
@@ -168,18 +170,13 @@ class HangWatch:
                 is_ours=bool(words[control.WORK]),
                 is_held=bool(paused) or self._is_held,
                 is_slowed=bool(words[control.DISTURBED] & control.SLOWING),
-                waited=self._waited_for_processor(),
+                # By the trainer's main thread. It is not read while steps are made.
+                waited=waited_seconds(self._pid, self._pid) if boundary == before else None,
             )
         )
         self._tell(now)
-        for number in self._inspections.poll(now):
+        for number in self.inspections.poll(now):
             self._post(protocol.LookProgress(round=number))
-
-    def _waited_for_processor(self) -> float | None:
-        """By the trainer's main thread. It is not read while steps are made."""
-        boundary = int(self._words[control.BOUNDARY_NS])
-        before, self._boundary = self._boundary, boundary
-        return waited_seconds(self._pid, self._pid) if boundary == before else None
 
     def _tell(self, now: float) -> None:
         if not self._patience.is_over(now):
@@ -226,7 +223,6 @@ class HangWatch:
         return (age_of(int(self._words[control.PULSE_NS])) or 0.0) > _DEAF_SECONDS
 
     def beat(self) -> dict[str, Any]:
-        """For the heartbeat."""
         by, pulse = self._debugger(), int(self._words[control.PULSE_NS])
         paused = None
         if by and self._paused_at is not None:
@@ -242,10 +238,6 @@ class HangWatch:
                 "disturbed": self._disturbed(),
             },
         }
-
-    def look(self, number: int) -> None:
-        """Inspect all its processes; the answer to round `number` is sent by `post`."""
-        self._inspections.ask(number)
 
     def _answer(self, rounds: list[int], look: dict[str, Any]) -> None:
         whole = {**look, **self._words_now()}

@@ -329,7 +329,8 @@ class Post:
             return
         if type(number) is not int or not isinstance(message, dict):
             raise FrameRefused("it says something that is no message")
-        self._owe(peer)
+        self._owing.add(peer)
+        self._acknowledge_at = min(self._acknowledge_at, time.monotonic() + _ACKNOWLEDGE_SECONDS)
         if peer.ledger.take(channel.life, number):
             self._hear(peer.rank, message)
 
@@ -337,10 +338,6 @@ class Post:
         if number >= peer.ledger.first:
             peer.ledger.acknowledged(number)
             self._mail.clear(peer.rank, peer.ledger)
-
-    def _owe(self, peer: Peer) -> None:
-        self._owing.add(peer)
-        self._acknowledge_at = min(self._acknowledge_at, time.monotonic() + _ACKNOWLEDGE_SECONDS)
 
     # -- from the channels -------------------------------------------------------
 

@@ -283,15 +283,10 @@ class RankActions:
         self._member.departure.release()
         self._storage.learn_durable(order.step)
         if not self._member.departure.is_trainer_gone:
-            given = order.values()
-            details = {name: given[name] for name in ("asked", "speaks", "said") if name in given}
-            self._member.departure.order_to_leave(order.reason, order.status, **details)
+            told = {**order.values(), "step": self._storage.durable_step}
+            self._trainer.order_to_leave(**told)
 
     def say_bye(self, bye: protocol.RankBye) -> None:
         self._member.departure.release()
-        step, reason = bye.step, bye.reason
-        if bye.said:
-            told = protocol.TrainerBye(step=step, reason=reason, said=bye.said, status=bye.status)
-        else:
-            told = protocol.TrainerBye(step=step, reason=reason)
-        self._trainer.send(told)
+        requeued: dict[str, Any] = {"said": bye.said, "status": bye.status} if bye.said else {}
+        self._trainer.send(protocol.TrainerBye(step=bye.step, reason=bye.reason, **requeued))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from holdfast import _errors
 from holdfast._environment.processes.identity import host_name
@@ -107,11 +107,8 @@ class Departure:
         speaks = policy.rank == 1  # one rank prints it, not all
         if speaks:
             self._keeper.journal("rank-died", rank=0, how=cause.how, host=host)
-        self.order_to_leave(cause.sentence(), _errors.REQUEUE, asked=False, speaks=speaks)
-
-    def order_to_leave(self, reason: str, status: int, **details: Any) -> None:
         step = self._keeper.storage.durable_step
-        self._keeper.trainer.order_to_leave(reason, status, step, **details)
+        trainer.order_to_leave(cause.sentence(), _errors.REQUEUE, step, asked=False, speaks=speaks)
 
     # -- the keeper's end -------------------------------------------------------
 

@@ -6,6 +6,7 @@ Requests, orders and deaths go to the hub in rank 0's keeper. What the hub decid
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -84,12 +85,9 @@ class Member:
             self.hub.tick()
         if self.departure.is_trainer_gone:
             self.departure.leave_if_free(now)
-        times = [self.link.post.next_at()]
-        if self.hub is not None:
-            times.append(self.hub.next_at())
-        if self.departure.is_trainer_gone:
-            times.append(now + _GONE_SECONDS)
-        return min(times)
+        at_hub = math.inf if self.hub is None else self.hub.next_at()
+        at_end = now + _GONE_SECONDS if self.departure.is_trainer_gone else math.inf
+        return min(self.link.post.next_at(), at_hub, at_end)
 
     def receive_at_hub(self, rank: int, message: protocol.ToHub | None) -> None:
         assert self.hub is not None

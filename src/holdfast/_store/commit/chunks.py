@@ -54,11 +54,9 @@ class BackgroundPriority:
         finally:
             self._threads.discard(number)
 
-    @contextlib.contextmanager
-    def hurry(self) -> Iterator[None]:
+    def hurry(self) -> contextlib.AbstractContextManager[None]:
         """A process waits: the group returns to normal priority."""
-        with self._counted(loud=1):
-            yield
+        return self._counted(loud=1)
 
     def end(self) -> None:
         """The run stops: from now on nothing runs in the background."""

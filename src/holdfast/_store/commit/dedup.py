@@ -91,7 +91,11 @@ class Former:
     ) -> Former:
         """What was just written as `partial`, and will be named `folder`."""
         found = source.hashing.digests()
-        spots, identities = _spots_of(source), _identities_in(partial, file)
+        spots = [
+            Spot(index, offset, digest(source.view(index)[offset : offset + size]))
+            for index, offset, size in _places(source.ranges)
+        ]
+        identities = _identities_in(partial, file)
         former = cls(folder, file, source.ranges, found, spots, identities)
         if before is not None:
             former.rest = _REST if before.was_in_vain else max(0, before.rest - 1)
@@ -213,13 +217,6 @@ def _places(ranges: Ranges) -> list[tuple[int, int, int]]:
         offset = max(0, min(at - ranges.offsets[index], ranges.sizes[index] - _SPOT_BYTES))
         found.append((index, offset, min(_SPOT_BYTES, ranges.sizes[index])))
     return list(dict.fromkeys(found))
-
-
-def _spots_of(source: Source) -> list[Spot]:
-    return [
-        Spot(index, offset, digest(source.view(index)[offset : offset + size]))
-        for index, offset, size in _places(source.ranges)
-    ]
 
 
 def _identities_in(folder: Path, file: DataFile) -> dict[str, _Identity]:

@@ -263,7 +263,11 @@ def close_checkpoint(
         metrics=state.metrics,
         holdfast=policy.version,
     )
-    _write_synced(partial / MANIFEST, manifest.to_bytes(), unsynced)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    with os.fdopen(open_plain(partial / MANIFEST, flags), "wb") as file:
+        file.write(manifest.to_bytes())
+        file.flush()
+        sync_together([*unsynced, file.fileno()])
     if unsynced:
         pass_point("synced")
     pass_point("manifest-written")
@@ -318,11 +322,3 @@ def explain(layout: RunLayout, error: OSError, wanted: int) -> str:
                 f"at {layout.folder})"
             )
     return f"{error.strerror or error} ({layout.folder})"
-
-
-def _write_synced(path: Path, data: bytes, unsynced: Sequence[int]) -> None:
-    """Write a file, and flush it and other open ones at once."""
-    with os.fdopen(open_plain(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
-        file.write(data)
-        file.flush()
-        sync_together([*unsynced, file.fileno()])

@@ -36,6 +36,7 @@ from holdfast._store.folder.layout import RunLayout
 from holdfast._store.folder.plain_file import read_plain
 from holdfast._store.format import manifest
 from holdfast._store.format.schema import parse_record
+from holdfast._text import record as record_in
 from holdfast._text import say
 
 if TYPE_CHECKING:
@@ -246,24 +247,21 @@ def _refuse_if_live(
         # By the inode: the folder may have another name by now.
         if _inode(layout.attempt(attempt)) not in _held.values():
             return
-        raise RunIsLive(
-            f"{folder}: this process trains here already, and has not left that run.\n"
-            f"Stop it first (holdfast stop {folder}), or use another folder.",
-            pid=holder.pid,
-            host=holder.host,
-        )
-    if not holder.is_here():
-        say(
-            f"{folder} was last used on {holder.host} (pid {holder.pid}), which did not "
-            f"close it; watching up to {SILENT_SECONDS:.0f} s whether it is still alive."
-        )
-    if is_live(layout, attempt):
-        raise RunIsLive(
-            f"{folder}: another process trains here, pid {holder.pid} on {holder.host}.\n"
-            f"Stop it first (holdfast stop {folder}), or use another folder.",
-            pid=holder.pid,
-            host=holder.host,
-        )
+        fact = "this process trains here already, and has not left that run"
+    else:
+        if not holder.is_here():
+            say(
+                f"{folder} was last used on {holder.host} (pid {holder.pid}), which did not "
+                f"close it; watching up to {SILENT_SECONDS:.0f} s whether it is still alive."
+            )
+        if not is_live(layout, attempt):
+            return
+        fact = f"another process trains here, pid {holder.pid} on {holder.host}"
+    raise RunIsLive(
+        f"{folder}: {fact}.\nStop it first (holdfast stop {folder}), or use another folder.",
+        pid=holder.pid,
+        host=holder.host,
+    )
 
 
 def _take_over(layout: RunLayout, attempt: int, folder: Path, say: Callable[[str], None]) -> bool:
@@ -272,25 +270,20 @@ def _take_over(layout: RunLayout, attempt: int, folder: Path, say: Callable[[str
     SLURM has given that start up, and a node that it has lost may not know. Our number fences it
     off: it writes nothing any more.
     """
-    holder = lease_holder(layout, attempt)
-    if holder is None or layout.exit(attempt).exists():
+    holder, job = lease_holder(layout, attempt), find_job(variables.of_job())
+    if holder is None or job is None or layout.exit(attempt).exists():
         return False
-    if not _is_our_job_before(layout, attempt) or (holder.is_here() and not holder.is_alive()):
+    held = record_in(read_json(layout.lease(attempt)).get("job"))
+    restarts = held.get("restarts")
+    is_earlier = isinstance(restarts, int) and restarts < job.restarts
+    if held.get("number") != job.number or not is_earlier:
+        return False
+    if holder.is_here() and not holder.is_alive():
         return False
     say(
         f"{folder}: SLURM has restarted the job; taking over from {holder.host} (pid {holder.pid})."
     )
     return True
-
-
-def _is_our_job_before(layout: RunLayout, attempt: int) -> bool:
-    """Whether the lease is that of an earlier start of our own job."""
-    job = find_job(variables.of_job())
-    held = read_json(layout.lease(attempt)).get("job")
-    if job is None or not isinstance(held, dict) or held.get("number") != job.number:
-        return False
-    restarts = held.get("restarts")
-    return isinstance(restarts, int) and restarts < job.restarts
 
 
 @contextlib.contextmanager

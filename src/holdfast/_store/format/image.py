@@ -222,7 +222,8 @@ def read_extents(header: bytes) -> list[Extent]:
         first, last = int(entry[3]), int(entry[4])
         if first != position or last < first:
             break
-        found.append(Extent(_name_in(entry[2]), start + first, last - first))
+        name = json.loads(b'"' + entry[2] + b'"') if b"\\" in entry[2] else entry[2].decode()
+        found.append(Extent(name, start + first, last - first))
         position = last
     if found[-1].name != SCALARS or header_bytes(header) != start:
         return parse_header(header).extents()  # of another writer; or it raises
@@ -234,10 +235,6 @@ def _entries(header: bytes) -> Iterator[re.Match[bytes]]:
     while (entry := _ENTRY.match(header, at)) is not None:
         yield entry
         at = entry.end() + 1  # a comma, or the end
-
-
-def _name_in(text: bytes) -> str:
-    return str(json.loads(b'"' + text + b'"')) if b"\\" in text else text.decode()
 
 
 def wrap_header(header: bytes, wanted: Iterable[str]) -> bytes:

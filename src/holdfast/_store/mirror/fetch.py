@@ -84,7 +84,7 @@ def fetch_newest(
         name = wanted[0].path.name
         tried.add(name)
         try:
-            return _fetch(index, layout, wanted[0], layout.checkpoints / name, progress)
+            return _fetch(index, layout, wanted[0], progress)
         except DamagedCheckpoint as error:
             if name in {each.path.name for each in index.checkpoints()}:
                 tell_damage(name, str(error))
@@ -94,13 +94,14 @@ def _fetch(
     index: MirrorIndex,
     layout: RunLayout,
     wanted: Kept,
-    final: Path,
     progress: Callable[[int, int], None],
 ) -> Fetched:
     began = time.monotonic()
-    name = final.name
+    name = wanted.path.name
+    final = layout.checkpoints / name
+    is_here = FolderError(f"{layout.folder}: step {wanted.step} is here already.")
     if final.exists():
-        raise _is_here(layout, wanted)
+        raise is_here
     raw, manifest = index.whole(name)
     indexed = {file.name: file for file in index.files(name)}
     files = files_of(manifest)
@@ -128,15 +129,11 @@ def _fetch(
         sync_folder(part)
     pass_point("mirror-before-publish")
     if not publish_folder(part, final):
-        raise _is_here(layout, wanted)
+        raise is_here
     for leftover in layout.fetching_folders():
         remove_folder(leftover)  # of a checkpoint that was damaged, or that is older
     seconds = time.monotonic() - began
     return Fetched(name, wanted.step, wanted.attempt, total, came, seconds)
-
-
-def _is_here(layout: RunLayout, wanted: Kept) -> FolderError:
-    return FolderError(f"{layout.folder}: step {wanted.step} is here already.")
 
 
 @contextlib.contextmanager

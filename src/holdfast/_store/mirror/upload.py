@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -82,14 +82,18 @@ class Upload:
         found = manifest.parse(raw, str(self._folder))
         files = files_of(found)
         total = sum(file.size_bytes for file in files)
-        # Open all files first: the run may remove the folder during the upload.
-        with _opened(self._folder, files) as descriptors:
+        with contextlib.ExitStack() as stack:
+            # Open all files first: the run may remove the folder during the upload.
+            opened = []
+            for file in files:
+                path = place_of(self._folder, file.name)
+                if not self._folder.exists():
+                    raise FileNotFoundError(str(self._folder))
+                opened.append((file, open_file(path, file.size_bytes)))
+                stack.callback(os.close, opened[-1][1])
             held = self._store.list(CHUNKS)
-            with _Senders() as senders:
-                indexed = [
-                    self._send_file(file, descriptor, held, senders, total)
-                    for file, descriptor in zip(files, descriptors, strict=True)
-                ]
+            senders = stack.enter_context(_Senders())
+            indexed = [self._send_file(*each, held, senders, total) for each in opened]
         pass_point("mirror-sent")
         self._verify_sent(total)
         self._store.put(index_key(self._folder.name), encode_index(indexed))
@@ -204,19 +208,6 @@ class _Senders:
         self._futures = [future for future in self._futures if future not in done]
         for future in done:
             future.result()
-
-
-@contextlib.contextmanager
-def _opened(folder: Path, files: list[StoredFile]) -> Iterator[list[int]]:
-    with contextlib.ExitStack() as stack:
-        found = []
-        for file in files:
-            path = place_of(folder, file.name)
-            if not folder.exists():
-                raise FileNotFoundError(str(folder))
-            found.append(open_file(path, file.size_bytes))
-            stack.callback(os.close, found[-1])
-        yield found
 
 
 # -- Retention --------------------------------------------------------------------------------
