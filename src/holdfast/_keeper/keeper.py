@@ -34,11 +34,11 @@ from holdfast._store.commit.write import is_replaced
 from holdfast._store.folder import journal
 from holdfast._store.folder.attempts import BEAT_SECONDS, write_json
 from holdfast._store.folder.requests import take_requests
-from holdfast._store.mirror.child import Mirror
 
 if TYPE_CHECKING:
     from holdfast._keeper.decider import Decider
     from holdfast._keeper.job import JobWatch
+    from holdfast._store.mirror.child import Mirror
 
 _POLL_SECONDS = 0.25
 _EARLY_BEATS = 8
@@ -88,6 +88,8 @@ class Keeper:
         if self.ends.pidfd is not None:
             self.selector.register(self.ends.pidfd, selectors.EVENT_READ, self.decider.on_death)
         if self.policy.mirror is not None and self.policy.rank == 0:  # it copies for all ranks
+            from holdfast._store.mirror.child import Mirror  # slow to import
+
             self._mirror = Mirror(
                 self.policy, lambda text: self.trainer.send(protocol.MirrorReport(text=text))
             )

@@ -39,7 +39,14 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    class _PathOfAttempt(Protocol):
+        def __call__(self, attempt: int, rank: int = 0) -> Path: ...
+
 
 _CHECKPOINT = re.compile(r"step-(\d{12})-a(\d{4,})(-turn)?")
 _ATTEMPT = re.compile(r"\d{4,}")
@@ -116,10 +123,6 @@ class _InRun:
         path = layout.folder / self._name
         vars(layout)[self._attribute] = path
         return path
-
-
-class _PathOfAttempt(Protocol):
-    def __call__(self, attempt: int, rank: int = 0) -> Path: ...
 
 
 class _InAttempt:
