@@ -103,7 +103,7 @@ class Noticed:
         self._stopped_for: str | None = None
         watch.start()
 
-    def look(self, now: float) -> None:
+    def poll(self, now: float) -> None:
         """Act on new notices, and on those whose end has come near."""
         for notice in self._watch.standing:
             left = 0.0 if notice.ends_at is None else max(0.0, notice.ends_at - now)

@@ -28,7 +28,7 @@ class StepPace:
         """No step is being made."""
         self._seen = None
 
-    def see(self, now: float, step: int, boundary_ns: int) -> None:
+    def observe(self, now: float, step: int, boundary_ns: int) -> None:
         """Record the trainer's step within its loop."""
         before, self._seen = self._seen, (now, step)
         if before is None or boundary_ns == 0:
@@ -49,7 +49,7 @@ class Change:
         self._usual_bytes: int | None = None
         self._compiles: deque[tuple[float, int]] = deque(maxlen=_BEATS)
 
-    def see(self, now: float, sample: dict[str, Any] | None, words: Any) -> dict[str, Any]:
+    def observe(self, now: float, sample: dict[str, Any] | None, words: Any) -> dict[str, Any]:
         """Record one heartbeat; returns what it contains of this."""
         used = sample or {}
         parts = [used.get(name) for name in ("rss", "workers")]

@@ -136,10 +136,10 @@ class Keeper:
         if not self.decider.is_trainer_gone:
             self.time_limit.poll(now, self.decider)
         if self._notices is not None and not self.trainer.is_leaving:
-            self._notices.look(now)
-        self.hangs.look(now)
+            self._notices.poll(now)
+        self.hangs.poll(now)
         if is_first and not self.decider.is_trainer_gone:
-            self._series.look(now, self._row_facts)
+            self._series.poll(now, self._row_facts)
         if self._mirror is not None:
             self._mirror.poll(now, (self.storage.durable_sequence, self.storage.durable_step))
         self.timers.at(now + _POLL_SECONDS, self._poll)
@@ -147,7 +147,7 @@ class Keeper:
     def _watch_memory(self) -> None:
         """Save what there is before memory is full."""
         now = time.monotonic()
-        self.memory.look(now)
+        self.memory.sample(now)
         save_seconds = self.storage.save_seconds or self.storage.write_seconds()
         needed = (self.time_limit.pace.step_seconds or 0.0) + save_seconds
         alarm = self.memory.alarm(now, needed, is_busy=not self.storage.writer.is_idle)
@@ -329,7 +329,7 @@ class Keeper:
             "counters": self.memory.before,
             **self.hangs.beat(),
         }
-        beat["pace"] |= self._change.see(time.monotonic(), self.memory.newest, words)
+        beat["pace"] |= self._change.observe(time.monotonic(), self.memory.newest, words)
         self.decider.publish_beat(beat)
         numbers: list[int] = []
         with contextlib.suppress(OSError):

@@ -204,13 +204,13 @@ class Holdings:
             for held in (*self._own.values(), *self._salvaged):
                 held.void_from(step)
 
-    def retire_salvaged(self, attempt: int, *, remove: bool = True) -> None:
+    def retire_salvaged(self, attempt: int) -> None:
         """The state that an earlier attempt had left is durable."""
         with self._lock:
             done = [held for held in self._salvaged if held.arena.attempt == attempt]
             self._salvaged = [held for held in self._salvaged if held not in done]
         for held in done:
-            held.retire(remove=remove)
+            held.retire()
 
     def _whole(self) -> list[tuple[HeldArena, SlotRecord]]:
         with self._lock:

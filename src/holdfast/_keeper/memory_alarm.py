@@ -104,13 +104,13 @@ class MemoryWatch:
         """The kernel's counters from some seconds ago."""
         return None if self._sight is None else self._sight.counted.before
 
-    def look(self, now: float) -> None:
+    def sample(self, now: float) -> None:
         """Take a sample, and set when the next one is due."""
         began = time.thread_time()
         try:
             if self._sight is None:
                 self._sight = _Sight(self._pid, self._counters)
-            period = self._sight.look(now)
+            period = self._sight.sample(now)
         except Exception:  # noqa: BLE001  the keeper must go on
             traceback.print_exc()
             period = _BLIND_SECONDS
@@ -159,7 +159,7 @@ class _Sight:
         self.newest: dict[str, Any] | None = None
         self.forecast: Forecast | None = None
 
-    def look(self, now: float) -> float:
+    def sample(self, now: float) -> float:
         """Take a sample; returns the seconds until the next one."""
         is_full = now >= self._full_at
         sample = self._sampler.take(full=is_full)

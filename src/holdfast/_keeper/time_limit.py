@@ -72,14 +72,14 @@ class TimeLimit:
         """Stop in time for the job's end: SLURM's warning can be lost."""
         words = self._trainer.words
         if words[control.IN_LOOP] and not words[control.REST]:
-            self.pace.see(now, int(words[control.STEP]), int(words[control.BOUNDARY_NS]))
+            self.pace.observe(now, int(words[control.STEP]), int(words[control.BOUNDARY_NS]))
         else:
             self.pace.rest()
         if self.job is None or self._trainer.is_leaving:
             return
         from holdfast._environment.slurm.controller import EndingCause  # only where there is a job
 
-        self.job.look(now)
+        self.job.poll(now)
         left = self.job.seconds_left()
         if left is not None:
             may_stop = not self._is_over and not decider.is_stopping

@@ -131,7 +131,7 @@ class Session:
         if led is not None:
             tell_leader(led, spec.folder, attempt.number, attempt.rank)
         with beating(attempt.layout, attempt.number, is_needed=attempt.rank == 0):
-            self.mirror.bring(start, attempt.party)
+            self.mirror.fetch(start, attempt.party)
             found = resume(start, attempt.number, spec.state, attempt.party)
         self.found = found
         self.record.say_changes(None if found.found is None else found.found.attempt)
@@ -367,7 +367,7 @@ class Session:
         self._record_exit(status_of(leaving), how, durable_step, asked=isinstance(leaving, Stopped))
         self.log.end(status_of(leaving))
         layout = self.attempt.layout
-        self.mirror.part(layout, durable_step, lambda: len(stops.signals) > answered)
+        self.mirror.finish(layout, durable_step, lambda: len(stops.signals) > answered)
         self._release(leaving)
         stops.forget()
         if isinstance(leaving, Stopped):

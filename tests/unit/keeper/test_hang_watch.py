@@ -41,7 +41,7 @@ class Scene:
         self.posted.append((message.kind, message.values()))
 
     def see(self, now: float) -> list[str]:
-        self.watch.see(now, None, is_over=False)
+        self.watch.observe(now, None, is_over=False)
         return [kind for kind, _ in self.posted]
 
 

@@ -214,7 +214,7 @@ class HangJudge:
 
     # -- reports of the ranks ---------------------------------------------------------
 
-    def hear(self, rank: int, message: protocol.ToHub) -> bool:
+    def receive(self, rank: int, message: protocol.ToHub) -> bool:
         """Take in what a rank's watch reports; False if it was for the hub."""
         match message:
             case protocol.RankStuck():

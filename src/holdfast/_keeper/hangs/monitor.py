@@ -56,21 +56,21 @@ class HangMonitor:
 
     # -- in the keeper's loop ------------------------------------------------------------
 
-    def look(self, now: float) -> None:
+    def poll(self, now: float) -> None:
         """Read the trainer's progress; if all is well, only a few shared words."""
         if now < self._blind_until:
             return
         try:
-            self._look(now)
+            self._poll(now)
         except Exception:  # noqa: BLE001  the keeper must go on
             traceback.print_exc()
             self._blind_until = now + _BLIND_SECONDS
 
-    def _look(self, now: float) -> None:
+    def _poll(self, now: float) -> None:
         trainer = self._trainer
         is_leaving = trainer.is_leaving or trainer.leave_status is not None
         is_over = is_leaving or self._decider.is_trainer_gone
-        self._watch.see(now, trainer.phase, is_over=is_over)
+        self._watch.observe(now, trainer.phase, is_over=is_over)
         if self._judge is not None:
             while not self._explained.empty():
                 self._judge.explained(*self._explained.get_nowait())
@@ -82,7 +82,7 @@ class HangMonitor:
         try:
             if isinstance(message, protocol.RankHello | protocol.RankDied | protocol.RankFarewell):
                 self._judge.on_going(rank, moved=False)  # what its former keeper had reported
-            return self._judge.hear(rank, message)
+            return self._judge.receive(rank, message)
         except Exception:  # noqa: BLE001  as above
             traceback.print_exc()
             return False  # the hub ignores what it does not know

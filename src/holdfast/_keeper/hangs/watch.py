@@ -135,7 +135,7 @@ class HangWatch:
 
     # -- in the keeper's loop -------------------------------------------------------
 
-    def see(self, now: float, phase: str | None, *, is_over: bool) -> None:
+    def observe(self, now: float, phase: str | None, *, is_over: bool) -> None:
         """Read the shared words; `is_over` if the trainer is gone, or leaves."""
         words, self._phase = self._words, phase
         in_loop, paused = bool(words[control.IN_LOOP]), self._debugger()

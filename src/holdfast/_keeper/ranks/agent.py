@@ -86,7 +86,7 @@ class RankAgent:
 
     # -- from the hub -----------------------------------------------------------------
 
-    def hear(self, message: protocol.FromHub | None) -> None:
+    def receive(self, message: protocol.FromHub | None) -> None:
         actions = self._actions
         match message:
             case protocol.HoldOrder():

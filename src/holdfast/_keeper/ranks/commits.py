@@ -106,7 +106,7 @@ class Commits:
     def on_missed(self, seat: Seat, message: protocol.SnapshotMissed) -> None:
         """A rank had passed the boundary already, or had no slot for it."""
         mark = message.mark
-        seat.see(self._state.clock(), message.at)
+        seat.observe(self._state.clock(), message.at)
         self._hub.agreement.plan_missed(mark)
         commit = self._commits.get((self._state.attempt, mark))
         if commit is not None and not message.is_past:  # else see give_up_hopeless

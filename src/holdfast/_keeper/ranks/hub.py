@@ -73,7 +73,7 @@ class Hub:
 
     # -- connections ------------------------------------------------------------
 
-    def hear(self, rank: int, message: protocol.ToHub | None) -> None:
+    def receive(self, rank: int, message: protocol.ToHub | None) -> None:
         """Receive a message of a rank's keeper; None if its kind is unknown here."""
         seat, act = self.state.seats.get(rank), self._handlers.get(type(message))
         if seat is None:
@@ -112,7 +112,7 @@ class Hub:
 
     def _on_beat(self, seat: Seat, message: protocol.RankBeat) -> None:
         seat.beat = {**seat.beat, **message.beat}
-        seat.see(self.state.clock(), 2 * int(seat.beat.get("step") or 0))
+        seat.observe(self.state.clock(), 2 * int(seat.beat.get("step") or 0))
 
     # -- requests ---------------------------------------------------------------
 

@@ -63,7 +63,7 @@ class HubLink:
                 policy.rank,
                 self._hub_addresses,
                 mail,
-                hear=lambda _, data: member.agent.hear(FromHub.from_json(data)),
+                hear=lambda _, data: member.agent.receive(FromHub.from_json(data)),
                 lost=self._lose_hub,
                 found=self._find_hub,
             )
@@ -80,7 +80,7 @@ class HubLink:
 
     def from_hub(self, rank: int, message: FromHub) -> None:
         if rank == 0:
-            self._timers.after(0.0, lambda: self._member.agent.hear(message))
+            self._timers.after(0.0, lambda: self._member.agent.receive(message))
         else:
             self.post.send(rank, message.kind, **message.values())
 

@@ -92,7 +92,7 @@ class Member:
     def receive_at_hub(self, rank: int, message: protocol.ToHub | None) -> None:
         assert self.hub is not None
         if message is None or not self._keeper.hangs.receive(rank, message):
-            self.hub.hear(rank, message)
+            self.hub.receive(rank, message)
 
     def on_hub_found(self) -> None:
         """Also a hub that has taken the place of another: it must know all that is pending."""
@@ -183,7 +183,7 @@ class Member:
             "reason": f"stop --now: {reason}" if now else reason,
             "status": _errors.PERSON,
         }
-        self.hub.hear(0, protocol.RequestForAll(wish=wish, now=now))
+        self.hub.receive(0, protocol.RequestForAll(wish=wish, now=now))
 
     def stop_reason(self) -> str | None:
         return self._actions.stop_reason

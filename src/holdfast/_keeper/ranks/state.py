@@ -61,7 +61,7 @@ class Seat:
     def trains(self) -> bool:
         return self.is_here and self.ended is None
 
-    def see(self, now: float, mark: int) -> None:
+    def observe(self, now: float, mark: int) -> None:
         """Record how far it has come."""
         when, seen, rate = self.pace
         if mark >= seen:  # also if it stands still: it may have been fast before

@@ -64,7 +64,7 @@ class MirrorClient:
         self._is_empty = False
         self._leave_by: float | None = None
         if self._address is not None:
-            self._recall(self._address)
+            self._adopt_identity(self._address)
 
     def policy(self) -> dict[str, Any]:
         if self._address is not None and sys.platform != "linux":
@@ -76,7 +76,7 @@ class MirrorClient:
 
     # -- the beginning ----------------------------------------------------------------
 
-    def _recall(self, address: str) -> None:
+    def _adopt_identity(self, address: str) -> None:
         """Give a new folder the id that its run has in the mirror."""
         layout = RunLayout(self._folder.absolute())
         refuse_inside(layout.folder, address)
@@ -119,7 +119,7 @@ class MirrorClient:
                 )
             time.sleep(_LOOK_SECONDS)  # until the deadline above
 
-    def bring(self, start: Start, party: Party | None) -> None:
+    def fetch(self, start: Start, party: Party | None) -> None:
         """Fetch the newest checkpoint of the mirror, if the folder has none."""
         if self._address is None:
             return
@@ -185,15 +185,15 @@ class MirrorClient:
 
     # -- the end ----------------------------------------------------------------------
 
-    def heed(self, message: dict[str, Any]) -> None:
-        """Note from the keeper how much time a stop leaves."""
+    def note_grace(self, message: dict[str, Any]) -> None:
+        """Record how much time a stop leaves, as a message of the keeper says."""
         grace = message.get("grace")
         if message["kind"] == "ending":
             grace = message.get("seconds")
         if self._address is not None and isinstance(grace, int | float) and not self._leave_by:
             self._leave_by = time.monotonic() + float(grace)
 
-    def part(
+    def finish(
         self, layout: RunLayout, durable_step: int | None, is_pressed: Callable[[], bool]
     ) -> None:
         """The run leaves: wait for the mirror if `mirror_wait` is set, and say what it has."""
