@@ -212,7 +212,7 @@ def test_a_disk_that_is_full_while_fetching_is_said_and_the_rest_comes_later(fol
     refused = holdfast("mirror", new, "--fetch", "--at", mirror)
     assert refused.returncode != 0
     assert "there is no room for step 10 here: it has 1.6 MB" in refused.stderr
-    assert "does not come again" in refused.stderr
+    assert "is not fetched again" in refused.stderr
     disk.make_room()
     fetch(new, mirror)
 

@@ -87,7 +87,8 @@ _INSURE = "insure"  # when the newest slot must be on its way to disk
 _PHASE_END = "phase end"
 # After these statuses the run is started again.
 _COMES_BACK = (_errors.REQUEUE, _errors.HUNG)
-# Of a trainer that left without a word, as subprocess gives them: it was done, or asked to end.
+# Statuses of a trainer that left without a message, as subprocess gives them: it was done, or
+# asked to end.
 _WANTED_ENDS = (
     _errors.FINISHED,
     *(_errors.PERSON, _errors.TERMINATED, _errors.HUNG_UP),

@@ -71,7 +71,7 @@ def test_a_look_without_a_sign_of_life_is_given_up():
     assert "looked" not in scene.see(now + 7)
     scene.see(now + 9)
     assert scene.posted[-1][0] == "looked"
-    assert scene.posted[-1][1]["look"]["stacks_error"] == "the look did not come to an end"
+    assert scene.posted[-1][1]["look"]["stacks_error"] == "the inspection did not end"
     scene.looker.may_end.set()
 
 

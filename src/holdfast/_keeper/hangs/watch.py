@@ -60,7 +60,7 @@ class Inspections:
         if len(self._rounds) > 1:
             return  # one is in progress
         if self._abandoned >= _MOST_ABANDONED:
-            self._conclude(_nothing(self._pid, "the looks before did not come to an end"))
+            self._conclude(_nothing(self._pid, "earlier inspections did not end"))
             return
         self._began = self._reported_at = time.monotonic()
         self._number += 1
@@ -74,7 +74,7 @@ class Inspections:
             found = slim(self._looker.look(), self._ranks)  # in this thread: it may take long
         except Exception as error:  # noqa: BLE001  the keeper must go on
             traceback.print_exc()
-            found = _nothing(self._pid, f"the look failed: {error!r}")
+            found = _nothing(self._pid, f"the inspection failed: {error!r}")
         self._found.put((number, found))
 
     def poll(self, now: float) -> list[int]:
@@ -93,7 +93,7 @@ class Inspections:
             self._abandoned += 1
             self._number += 1
             self._looker = None
-            self._conclude(_nothing(self._pid, "the look did not come to an end"))
+            self._conclude(_nothing(self._pid, "the inspection did not end"))
         elif now - self._reported_at > _LOOKING_SECONDS:
             self._reported_at = now
             return list(self._rounds)
@@ -192,7 +192,6 @@ class HangWatch:
             self._post(protocol.RankStuck(**self._standing(now)))
 
     def _standing(self, now: float) -> dict[str, Any]:
-        """The state of its patience."""
         patience = self._patience
         return {
             "stretch": patience.kind,

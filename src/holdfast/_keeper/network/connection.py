@@ -129,7 +129,7 @@ class FrameChannel:
         try:
             host, port = self._link.getpeername()[:2]
         except OSError:
-            return "somewhere"
+            return "an unknown address"
         return f"{host}:{port}"
 
     # -- out ---------------------------------------------------------------------
@@ -209,13 +209,13 @@ class FrameChannel:
         del self._in[:end]
         assert self._checking is not None
         if not hmac.compare_digest(mac, self._checking.next(payload)):
-            raise FrameRefused("what it says is not signed with the key of this run")
+            raise FrameRefused("its frame is not signed with the key of this run")
         return parse(payload)
 
     def _take_nonce(self) -> bool:
         magic = _MAGIC[not self._is_hub]
         if not magic.startswith(self._in[: len(magic)]):
-            raise FrameRefused("it is no keeper")
+            raise FrameRefused("it is not a keeper")
         end = len(magic) + _NONCE_BYTES
         if len(self._in) < end:
             return False
@@ -290,5 +290,5 @@ def parse(payload: bytes) -> dict[str, Any]:
     except ValueError:
         said = None
     if not isinstance(said, dict):
-        raise FrameRefused("what it says is no JSON object")
+        raise FrameRefused("its content is not a JSON object")
     return said

@@ -197,7 +197,6 @@ class Post:
         self._pump(peer)
 
     def connected(self) -> set[int]:
-        """The ranks whose keeper is connected."""
         return {peer.rank for peer in self._peers.values() if peer.channel is not None}
 
     def unacknowledged(self) -> set[int]:
@@ -323,12 +322,12 @@ class Post:
         """One frame of a peer: an acknowledgement, and perhaps a message."""
         acknowledged, number, message = said.get("a"), said.get("n"), said.get("m")
         if type(acknowledged) is not int:
-            raise FrameRefused("it does not say what it has had")
+            raise FrameRefused("it does not say what it has received")
         self._acknowledged(peer, acknowledged)
         if number is None:
             return
         if type(number) is not int or not isinstance(message, dict):
-            raise FrameRefused("it says something that is no message")
+            raise FrameRefused("its frame is not a message")
         self._owing.add(peer)
         self._acknowledge_at = min(self._acknowledge_at, time.monotonic() + _ACKNOWLEDGE_SECONDS)
         if peer.ledger.take(channel.life, number):
@@ -360,5 +359,5 @@ def life_of(said: dict[str, Any]) -> str:
     """The life that the first frame of a connection names."""
     life = said.get("life")
     if not isinstance(life, str) or not LIFE.fullmatch(life):
-        raise FrameRefused("it does not say which life it is")
+        raise FrameRefused("it does not name its life")
     return life

@@ -255,7 +255,7 @@ class Mail:
             said = parse(body)
             is_letter = type(said.get("first")) is int and isinstance(said.get("message"), dict)
             if path.suffix == ".letter" and not is_letter:
-                raise FrameRefused("it is no letter")
+                raise FrameRefused("it is not a letter")
         except FrameRefused as refused:
             # It would be found again at each poll.
             self._remove(path)

@@ -101,7 +101,7 @@ class HubPost(Post):
                 return
             if len(self._strangers) >= self._most_strangers:
                 # Drop the oldest: a keeper identifies itself within a moment.
-                next(iter(self._strangers)).end("too many others have not said who they are")
+                next(iter(self._strangers)).end("too many others have not identified themselves")
             self._strangers[FrameChannel(self._selector, link, self._key, self, is_hub=True)] = None
 
     def _sweep(self, now: float) -> None:
@@ -109,12 +109,12 @@ class HubPost(Post):
         for channel in list(self._strangers):
             if now - channel.since < self._pace.greet_seconds:
                 break
-            channel.end("it has not said who it is")
+            channel.end("it has not identified itself")
 
     def _greeted(self, channel: FrameChannel, said: dict[str, Any]) -> None:
         rank, life = said.get("rank"), life_of(said)
         if type(rank) is not int or rank not in self._peers:
-            raise FrameRefused("it is of no rank of this job")
+            raise FrameRefused("it has no rank of this job")
         peer = self._peers[rank]
         if not peer.ledger.meet(life):
             raise FrameRefused(
@@ -209,7 +209,7 @@ class MemberPost(Post):
         try:
             self._connecting = _begin_connect(*address)
         except (socket.gaierror, UnicodeError):
-            self._complaints.say(f"{address[0]!r} is no numeric address: not tried.")
+            self._complaints.say(f"{address[0]!r} is not a numeric address: not tried.")
         except OSError:
             return
         else:
@@ -242,7 +242,7 @@ class MemberPost(Post):
     def _greeted(self, channel: FrameChannel, said: dict[str, Any]) -> None:
         life, beat, silence = life_of(said), said.get("beat"), said.get("silence")
         if not isinstance(beat, int | float) or not isinstance(silence, int | float):
-            raise FrameRefused("it does not say how often it is heard")
+            raise FrameRefused("it does not name its intervals")
         if not self._hub.ledger.meet(life):
             raise FrameRefused("another hub has taken its place")
         self._pace = replace(self._pace, beat_seconds=beat, silence_seconds=silence)
@@ -305,7 +305,7 @@ def _begin_connect(host: str, port: int) -> socket.socket:
     result = link.connect_ex(address)
     if result not in (0, errno.EINPROGRESS, errno.EWOULDBLOCK):
         link.close()
-        raise OSError(result, "no way there")
+        raise OSError(result, "it cannot be reached")
     return link
 
 

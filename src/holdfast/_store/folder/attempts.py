@@ -49,8 +49,8 @@ _CANNOT_WRITE = "this run folder cannot be written"
 _NOT_OF_THE_FOLDER = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 _HINTS = {
     errno.EMFILE: "Close some files, or allow more: ulimit -n 4096",
-    errno.ENFILE: "The whole machine has too many files open: end what opens them.",
-    errno.ENOMEM: "Free some memory, or ask for more: what is there is in use.",
+    errno.ENFILE: "The whole machine has too many files open: end some programs.",
+    errno.ENOMEM: "Free some memory, or ask for more.",
     errno.EAGAIN: "End some processes, or allow more: ulimit -u",
     errno.ENAMETOOLONG: "Choose a folder with a shorter name.",
     errno.ENOSPC: "Free some room on its disk, or choose a folder on another one.",

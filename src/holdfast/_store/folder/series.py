@@ -111,7 +111,6 @@ def period_seconds(age_seconds: float, row_bytes: int = 0) -> float:
 
 
 def encode(row: Row) -> bytes:
-    """A row as bytes."""
     return json.dumps(row, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
@@ -148,7 +147,6 @@ def _parse(line: bytes) -> Row | None:
 
 
 def is_row(found: Any) -> bool:
-    """Whether a parsed line is a row."""
     return (
         isinstance(found, dict)
         and isinstance(found.get("t"), int | float)

@@ -268,14 +268,14 @@ def _check_plan(plan: ImagePlan) -> None:
         if type(size) is not int or size < 0:
             raise ValueError(f"{name} has no size")
         if offset != position:
-            raise ValueError(f"{name} does not follow on what is before it")
+            raise ValueError(f"{name} does not begin where the part before it ends")
         position += size
     for spec in plan.specs:
         sides = (*spec.shape, spec.item_bytes)
         texts = (spec.name, spec.kind, spec.dtype, spec.stored_as)
         numbers = sides if spec.strides is None else (*sides, *spec.strides)
         if set(map(type, numbers)) != {int} or set(map(type, texts)) != {str}:
-            raise ValueError("a tensor is described by something else than numbers and names")
+            raise ValueError("a tensor has values that are neither numbers nor names")
         if spec.stored_as != "U8" and _ITEM_BYTES.get(spec.stored_as) != spec.item_bytes:
             raise ValueError(
                 f"{spec.name} is stored as {spec.stored_as!r}, which does not fit its items"

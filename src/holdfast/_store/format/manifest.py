@@ -165,7 +165,6 @@ def _load_sizes(inner: bytes) -> Any:
 
 
 def read_raw(folder: Path) -> bytes:
-    """The bytes of a checkpoint's manifest."""
     if folder.is_symlink():
         raise NotPlain(folder, "a symbolic link and not a checkpoint")
     return read_plain(folder / MANIFEST, _MOST_BYTES)

@@ -143,8 +143,8 @@ def _room_for(layout: RunLayout, step: int, total: int, part: Path) -> Iterator[
     def full(free: int) -> MirrorError:
         return MirrorError(
             f"{layout.folder}: there is no room for step {step} here: it has {in_words(total)}, "
-            f"and {in_words(free)} are free.\nMake room, and start it again: what has come by "
-            "then does not come again."
+            f"and {in_words(free)} are free.\nMake room, and start it again: what has "
+            "arrived is not fetched again."
         )
 
     came = sum(entry.stat().st_blocks * 512 for entry in part.glob("*"))
