@@ -183,18 +183,15 @@ class Former:
         """For each range of the new image the same one here, except for header and scalars."""
         new, old = source.ranges, self._ranges
         digests = source.hashing.digests()
-        at: list[int | None]
-        if new.names is old.names or (new.names == old.names and new.sizes == old.sizes):
-            pairs = enumerate(zip(digests, self._digests, strict=True))
-            at = [index if ours == theirs else None for index, (ours, theirs) in pairs]
-        else:
+        at: list[int | None] = list(range(len(new.names)))
+        if new.names is not old.names:
             places = {name: index for index, name in enumerate(old.names)}
             at = [places.get(name) for name in new.names]
-            for index, found in enumerate(at):
-                is_same = found is not None and (
-                    new.sizes[index] == old.sizes[found] and digests[index] == self._digests[found]
-                )
-                at[index] = found if is_same else None
+        for index, found in enumerate(at):
+            is_same = found is not None and (
+                new.sizes[index] == old.sizes[found] and digests[index] == self._digests[found]
+            )
+            at[index] = found if is_same else None
         at[0] = at[-1] = None
         return at
 
