@@ -23,8 +23,7 @@ from holdfast._store.mirror.child import Service
 from holdfast._store.mirror.fetch import fetch_newest
 from holdfast._store.mirror.index import Holder, MirrorIndex
 from holdfast._store.mirror.store import FolderStore
-from holdfast._store.mirror.upload import Upload
-from holdfast._store.mirror.uploader import Uploader
+from holdfast._store.mirror.uploader import Upload, Uploader
 from holdfast._store.read.damage import find_damage
 from holdfast._tools import mirror as by_hand
 from tests.cli.command import holdfast, succeed

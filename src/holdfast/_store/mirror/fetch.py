@@ -36,7 +36,7 @@ from holdfast._store.mirror.index import (
     read_chunks,
 )
 from holdfast._store.mirror.store import MirrorStore
-from holdfast._store.mirror.upload import THREADS
+from holdfast._store.mirror.uploader import THREADS
 from holdfast._store.read.files import place_of
 from holdfast._text import size as in_words
 
