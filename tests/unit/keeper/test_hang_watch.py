@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from holdfast._keeper.hangs import watch
-from holdfast._keeper.hangs.watch import HangWatch
+from holdfast._keeper.hangs.monitor import HangWatch
 from holdfast._keeper.protocol import ToHub
 from holdfast._store.memory.control import BOUNDARY_NS, LOOP_NS, private_words
 from tests.support import wait_until
