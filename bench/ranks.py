@@ -37,7 +37,7 @@ import torch.distributed as dist
 
 import holdfast
 from bench.machine import machine
-from holdfast._keeper.network.ports import HubPost, MemberPost
+from holdfast._keeper.network.endpoint import HubPost, MemberPost
 from holdfast._keeper.protocol import FromHub, ToHub, ToTrainer
 from holdfast._keeper.ranks.agent import RankAgent
 from holdfast._keeper.ranks.hub import Hub

@@ -30,7 +30,7 @@ from holdfast._store.memory.arena import SlotRecord
 if TYPE_CHECKING:
     from holdfast._keeper.keeper import Keeper
     from holdfast._keeper.mapped_arenas import HeldArena
-    from holdfast._keeper.ranks.link import HubLink
+    from holdfast._keeper.ranks.member import HubLink
     from holdfast._store.memory.arena import SlotRecord
 
 

@@ -22,7 +22,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from holdfast._keeper.network.ports import HubPost, MemberPost
+    from holdfast._keeper.network.endpoint import HubPost, MemberPost
 
 MOST_BYTES = 8 << 20
 _STRANGERS_BYTES = 4096  # enough for the first frame of a peer
