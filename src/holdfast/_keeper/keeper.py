@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast import _errors
 from holdfast._environment import variables
 from holdfast._environment.processes.identity import host_name, of_process
-from holdfast._keeper import messages, protocol
+from holdfast._keeper import protocol
 from holdfast._keeper.cloud_notices import Noticed, open_watch
 from holdfast._keeper.hangs.monitor import HangMonitor
 from holdfast._keeper.heartbeat import Change, held_of, standing_of
@@ -174,7 +174,7 @@ class Keeper:
 
     def _receive(self) -> None:
         try:
-            received = messages.receive(self.ends.link, waits=False)
+            received = protocol.receive(self.ends.link, waits=False)
         except BlockingIOError:
             return  # `receive_pending` has taken it, after the same select
         if received is None:
@@ -196,7 +196,7 @@ class Keeper:
     def receive_rest(self) -> None:
         """What a trainer had sent before it died, as far as it still counts."""
         with contextlib.suppress(BlockingIOError):
-            while (received := messages.receive(self.ends.link, waits=False)) is not None:
+            while (received := protocol.receive(self.ends.link, waits=False)) is not None:
                 data, descriptors = received
                 message = protocol.FromTrainer.from_json(data)
                 if isinstance(message, protocol.ArenaOpened):

@@ -14,9 +14,8 @@ from typing import Any
 
 from holdfast import _errors
 from holdfast._environment.processes.proc import FairDeadline
-from holdfast._keeper import messages
+from holdfast._keeper import protocol
 from holdfast._keeper.heartbeat import is_looked_at, state_of
-from holdfast._keeper.protocol import LeaveOrder, ToTrainer
 from holdfast._keeper.timers import Timers
 from holdfast._store.folder.requests import SAME_PRESS_SECONDS
 from holdfast._store.memory import control
@@ -65,8 +64,8 @@ class Trainer:
         self.is_leaving = False  # as it said itself
         self.was_killed = False  # by this keeper
 
-    def send(self, message: ToTrainer) -> None:
-        messages.send(self._ends.link, message.kind, **message.values())
+    def send(self, message: protocol.ToTrainer) -> None:
+        protocol.send(self._ends.link, message.kind, **message.values())
 
     @property
     def step(self) -> int:
@@ -94,7 +93,7 @@ class Trainer:
         self.kill_after(_KILL_AFTER_SECONDS)
         if status == _errors.HUNG:
             details["asked"] = False  # the supervisor is to start it again
-        self.send(LeaveOrder(status=status, reason=reason, step=step, **details))
+        self.send(protocol.LeaveOrder(status=status, reason=reason, step=step, **details))
 
     def expect_exit_after_save(self, status: int) -> None:
         """It is told to leave when a state is durable; a disk that hangs must not hold it."""
