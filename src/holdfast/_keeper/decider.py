@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from holdfast import _errors
 from holdfast._keeper import protocol
-from holdfast._keeper.heartbeat import state_of
 from holdfast._keeper.mapped_arenas import HeldArena
 from holdfast._keeper.memory_alarm import Alarm
-from holdfast._keeper.postmortem import PostMortem
 from holdfast._keeper.time_limit import in_background
-from holdfast._keeper.trainer import SignalArrival
+from holdfast._keeper.trainer import PostMortem, SignalArrival, state_of
 from holdfast._keeper.writer import Closing, WriteJob, WriteOutcome
 from holdfast._store.commit.retention import MEMORY
 from holdfast._store.folder import journal

@@ -12,6 +12,7 @@ import functools
 import os
 import selectors
 import time
+from collections import deque
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -21,19 +22,20 @@ from holdfast._environment.processes.identity import host_name, of_process
 from holdfast._keeper import protocol
 from holdfast._keeper.cloud_notices import Noticed, open_watch
 from holdfast._keeper.hangs.monitor import HangMonitor
-from holdfast._keeper.heartbeat import Change, held_of, standing_of
+from holdfast._keeper.mapped_arenas import HeldArena
 from holdfast._keeper.memory_alarm import MemoryWatch
-from holdfast._keeper.postmortem import PostMortem
 from holdfast._keeper.series import SeriesWriter
 from holdfast._keeper.start_facts import complete_start
 from holdfast._keeper.storage import Storage
 from holdfast._keeper.time_limit import TimeLimit, in_background
 from holdfast._keeper.timers import Timers
-from holdfast._keeper.trainer import Ends, SignalReader, Trainer
+from holdfast._keeper.trainer import Ends, PostMortem, SignalReader, Trainer, age_of
 from holdfast._store.commit.write import is_replaced
 from holdfast._store.folder import journal
 from holdfast._store.folder.attempts import BEAT_SECONDS, write_json
 from holdfast._store.folder.requests import take_requests
+from holdfast._store.memory import control
+from holdfast._store.memory.arena import SlotRecord, used_bytes
 
 if TYPE_CHECKING:
     from holdfast._keeper.decider import Decider
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 0.25
 _EARLY_BEATS = 8
 _MOST_PENDING = 1000
+_RECENT_SECONDS = 60.0
+_BEATS = 64  # at least _RECENT_SECONDS / BEAT_SECONDS
 
 
 class Keeper:
@@ -366,3 +370,56 @@ def _open_job(config: protocol.KeeperConfig) -> JobWatch | None:
 
     policy = config.policy
     return JobWatch(Job(**config.job), policy.layout, policy.attempt, policy.requeue_limit)
+
+
+# -- What a heartbeat contains about the trainer and the snapshots in memory -----------------------
+
+
+class Change:
+    """Memory in undisturbed times against now, and recent compilations."""
+
+    def __init__(self) -> None:
+        self._usual_bytes: int | None = None
+        self._compiles: deque[tuple[float, int]] = deque(maxlen=_BEATS)
+
+    def observe(self, now: float, sample: dict[str, Any] | None, words: Any) -> dict[str, Any]:
+        """Record one heartbeat; returns what it contains of this."""
+        used = sample or {}
+        parts = [used.get(name) for name in ("rss", "workers")]
+        size = sum(part for part in parts if isinstance(part, int)) or None
+        if size is not None and not words[control.DISTURBED] & control.SLOWING:
+            self._usual_bytes = size
+        made = int(words[control.COMPILES])
+        self._compiles.append((now, made))
+        while now - self._compiles[0][0] > _RECENT_SECONDS:
+            self._compiles.popleft()
+        return {
+            "memory": {"usual": self._usual_bytes, "now": size},
+            "compiles_lately": made - self._compiles[0][1],
+        }
+
+
+def standing_of(words: Any) -> dict[str, Any]:
+    """The trainer's position, from the shared words."""
+    return {
+        "step": int(words[control.STEP]),
+        "boundary_age_seconds": age_of(int(words[control.BOUNDARY_NS])),
+        "epoch": int(words[control.EPOCH]) or None,
+        "epochs": int(words[control.EPOCHS]) or None,
+    }
+
+
+def held_of(newest: tuple[HeldArena, SlotRecord] | None) -> dict[str, Any]:
+    """The newest snapshot in memory, the slots that have memory, and how much it is."""
+    slots = slots_bytes = None
+    if newest is not None:
+        arena = newest[0].arena
+        with contextlib.suppress(OSError, ValueError):  # another thread has just closed it
+            slots, slots_bytes = len(arena.present()), used_bytes(arena.descriptor)
+    return {
+        "memory_step": None if newest is None else newest[1].step,
+        "memory_time": None if newest is None else newest[1].captured_at,
+        "slots": slots,
+        "slots_bytes": slots_bytes,
+        "in_shm": newest is not None and newest[0].path is not None,
+    }

@@ -1,4 +1,4 @@
-"""The trainer as its keeper sees it: what it shares, its signals, how it is made to leave."""
+"""The trainer as its keeper sees it: what it shares, its signals, its exit and its death."""
 
 from __future__ import annotations
 
@@ -8,15 +8,21 @@ import signal
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from holdfast import _errors
+from holdfast._environment.processes.ended import exit_code, how_it_died
+from holdfast._environment.processes.identity import host_name
 from holdfast._environment.processes.proc import FairDeadline
+from holdfast._environment.processes.tree import parent
 from holdfast._keeper import protocol
-from holdfast._keeper.heartbeat import is_looked_at, state_of
+from holdfast._keeper.memory_alarm import MemoryWatch
 from holdfast._keeper.timers import Timers
+from holdfast._store.commit.write import Policy
+from holdfast._store.folder.attempts import write_json
 from holdfast._store.folder.requests import SAME_PRESS_SECONDS
 from holdfast._store.memory import control
 from holdfast._store.memory.control import ControlPage
@@ -212,3 +218,94 @@ def _name_of(number: int) -> str:
     with contextlib.suppress(ValueError):
         return signal.Signals(number).name
     return f"signal {number}"
+
+
+def is_looked_at(pid: int) -> bool:
+    """True if a process is stopped or traced."""
+    with contextlib.suppress(OSError):
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        fields = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+        return fields.get("TracerPid", "0") != "0" or fields.get("State", "R")[0] in "Tt"
+    return False
+
+
+def state_of(pid: int) -> str:
+    """The kernel's letter for the state of a process; empty if it is gone."""
+    with contextlib.suppress(OSError, IndexError):
+        return chr(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][0])
+    return ""
+
+
+def age_of(monotonic_ns: int) -> float | None:
+    """The seconds since a time of the monotonic clock; None if it was not set."""
+    return None if not monotonic_ns else round((time.monotonic_ns() - monotonic_ns) / 1e9, 2)
+
+
+_ASK_SECONDS = 0.6  # for its parent to collect the status: the kernel may report it then
+_GONE_SECONDS = 0.05  # after that an older kernel has nothing left to report
+_ASK_AGAIN_SECONDS = 0.01
+
+
+class PostMortem:
+    """The record of one death."""
+
+    def __init__(
+        self, policy: Policy, ends: Ends, watch: MemoryWatch, signals: Iterable[dict[str, Any]]
+    ) -> None:
+        self._path = policy.layout.death(policy.attempt, policy.rank)
+        self._ends = ends
+        self._watch = watch
+        # Its parent must collect the status, and may have to wait for a processor first.
+        self._heard = FairDeadline(_ASK_SECONDS, lambda: [parent(ends.trainer_pid)])
+        self._began = time.monotonic()
+        self.status: int | None = None  # as subprocess gives it
+        self.how: str | None = None  # in words
+        self._record: dict[str, Any] = {
+            "time": time.time(),
+            "host": host_name(),
+            "pid": ends.trainer_pid,
+            "rank": policy.rank,
+            "attempt": policy.attempt,
+            "status": None,
+            **watch.at_death(),
+            "signals": list(signals),
+        }
+        self.ask()
+
+    def ask(self) -> bool:
+        """Ask the kernel for the exit status; True if it is known, or never will be."""
+        is_there = self._is_there()
+        if self.status is None:
+            dead = (self._ends.pidfd, self._ends.trainer_pid)
+            self.status, self.how = exit_code(*dead), how_it_died(*dead)
+        if self.status is not None:
+            return True
+        gone_seconds = time.monotonic() - self._began
+        return self._heard.is_over() if is_there else gone_seconds > _GONE_SECONDS
+
+    def _is_there(self) -> bool:
+        return Path(f"/proc/{self._ends.trainer_pid}").exists()
+
+    def wait_for_status(self) -> None:
+        """Ask until the kernel reports the exit status, for a moment."""
+        while not self.ask():
+            time.sleep(_ASK_AGAIN_SECONDS)
+
+    def is_as_told(self, left_status: int | None) -> bool:
+        """True if the trainer only left with the status that it had been told."""
+        if left_status is None:
+            return False
+        by_signal = 128 - left_status
+        return self.status in (None, left_status, by_signal)
+
+    def note(self, **facts: Any) -> None:
+        """Add what the keeper knows."""
+        self._record |= facts
+
+    def write(self, *, durable: bool = True, **facts: Any) -> None:
+        """Write what is known so far."""
+        # A process that became another program by exec has said no goodbye either.
+        alive = self.status is None and self._is_there()
+        self.note(status=self.status, alive=alive, children=self._watch.ended(), **facts)
+        with contextlib.suppress(OSError):
+            write_json(self._path, self._record, durable=durable)

@@ -24,9 +24,8 @@ from holdfast._environment.processes.proc import waited_seconds
 from holdfast._keeper import protocol
 from holdfast._keeper.hangs.judge import HangJudge
 from holdfast._keeper.hangs.record import file_hang, file_look, say_in_place_of, slim, told_of
-from holdfast._keeper.heartbeat import age_of, is_looked_at, state_of
 from holdfast._keeper.storage import Storage
-from holdfast._keeper.trainer import Ends, Trainer
+from holdfast._keeper.trainer import Ends, Trainer, age_of, is_looked_at, state_of
 from holdfast._store.commit.write import Policy
 from holdfast._store.folder import journal
 from holdfast._store.folder.opened import tell_leader_of_hang

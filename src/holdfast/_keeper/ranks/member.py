@@ -20,11 +20,10 @@ from holdfast._keeper import protocol
 from holdfast._keeper.mapped_arenas import HeldArena
 from holdfast._keeper.memory_alarm import Alarm
 from holdfast._keeper.network.endpoint import HubPost, MemberPost
-from holdfast._keeper.postmortem import PostMortem
 from holdfast._keeper.ranks.agent import RankActions, RankAgent
 from holdfast._keeper.ranks.hub import Hub, looks_like_a_lost_peer
 from holdfast._keeper.ranks.state import EndCause, KeeperServices
-from holdfast._keeper.trainer import SignalArrival
+from holdfast._keeper.trainer import PostMortem, SignalArrival
 from holdfast._keeper.writer import Closing, WriteOutcome
 from holdfast._store.commit.write_queue import CADENCE
 from holdfast._store.folder.atomic import remove_folder
