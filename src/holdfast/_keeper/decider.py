@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from holdfast import _errors
 from holdfast._keeper import protocol
-from holdfast._keeper.mapped_arenas import HeldArena
 from holdfast._keeper.memory_alarm import Alarm
+from holdfast._keeper.storage import HeldArena
 from holdfast._keeper.time_limit import in_background
 from holdfast._keeper.trainer import PostMortem, SignalArrival, state_of
 from holdfast._keeper.writer import Closing, WriteJob, WriteOutcome
@@ -27,8 +27,8 @@ from holdfast._store.memory.arena import SlotRecord
 
 if TYPE_CHECKING:
     from holdfast._keeper.keeper import Keeper
-    from holdfast._keeper.mapped_arenas import HeldArena
     from holdfast._keeper.ranks.member import HubLink
+    from holdfast._keeper.storage import HeldArena
     from holdfast._store.memory.arena import SlotRecord
 
 

@@ -22,11 +22,10 @@ from holdfast._environment.processes.identity import host_name, of_process
 from holdfast._keeper import protocol
 from holdfast._keeper.cloud_notices import Noticed, open_watch
 from holdfast._keeper.hangs.monitor import HangMonitor
-from holdfast._keeper.mapped_arenas import HeldArena
 from holdfast._keeper.memory_alarm import MemoryWatch
 from holdfast._keeper.series import SeriesWriter
 from holdfast._keeper.start_facts import complete_start
-from holdfast._keeper.storage import Storage
+from holdfast._keeper.storage import HeldArena, Storage
 from holdfast._keeper.time_limit import TimeLimit, in_background
 from holdfast._keeper.timers import Timers
 from holdfast._keeper.trainer import Ends, PostMortem, SignalReader, Trainer, age_of

@@ -13,10 +13,9 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast._errors import SaveFailed
-from holdfast._keeper.mapped_arenas import HeldArena
 from holdfast._store.commit.chunks import QUIET, Labour
 from holdfast._store.commit.dedup import Former, newest_former
 from holdfast._store.commit.retention import Kept
@@ -44,6 +43,9 @@ from holdfast._store.folder.layout import rank_file
 from holdfast._store.format.image import decode_head
 from holdfast._store.format.manifest import DataFile
 from holdfast._store.memory.arena import SlotRecord
+
+if TYPE_CHECKING:
+    from holdfast._keeper.storage import HeldArena
 
 
 @dataclass(frozen=True)

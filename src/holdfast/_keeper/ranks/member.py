@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 from holdfast import _errors
 from holdfast._environment.processes.identity import ProcessIdentity, host_name
 from holdfast._keeper import protocol
-from holdfast._keeper.mapped_arenas import HeldArena
 from holdfast._keeper.memory_alarm import Alarm
 from holdfast._keeper.network.endpoint import HubPost, MemberPost
 from holdfast._keeper.ranks.agent import RankActions, RankAgent
 from holdfast._keeper.ranks.hub import Hub, looks_like_a_lost_peer
 from holdfast._keeper.ranks.state import EndCause, KeeperServices
+from holdfast._keeper.storage import HeldArena
 from holdfast._keeper.trainer import PostMortem, SignalArrival
 from holdfast._keeper.writer import Closing, WriteOutcome
 from holdfast._store.commit.write_queue import CADENCE
