@@ -17,7 +17,7 @@ from holdfast._keeper import protocol
 from holdfast._keeper.memory_alarm import Alarm
 from holdfast._keeper.storage import HeldArena
 from holdfast._keeper.time_limit import in_background
-from holdfast._keeper.trainer import PostMortem, SignalArrival, state_of
+from holdfast._keeper.trainer import PostMortem, SignalArrival, Trainer, state_of
 from holdfast._keeper.writer import Closing, WriteJob, WriteOutcome
 from holdfast._store.commit.retention import MEMORY
 from holdfast._store.folder import journal
@@ -177,22 +177,11 @@ class Alone:
         # What was durable went with a folder that was removed: memory has the only state.
         is_only = not self._trainer.is_leaving and not storage.has_folder()
         is_needed = is_only or storage.has_failed()
-        if storage.keeps_memory and not is_needed and self._comes_back(death):
+        if storage.keeps_memory and not is_needed and _comes_back(self._trainer, self.stop, death):
             storage.offer_memory()
         keeper.record_death(death.how)
         storage.release(is_needed=is_needed)
         keeper.finish()
-
-    def _comes_back(self, death: PostMortem) -> bool:
-        """True if another attempt is likely to follow soon, on this machine."""
-        if state_of(self._trainer.pid) not in ("", "Z", "X"):
-            return False  # a device may still write into its slots
-        status = self._trainer.leave_status
-        if status is None:
-            status = self.stop_status()
-        if status is not None:
-            return status in _COMES_BACK
-        return death.status not in _WANTED_ENDS
 
     # -- stops ------------------------------------------------------------------
 
@@ -395,3 +384,15 @@ class Alone:
 
     def publish_beat(self, beat: dict[str, Any]) -> None:
         self._keeper.write_beat(beat)
+
+
+def _comes_back(trainer: Trainer, stop: StopRequest | None, death: PostMortem) -> bool:
+    """True if another attempt is likely to follow soon, on this machine."""
+    if state_of(trainer.pid) not in ("", "Z", "X"):
+        return False  # a device may still write into its slots
+    status = trainer.leave_status
+    if status is None and stop is not None:
+        status = stop.status
+    if status is not None:
+        return status in _COMES_BACK
+    return death.status not in _WANTED_ENDS
