@@ -20,7 +20,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -357,8 +358,8 @@ class Upload:
                 opened.append((file, open_file(path, file.size_bytes)))
                 stack.callback(os.close, opened[-1][1])
             held = self._store.list(CHUNKS)
-            senders = stack.enter_context(_Senders())
-            indexed = [self._send_file(*each, held, senders, total) for each in opened]
+            indexed: list[IndexedFile] = []
+            _in_threads(self._send_chunk, self._chunks(opened, held, total, indexed))
         pass_point("mirror-sent")
         self._verify_sent(total)
         self._store.put(index_key(self._folder.name), encode_index(indexed))
@@ -377,24 +378,25 @@ class Upload:
             "sent_bytes": sum(size_of(key) for key in self._sent),
         }
 
-    def _send_file(
+    def _chunks(
         self,
-        file: StoredFile,
-        descriptor: int,
+        opened: list[tuple[StoredFile, int]],
         held: dict[str, StoredObject],
-        senders: _Senders,
         total: int,
-    ) -> IndexedFile:
-        check = PartsCheck(file)
-        checksums = []
-        for data in read_chunks(descriptor, file.size_bytes, self._chunk_bytes):
-            check.update(data)
-            checksum = digest(data).hex()
-            checksums.append(checksum)
-            key = chunk_key(checksum, len(data))
-            senders.submit(self._send_chunk, key, data, held.get(key), total)
-        check.finish()
-        return IndexedFile(file.name, file.size_bytes, self._chunk_bytes, tuple(checksums))
+        indexed: list[IndexedFile],
+    ) -> Iterator[tuple[str, bytes, StoredObject | None, int]]:
+        """The chunks of all files, each checked; `indexed` gets what the files consist of."""
+        size = self._chunk_bytes
+        for file, descriptor in opened:
+            check = PartsCheck(file)
+            checksums = []
+            for data in read_chunks(descriptor, file.size_bytes, size):
+                check.update(data)
+                checksums.append(digest(data).hex())
+                key = chunk_key(checksums[-1], len(data))
+                yield key, data, held.get(key), total
+            check.finish()
+            indexed.append(IndexedFile(file.name, file.size_bytes, size, tuple(checksums)))
 
     def _send_chunk(self, key: str, data: bytes, held: StoredObject | None, total: int) -> None:
         with self._lock:
@@ -431,48 +433,28 @@ class Upload:
 
     def _verify_sent(self, total: int) -> None:
         """Compare all that was sent with what the store reports, or returns."""
-        if not self._sent:
-            return
-        held = self._store.list(CHUNKS)
-        with _Senders() as senders:
-            for key, md5 in self._sent.items():
-                senders.submit(self._verify_chunk, key, held.get(key), md5)
-                self._progress(self._done, total)  # reading it all back may take minutes
+        if self._sent:
+            held = self._store.list(CHUNKS)
+            sent = ((key, held.get(key), md5, total) for key, md5 in self._sent.items())
+            _in_threads(self._verify_chunk, sent)
 
-    def _verify_chunk(self, key: str, held: StoredObject | None, md5: str) -> None:
+    def _verify_chunk(self, key: str, held: StoredObject | None, md5: str, total: int) -> None:
         if held is None or not self._is_whole(key, held, md5):
             self._store.remove([key])  # so that the next try sends it again
             raise StoreDiffers(f"{self._store.address} has other bytes for {key} than it was sent")
+        self._progress(self._done, total)  # reading it all back may take minutes
 
 
-class _Senders:
-    """A few threads; `submit` waits while all are busy, which bounds the memory."""
-
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(THREADS)
-        self._room = threading.Semaphore(THREADS + 1)
-        self._futures: list[Future[None]] = []
-
-    def __enter__(self) -> _Senders:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=kind is not None)
-        if kind is None:
-            self._raise_first()
-
-    def submit(self, work: Callable[..., None], *arguments: object) -> None:
-        self._raise_first()
-        self._room.acquire()
-        future = self._pool.submit(work, *arguments)
-        future.add_done_callback(lambda _: self._room.release())
-        self._futures.append(future)
-
-    def _raise_first(self) -> None:
-        done = [future for future in self._futures if future.done()]
-        self._futures = [future for future in self._futures if future not in done]
-        for future in done:
-            future.result()
+def _in_threads(work: Callable[..., None], calls: Iterable[tuple[Any, ...]]) -> None:
+    """Make the calls in a few threads, a few ahead at a time, which bounds the memory."""
+    with ThreadPoolExecutor(THREADS) as pool:
+        begun: deque[Future[None]] = deque()
+        for arguments in calls:
+            if len(begun) > THREADS:
+                begun.popleft().result()
+            begun.append(pool.submit(work, *arguments))
+        for each in begun:
+            each.result()
 
 
 # -- Retention --------------------------------------------------------------------------------
