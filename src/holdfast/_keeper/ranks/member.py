@@ -402,7 +402,9 @@ class Departure:
                 return
         if self._linger_until is None:
             self._linger_until = self._begin_to_linger(now)
-        if now < self._linger_until and not self._is_followed():
+        # A newer attempt opens what we hold before it begins.
+        is_followed = keeper.policy.layout.is_followed(keeper.policy.attempt)
+        if now < self._linger_until and not is_followed:
             return
         keeper.storage.writer.wait_idle()  # an old checkpoint may be half removed
         keeper.storage.release(is_needed=not self.is_released or self._is_memory_needed())
@@ -419,13 +421,6 @@ class Departure:
             return 0.0
         keeper.storage.holdings.hash_newest()
         return now + _LINGER_SECONDS
-
-    def _is_followed(self) -> bool:
-        """True if a newer attempt has begun: it opens what we hold before it does."""
-        with contextlib.suppress(OSError):
-            policy = self._keeper.policy
-            return policy.layout.attempt_numbers()[-1] > policy.attempt
-        return False
 
     def _is_memory_needed(self) -> bool:
         """Only a state that all ranks hold is of use to the next start."""

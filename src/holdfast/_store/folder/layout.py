@@ -242,6 +242,12 @@ class RunLayout:
         """The attempts so far, oldest first."""
         return sorted(int(name) for name in _names_in(self.attempts) if _ATTEMPT.fullmatch(name))
 
+    def is_followed(self, attempt: int) -> bool:
+        """True if a newer attempt has begun; False if that cannot be read."""
+        with contextlib.suppress(OSError):
+            return max(self.attempt_numbers(), default=0) > attempt
+        return False
+
     def checkpoint_folders(self) -> list[tuple[int, int, Path]]:
         """(step, attempt, folder) of every committed checkpoint, oldest first."""
         found = []

@@ -119,7 +119,7 @@ class Uploader:
             if failures or not is_done:
                 pause = _PAUSES_SECONDS[min(failures, len(_PAUSES_SECONDS)) - 1] if failures else 0
                 stalls = time.monotonic() - self._moved_at > _ALONE_SECONDS
-                if is_alone and (stalls or self._is_followed()):
+                if is_alone and (stalls or self._layout.is_followed(self._service.attempt)):
                     return
             elif is_alone:
                 return
@@ -152,11 +152,6 @@ class Uploader:
             self._copy(self._index, wanted)
             self._prune()
             return self._next() is None
-
-    def _is_followed(self) -> bool:
-        with contextlib.suppress(OSError):
-            return self._layout.attempt_numbers()[-1] > self._service.attempt
-        return False
 
     # -- One checkpoint ---------------------------------------------------------------
 
