@@ -140,6 +140,8 @@ class Trainer:
         self._timers.on_deadline(self._deadline(_SURVIVES_SECONDS), self._gone, "gone")
 
 
+# -- Signals that the trainer receives, as its wakeup descriptor passes them on --------------------
+
 _KEPT = 32
 _OF_CHILDREN = (signal.SIGCHLD,)  # data loaders cause it: no evidence in a post-mortem
 
@@ -241,13 +243,19 @@ def age_of(monotonic_ns: int) -> float | None:
     return None if not monotonic_ns else round((time.monotonic_ns() - monotonic_ns) / 1e9, 2)
 
 
+# -- Its death -------------------------------------------------------------------------------------
+
 _ASK_SECONDS = 0.6  # for its parent to collect the status: the kernel may report it then
 _GONE_SECONDS = 0.05  # after that an older kernel has nothing left to report
 _ASK_AGAIN_SECONDS = 0.01
 
 
 class PostMortem:
-    """The record of one death."""
+    """The record of one death, for `holdfast why`.
+
+    It is written twice: at once, since what killed the trainer may kill the keeper next, and again
+    when all is saved and the kernel has reported the exit status.
+    """
 
     def __init__(
         self, policy: Policy, ends: Ends, watch: MemoryWatch, signals: Iterable[dict[str, Any]]

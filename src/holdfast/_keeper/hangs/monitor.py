@@ -311,6 +311,8 @@ def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 4)
 
 
+# -- The watch and the judge in one keeper ---------------------------------------------------------
+
 _MOST_SAID = 4000
 _BLIND_SECONDS = 60.0  # after an unexpected error
 

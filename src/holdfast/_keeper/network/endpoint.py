@@ -369,6 +369,8 @@ def life_of(said: dict[str, Any]) -> str:
     return life
 
 
+# -- The two ends: one listens, the others connect -------------------------------------------------
+
 _STRANGERS = 64  # beyond one connection for each rank
 _MOST_AT_ONCE = 256
 _ACCEPT_AGAIN_SECONDS = 0.5

@@ -287,6 +287,8 @@ class Hub:
         return min([self.state.clock() + 1.0, *(at for at in times if at is not None)])
 
 
+# -- The end of a run: its cause, its last checkpoint, and what each rank is told ------------------
+
 _SETTLE_SECONDS = 0.7  # after the first error: its cause is reported by then
 _END_SECONDS = 30.0
 # The kinds of causes, the surest first. A rank whose peer is gone fails too, within a second.

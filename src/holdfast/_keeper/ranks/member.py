@@ -285,6 +285,8 @@ class Member:
         )
 
 
+# -- How a rank ends: its trainer leaves or dies, and its keeper stays until it is released --------
+
 _LINGER_SECONDS = 60.0
 _LAST_MESSAGES_SECONDS = 10.0
 _ASK_AGAIN_SECONDS = 0.05
@@ -431,6 +433,8 @@ class Departure:
         durable = -1 if storage.durable_step is None else storage.durable_step
         return durable < common // 2 < storage.invalid_from
 
+
+# -- How the keeper of a rank and the hub reach each other -----------------------------------------
 
 _WATCH_SECONDS = 1.0
 
