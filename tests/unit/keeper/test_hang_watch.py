@@ -6,7 +6,7 @@ import threading
 import time
 from typing import Any
 
-from holdfast._keeper.hangs import watch
+from holdfast._keeper.hangs import monitor
 from holdfast._keeper.hangs.monitor import HangWatch
 from holdfast._keeper.protocol import ToHub
 from holdfast._store.memory.control import BOUNDARY_NS, LOOP_NS, private_words
@@ -77,7 +77,7 @@ def test_a_look_without_a_sign_of_life_is_given_up():
 
 def test_in_the_calm_nobody_reads_how_long_it_has_waited(monkeypatch):
     asked: list[int] = []
-    monkeypatch.setattr(watch, "waited_seconds", lambda pid, tid: asked.append(tid) or 0.0)
+    monkeypatch.setattr(monitor, "waited_seconds", lambda pid, tid: asked.append(tid) or 0.0)
     scene = Scene()
     for step in range(1, 9):
         scene.words[BOUNDARY_NS] = step
