@@ -37,7 +37,7 @@ import torch.distributed as dist
 
 import holdfast
 from bench.machine import machine
-from holdfast._keeper.network.ports import HubPost, MemberPost
+from holdfast._keeper.network.endpoint import HubPost, MemberPost
 from holdfast._keeper.protocol import FromHub, ToHub, ToTrainer
 from holdfast._keeper.ranks.agent import RankAgent
 from holdfast._keeper.ranks.hub import Hub
@@ -269,7 +269,7 @@ def run_members(ranks: list[int], last: int, port: int, mail: Path, rounds: int)
             lambda: [("127.0.0.1", port)],
             mail,
             hear=lambda _, message, member=member: (
-                ask() if message["kind"] == "begin" else member.hear(FromHub.from_json(message))
+                ask() if message["kind"] == "begin" else member.receive(FromHub.from_json(message))
             ),
             lost=lambda _: None,
             found=lambda _, member=member: member.greet(),
@@ -302,12 +302,12 @@ def measure_decisions(size: int, rounds: int) -> tuple[list[float], list[float]]
         if rank:
             post.send(rank, message.kind, **message.values())
         else:
-            loop.later(0.0, lambda: member.hear(message))
+            loop.later(0.0, lambda: member.receive(message))
 
     def hear(rank: int, message: dict[str, Any]) -> None:
         if message["kind"] == "wish":
             asked.append(message.pop("asked"))
-        hub.hear(rank, ToHub.from_json(message))
+        hub.receive(rank, ToHub.from_json(message))
 
     books: Any = NoBooks()
     hub = Hub(size, 1, send, books)
@@ -315,7 +315,7 @@ def measure_decisions(size: int, rounds: int) -> tuple[list[float], list[float]]
         loop.selector, KEY, size, mail, loopback=True, hear=hear, lost=hub.lost, found=hub.found
     )
     loop.posts.append(post)
-    member._send = lambda message: loop.later(0.0, lambda: hub.hear(0, message))
+    member._send = lambda message: loop.later(0.0, lambda: hub.receive(0, message))
     member.greet()
     shares = [list(range(1, size))[each::MEMBER_PROCESSES] for each in range(MEMBER_PROCESSES)]
     processes = [

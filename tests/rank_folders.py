@@ -11,11 +11,13 @@ from holdfast._state.capture import Captured, capture, capture_generators
 from holdfast._store.commit.chunks import Labour
 from holdfast._store.commit.source import Ranges, Source
 from holdfast._store.commit.write import (
-    CheckpointCommit,
+    Policy,
+    State,
     begin_checkpoint,
     close_checkpoint,
     write_part,
 )
+from holdfast._store.commit.write_queue import Turns
 from holdfast._store.folder.attempts import claim, note_origin, open_folder
 from holdfast._store.format.image import encode_scalars, plan_image
 
@@ -25,8 +27,9 @@ def make_run(folder: Path, ranks: Sequence[Captured | dict[str, Any]], step: int
     layout, run_id = open_folder(folder)
     attempt = claim(layout, folder, lambda _: None)
     note_origin(layout, attempt, None)
-    commit = CheckpointCommit(layout, run_id, attempt, attempt, step, False, "made", {}, "0")
-    partial = begin_checkpoint(layout, commit.final)
+    policy = Policy(layout, run_id, attempt, {}, 3, None, "0")
+    kept = State(attempt, step, "made", {})
+    partial = begin_checkpoint(layout, kept.folder(layout))
     files = []
     for rank, state in enumerate(ranks):
         captured = capture_of(state) if isinstance(state, dict) else state
@@ -39,7 +42,7 @@ def make_run(folder: Path, ranks: Sequence[Captured | dict[str, Any]], step: int
         views.append(memoryview(scalars.ljust(plan.scalars.size_bytes)))
         source = Source(views, Ranges.of(plan.extents()))
         files.append(write_part(partial, rank, source, Labour(is_background=False)))
-    close_checkpoint(commit, partial, files)
+    close_checkpoint(policy, kept, partial, files, Turns())
     layout.exit(attempt).write_text('{"status": 0, "how": "closed"}')
     return folder
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from holdfast import _errors
 from holdfast._keeper.hangs.record import explain_record
-from holdfast._store.folder.invalid import note_void
+from holdfast._store.folder.lineage import note_void
 from tests.report_story import GB, Story
 
 _TRACEBACK = """\

@@ -18,6 +18,18 @@ from tests.support import Trainer, arena_files
 
 AFTER_THE_FIRST_STEP = ("step", "snapshot", "commit")
 INSIDE = ("snapshot", "commit")
+# The fault points of a commit, and of the removal of an old checkpoint after it.
+COMMIT_STAGES = (
+    "begun",
+    "half-written",
+    "written",
+    "synced",
+    "manifest-written",
+    "before-publish",
+    "published",
+    "before-removal",
+    "half-removed",
+)
 
 
 @dataclass(frozen=True)

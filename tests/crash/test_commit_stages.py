@@ -10,9 +10,9 @@ import json
 
 import pytest
 
-from holdfast._store.commit.fault_points import COMMIT_STAGES
 from holdfast._store.folder.layout import RunLayout
 from holdfast._store.read.merge_ranks import read_checkpoint
+from tests.crash.stages import COMMIT_STAGES
 from tests.often import few
 from tests.support import (
     SCRIPTS,

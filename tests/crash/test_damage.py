@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import holdfast
-from holdfast._keeper.mapped_arenas import HeldArena
+from holdfast._keeper.storage import HeldArena
 from holdfast._run.saving.snapshots import Snapshots
 from holdfast._state.capture import capture, capture_generators
 from holdfast._state.restore import restore_state

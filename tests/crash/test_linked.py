@@ -7,10 +7,10 @@ import signal
 
 import pytest
 
-from holdfast._store.commit.fault_points import COMMIT_STAGES
 from holdfast._store.folder.layout import MANIFEST, RunLayout
 from holdfast._store.format import manifest
 from holdfast._store.read.merge_ranks import read_checkpoint
+from tests.crash.stages import COMMIT_STAGES
 from tests.support import (
     SCRIPTS,
     arena_files,

@@ -19,11 +19,11 @@ from holdfast._run.resume.from_mirror import MirrorClient
 from holdfast._settings import Settings
 from holdfast._store.folder.attempts import find_run, write_json
 from holdfast._store.folder.layout import RunLayout
+from holdfast._store.mirror.child import Service
 from holdfast._store.mirror.fetch import fetch_newest
 from holdfast._store.mirror.index import Holder, MirrorIndex
 from holdfast._store.mirror.store import FolderStore
-from holdfast._store.mirror.upload import Upload
-from holdfast._store.mirror.uploader import Service, Uploader
+from holdfast._store.mirror.uploader import Upload, Uploader
 from holdfast._store.read.damage import find_damage
 from holdfast._tools import mirror as by_hand
 from tests.cli.command import holdfast, succeed
@@ -69,7 +69,7 @@ def _uploader(
     monkeypatch.setattr(
         "holdfast._store.mirror.uploader.open_store", lambda address: Meddled(Path(address), meddle)
     )
-    service = Service(layout, run_id, attempt, str(mirror), 1, None, PIECE_BYTES)
+    service = Service(str(layout.folder), run_id, attempt, str(mirror), 1, None)
     return Uploader(service, lambda *_, **__: None)
 
 
@@ -211,7 +211,7 @@ def test_a_disk_that_is_full_while_fetching_is_said_and_the_rest_comes_later(fol
     refused = holdfast("mirror", new, "--fetch", "--at", mirror)
     assert refused.returncode != 0
     assert "there is no room for step 10 here: it has 1.6 MB" in refused.stderr
-    assert "does not come again" in refused.stderr
+    assert "is not fetched again" in refused.stderr
     disk.make_room()
     fetch(new, mirror)
 
@@ -289,7 +289,7 @@ def test_what_takes_long_is_heard_of_while_it_is_checked(folder, mirror, tmp_pat
     index = MirrorIndex(FolderStore(mirror))
     layout, run_id = find_run(folder)
     index.enter(Holder.of(layout, run_id, 1))
-    Upload(index, made, PIECE_BYTES, set(), hear).run(lambda: None)
+    Upload(index, made, set(), hear).run(lambda: None)
     pieces = len(list((mirror / "pieces").iterdir()))
     assert len(heard) == 2 * pieces  # sent, and read back
     heard.clear()

@@ -7,8 +7,8 @@ import signal
 
 import pytest
 
-from holdfast._store.folder.invalid import void_steps
 from holdfast._store.folder.layout import RunLayout
+from holdfast._store.folder.lineage import void_steps
 from tests.support import (
     arena_files,
     checkpoint_steps,

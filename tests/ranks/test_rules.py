@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from holdfast._store.folder.invalid import void_steps
 from holdfast._store.folder.layout import RunLayout
+from holdfast._store.folder.lineage import void_steps
 from tests.support import checkpoint_steps, wait_until
 
 NOT_FINITE = ["NotFinite", [], {}]

@@ -51,7 +51,7 @@ class Scene:
         if isinstance(order, LookOrder) and look is not None:
             if rank in self.since:
                 look = {**look, "stood": self.time - self.since[rank]}
-            self.judge.hear(rank, LookResult(look=look, round=order.round))
+            self.judge.receive(rank, LookResult(look=look, round=order.round))
 
     def say(self, kind: str, **fields: Any) -> None:
         self.said.append(kind)
@@ -79,10 +79,10 @@ class Scene:
     def stuck(self, rank: int = 0, **more: Any) -> None:
         told = {"stood": 20.0, "patience": 20.0, "how": "learned", "paused": "", **more}
         self.since[rank] = self.time - told["stood"]
-        self.judge.hear(rank, RankStuck(**told))
+        self.judge.receive(rank, RankStuck(**told))
 
     def going(self, rank: int = 0, *, moved: bool = True) -> None:
-        self.judge.hear(rank, RankGoing(moved=moved))
+        self.judge.receive(rank, RankGoing(moved=moved))
 
     def wait(self, seconds: float) -> None:
         for _ in range(int(4 * seconds)):

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from holdfast._keeper.network.ports import HubPost, MemberPost, NetworkPace
+from holdfast._keeper.network.endpoint import HubPost, MemberPost, NetworkPace
 from tests.support import wait_until
 
 KEY = b"k" * 32

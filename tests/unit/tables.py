@@ -88,7 +88,7 @@ class Table:
     # -- what keepers say -----------------------------------------------------------
 
     def say(self, rank: int, kind: str, **fields: Any) -> None:
-        self.hub.hear(rank, ToHub.from_json({"kind": kind, **fields}))
+        self.hub.receive(rank, ToHub.from_json({"kind": kind, **fields}))
 
     def wish(self, rank: int, kind: str = "stop", *, now: bool = False, **more: Any) -> None:
         wish = {"kind": kind, "reason": f"{kind} by {rank}", "status": 143, **more}

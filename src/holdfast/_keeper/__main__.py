@@ -7,7 +7,7 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
-from holdfast._keeper.alone import Alone
+from holdfast._keeper.decider import Alone
 from holdfast._keeper.keeper import Keeper
 from holdfast._keeper.protocol import KeeperConfig, RankConfig
 from holdfast._keeper.trainer import Ends

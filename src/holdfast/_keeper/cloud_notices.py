@@ -54,7 +54,6 @@ class NoticeWatch:
         return self.trouble or "no answer in time"
 
     def look(self) -> None:
-        """Ask once."""
         try:
             self.standing = tuple(self._source.look())
         except NoAnswer as error:
@@ -110,10 +109,10 @@ class Noticed:
         self._stopped_for: str | None = None
         watch.start()
 
-    def look(self, now: float) -> None:
+    def poll(self, now: float) -> None:
         """Act on new notices, and on those whose end has come near."""
         for notice in self._watch.standing:
-            left = _left(notice, now)
+            left = 0.0 if notice.ends_at is None else max(0.0, notice.ends_at - now)
             is_near = notice.stops and left <= max(LEAD_SECONDS, self._needed())
             if notice.key not in self._known:
                 self._known.add(notice.key)
@@ -124,9 +123,6 @@ class Noticed:
                 self._decider.stop_for_notice(notice.reason, left)
         if why := self._watch.deafness():
             self._tell("deaf", why, "none", None)
-
-    def close(self) -> None:
-        self._watch.stop()
 
     def _tell(self, what: str, reason: str, acts: str, seconds: float | None) -> None:
         self._decider.on_notice(
@@ -140,7 +136,3 @@ class Noticed:
                 lead=LEAD_SECONDS,
             )
         )
-
-
-def _left(notice: Notice, now: float) -> float:
-    return 0.0 if notice.ends_at is None else max(0.0, notice.ends_at - now)

@@ -24,7 +24,7 @@ from holdfast._store.folder.layout import RunLayout
 
 # scontrol and a preemption can move the end. The interval between two questions is half of the time
 # that is left, within these bounds: a controller has thousands of jobs to answer.
-_LOOK_SECONDS = (10.0, 300.0)
+_POLL_SECONDS = (10.0, 300.0)
 _MARGIN_SECONDS = 3.0
 _FRESH_SECONDS = 15.0  # no run is stopped on older facts: the job may have been extended
 _LEAST_SECONDS = 20.0  # before the end it is stopped anyway, if SLURM does not answer
@@ -34,14 +34,6 @@ _OVER = ("COMPLETED", "FAILED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL", "BOOT_F
 _PATIENCE_SECONDS = 24.0
 _AGAIN_SECONDS = 1.0
 _REQUEUE_SECONDS = (5.0, 10.0)  # before the end: where KillWait is short, and where it is not
-
-
-@dataclass(frozen=True)
-class ExitReason:
-    """The reason and status of the exit."""
-
-    reason: str
-    status: int
 
 
 @dataclass(frozen=True)
@@ -66,22 +58,22 @@ class JobWatch:
         self._facts: controller.JobFacts | None = None
         self._facts_at = 0.0
         self._doubts_since: float | None = None
-        self._warning: float | None = None  # seconds before the end
+        self.warning: float | None = None  # is sent so many seconds before the job's end
         self._kill_wait: float | None = None
         self._lock = threading.Lock()
         self._cause: EndingCause | None = None
         self._requeued = _read_requeued(layout, attempt)  # by a keeper before this one
         self._is_requeueing = self._is_asked_in_time = False
-        self._looking = threading.Lock()
-        self._look_at = 0.0
+        self._polling = threading.Lock()
+        self._poll_at = 0.0
 
     # -- the time that is left ------------------------------------------------------
 
-    def look(self, now: float) -> None:
+    def poll(self, now: float) -> None:
         """Ask for the end of the job, if it is time."""
-        if now < self._look_at or not self._looking.acquire(blocking=False):
+        if now < self._poll_at or not self._polling.acquire(blocking=False):
             return
-        self._look_at = now + _LOOK_SECONDS[1]
+        self._poll_at = now + _POLL_SECONDS[1]
         threading.Thread(target=self._learn, name="job", daemon=True).start()
 
     def _learn(self) -> None:
@@ -89,14 +81,14 @@ class JobWatch:
             is_first = self._facts is None
             facts = self._show()
             if facts is not None:
-                left = _LOOK_SECONDS[1] if facts.end is None else (facts.end - time.time()) / 2
-                wait = min(max(left, _LOOK_SECONDS[0]), _LOOK_SECONDS[1])
-                self._look_at = time.monotonic() + wait
+                left = _POLL_SECONDS[1] if facts.end is None else (facts.end - time.time()) / 2
+                wait = min(max(left, _POLL_SECONDS[0]), _POLL_SECONDS[1])
+                self._poll_at = time.monotonic() + wait
             if facts is not None and is_first:
-                self._warning = controller.warning_seconds(self._id)
+                self.warning = controller.warning_seconds(self._id)
                 self._kill_wait = controller.kill_wait_seconds()
         finally:
-            self._looking.release()
+            self._polling.release()
 
     def _show(self, deadline: float = 0.0) -> controller.JobFacts | None:
         """The facts of this job; None if SLURM does not answer until the deadline."""
@@ -121,11 +113,6 @@ class JobWatch:
         self._facts, self._facts_at, self._doubts_since = facts, time.monotonic(), None
         return facts
 
-    @property
-    def warning(self) -> float | None:
-        """How long before the job's end its warning is sent."""
-        return self._warning
-
     def seconds_left(self) -> float | None:
         """Until the job's end; None if it is unknown."""
         facts = self._facts
@@ -141,7 +128,7 @@ class JobWatch:
         if now - self._facts_at < _FRESH_SECONDS:
             return True
         if self._doubts_since is None:
-            self._doubts_since, self._look_at = now, 0.0
+            self._doubts_since, self._poll_at = now, 0.0
         return left < _LEAST_SECONDS or now - self._doubts_since > _FRESH_SECONDS
 
     def grace_of(self, number: int) -> float | None:
@@ -159,28 +146,27 @@ class JobWatch:
         return max(1.0, self._grace_end - time.time() - _MARGIN_SECONDS)
 
     def beat(self) -> dict[str, Any]:
-        """For the heartbeat."""
         return {
             "job": self._id,
             "restarts": self._restarts,
             "end": None if self._facts is None else self._facts.end,
-            "warning_seconds": self._warning,
+            "warning_seconds": self.warning,
         }
 
     # -- the end ------------------------------------------------------------------------
 
-    def settle(self, reason: str, status: int, number: int) -> ExitReason:
+    def settle(self, reason: str, status: int, number: int) -> tuple[str, int]:
         """The reason and status of a stop; asks SLURM about a SIGTERM."""
         if number != signal.SIGTERM:
-            return ExitReason(reason, status)
+            return reason, status
         cause = self._learn_cause()
-        return ExitReason(cause.value, _errors.REQUEUE if cause.interrupts else _errors.TERMINATED)
+        return cause.value, _errors.REQUEUE if cause.interrupts else _errors.TERMINATED
 
     def heard(self, number: int) -> None:
         """Ask about a signal now: later SLURM may not know any more."""
         if number == signal.SIGTERM:
             threading.Thread(target=self._learn_cause, name="job", daemon=True).start()
-        self._look_at = 0.0  # the time that is left may have changed
+        self._poll_at = 0.0  # the time that is left may have changed
 
     def _learn_cause(self) -> EndingCause:
         with self._lock:

@@ -12,38 +12,40 @@ import functools
 import os
 import selectors
 import time
+from collections import deque
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from holdfast import _errors
 from holdfast._environment import variables
 from holdfast._environment.processes.identity import host_name, of_process
-from holdfast._keeper import messages, protocol
+from holdfast._keeper import protocol
 from holdfast._keeper.cloud_notices import Noticed, open_watch
 from holdfast._keeper.hangs.monitor import HangMonitor
-from holdfast._keeper.heartbeat import Change, held_of, standing_of
 from holdfast._keeper.memory_alarm import MemoryWatch
-from holdfast._keeper.postmortem import PostMortem
 from holdfast._keeper.series import SeriesWriter
-from holdfast._keeper.signals import SignalReader
 from holdfast._keeper.start_facts import complete_start
-from holdfast._keeper.storage import Storage
+from holdfast._keeper.storage import HeldArena, Storage
 from holdfast._keeper.time_limit import TimeLimit, in_background
 from holdfast._keeper.timers import Timers
-from holdfast._keeper.trainer import Ends, Trainer
+from holdfast._keeper.trainer import Ends, PostMortem, SignalReader, Trainer, age_of
 from holdfast._store.commit.write import is_replaced
 from holdfast._store.folder import journal
 from holdfast._store.folder.attempts import BEAT_SECONDS, write_json
 from holdfast._store.folder.requests import take_requests
-from holdfast._store.mirror.child import Mirror
+from holdfast._store.memory import control
+from holdfast._store.memory.arena import SlotRecord, used_bytes
 
 if TYPE_CHECKING:
     from holdfast._keeper.decider import Decider
     from holdfast._keeper.job import JobWatch
+    from holdfast._store.mirror.child import Mirror
 
 _POLL_SECONDS = 0.25
 _EARLY_BEATS = 8
 _MOST_PENDING = 1000
+_RECENT_SECONDS = 60.0
+_BEATS = 64  # at least _RECENT_SECONDS / BEAT_SECONDS
 
 
 class Keeper:
@@ -88,9 +90,12 @@ class Keeper:
         self.selector.register(self.ends.signals, selectors.EVENT_READ, self._receive_signals)
         if self.ends.pidfd is not None:
             self.selector.register(self.ends.pidfd, selectors.EVENT_READ, self.decider.on_death)
-        self._mirror = Mirror.of(
-            self.policy, lambda text: self.trainer.send(protocol.MirrorReport(text=text))
-        )
+        if self.policy.mirror is not None and self.policy.rank == 0:  # it copies for all ranks
+            from holdfast._store.mirror.child import Mirror  # slow to import
+
+            self._mirror = Mirror(
+                self.policy, lambda text: self.trainer.send(protocol.MirrorReport(text=text))
+            )
         self._open_notices()
         if self.policy.rank == 0:
             in_background(lambda: complete_start(self.policy.layout, self.policy.attempt))
@@ -112,7 +117,6 @@ class Keeper:
             self._mirror.leave()
 
     def finish(self) -> None:
-        """End the loop."""
         self._is_done = True
         self.timers.clear()
 
@@ -137,18 +141,18 @@ class Keeper:
         if not self.decider.is_trainer_gone:
             self.time_limit.poll(now, self.decider)
         if self._notices is not None and not self.trainer.is_leaving:
-            self._notices.look(now)
-        self.hangs.look(now)
+            self._notices.poll(now)
+        self.hangs.poll(now)
         if is_first and not self.decider.is_trainer_gone:
-            self._series.look(now, self._row_facts)
+            self._series.poll(now, self._row_facts)
         if self._mirror is not None:
-            self._mirror.look(now, (self.storage.durable_sequence, self.storage.durable_step))
+            self._mirror.poll(now, (self.storage.durable_sequence, self.storage.durable_step))
         self.timers.at(now + _POLL_SECONDS, self._poll)
 
     def _watch_memory(self) -> None:
         """Save what there is before memory is full."""
         now = time.monotonic()
-        self.memory.look(now)
+        self.memory.sample(now)
         save_seconds = self.storage.save_seconds or self.storage.write_seconds()
         needed = (self.time_limit.pace.step_seconds or 0.0) + save_seconds
         alarm = self.memory.alarm(now, needed, is_busy=not self.storage.writer.is_idle)
@@ -175,7 +179,7 @@ class Keeper:
 
     def _receive(self) -> None:
         try:
-            received = messages.receive(self.ends.link, waits=False)
+            received = protocol.receive(self.ends.link, waits=False)
         except BlockingIOError:
             return  # `receive_pending` has taken it, after the same select
         if received is None:
@@ -197,7 +201,7 @@ class Keeper:
     def receive_rest(self) -> None:
         """What a trainer had sent before it died, as far as it still counts."""
         with contextlib.suppress(BlockingIOError):
-            while (received := messages.receive(self.ends.link, waits=False)) is not None:
+            while (received := protocol.receive(self.ends.link, waits=False)) is not None:
                 data, descriptors = received
                 message = protocol.FromTrainer.from_json(data)
                 if isinstance(message, protocol.ArenaOpened):
@@ -254,10 +258,10 @@ class Keeper:
             return
 
         def settle() -> None:
-            settled = job.settle(stop.reason, stop.status, stop.signal)
+            reason, status = job.settle(stop.reason, stop.status, stop.signal)
             # First this: once the job is requeued, little is left of its log.
-            send(protocol.StopSettled(reason=settled.reason, status=settled.status))
-            if settled.status == _errors.REQUEUE:
+            send(protocol.StopSettled(reason=reason, status=status))
+            if status == _errors.REQUEUE:
                 found = job.requeue(stop.step)
                 send(protocol.JobRequeued(said=found.said, status=found.status))
 
@@ -330,7 +334,7 @@ class Keeper:
             "counters": self.memory.before,
             **self.hangs.beat(),
         }
-        beat["pace"] |= self._change.see(time.monotonic(), self.memory.newest, words)
+        beat["pace"] |= self._change.observe(time.monotonic(), self.memory.newest, words)
         self.decider.publish_beat(beat)
         numbers: list[int] = []
         with contextlib.suppress(OSError):
@@ -367,3 +371,56 @@ def _open_job(config: protocol.KeeperConfig) -> JobWatch | None:
 
     policy = config.policy
     return JobWatch(Job(**config.job), policy.layout, policy.attempt, policy.requeue_limit)
+
+
+# -- What a heartbeat contains about the trainer and the snapshots in memory -----------------------
+
+
+class Change:
+    """Memory in undisturbed times against now, and recent compilations."""
+
+    def __init__(self) -> None:
+        self._usual_bytes: int | None = None
+        self._compiles: deque[tuple[float, int]] = deque(maxlen=_BEATS)
+
+    def observe(self, now: float, sample: dict[str, Any] | None, words: Any) -> dict[str, Any]:
+        """Record one heartbeat; returns what it contains of this."""
+        used = sample or {}
+        parts = [used.get(name) for name in ("rss", "workers")]
+        size = sum(part for part in parts if isinstance(part, int)) or None
+        if size is not None and not words[control.DISTURBED] & control.SLOWING:
+            self._usual_bytes = size
+        made = int(words[control.COMPILES])
+        self._compiles.append((now, made))
+        while now - self._compiles[0][0] > _RECENT_SECONDS:
+            self._compiles.popleft()
+        return {
+            "memory": {"usual": self._usual_bytes, "now": size},
+            "compiles_lately": made - self._compiles[0][1],
+        }
+
+
+def standing_of(words: Any) -> dict[str, Any]:
+    """The trainer's position, from the shared words."""
+    return {
+        "step": int(words[control.STEP]),
+        "boundary_age_seconds": age_of(int(words[control.BOUNDARY_NS])),
+        "epoch": int(words[control.EPOCH]) or None,
+        "epochs": int(words[control.EPOCHS]) or None,
+    }
+
+
+def held_of(newest: tuple[HeldArena, SlotRecord] | None) -> dict[str, Any]:
+    """The newest snapshot in memory, the slots that have memory, and how much it is."""
+    slots = slots_bytes = None
+    if newest is not None:
+        arena = newest[0].arena
+        with contextlib.suppress(OSError, ValueError):  # another thread has just closed it
+            slots, slots_bytes = len(arena.present()), used_bytes(arena.descriptor)
+    return {
+        "memory_step": None if newest is None else newest[1].step,
+        "memory_time": None if newest is None else newest[1].captured_at,
+        "slots": slots,
+        "slots_bytes": slots_bytes,
+        "in_shm": newest is not None and newest[0].path is not None,
+    }

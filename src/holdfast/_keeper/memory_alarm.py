@@ -97,7 +97,6 @@ class MemoryWatch:
 
     @property
     def newest(self) -> dict[str, Any] | None:
-        """The newest sample."""
         return None if self._sight is None else self._sight.newest
 
     @property
@@ -105,13 +104,13 @@ class MemoryWatch:
         """The kernel's counters from some seconds ago."""
         return None if self._sight is None else self._sight.counted.before
 
-    def look(self, now: float) -> None:
+    def sample(self, now: float) -> None:
         """Take a sample, and set when the next one is due."""
         began = time.thread_time()
         try:
             if self._sight is None:
                 self._sight = _Sight(self._pid, self._counters)
-            period = self._sight.look(now)
+            period = self._sight.sample(now)
         except Exception:  # noqa: BLE001  the keeper must go on
             traceback.print_exc()
             period = _BLIND_SECONDS
@@ -131,7 +130,7 @@ class MemoryWatch:
         found: dict[str, Any] = {"counters": {}, "memory": []}
         try:
             if self._sight is not None:
-                found = {"counters": self._sight.counters(), "memory": self._sight.recent()}
+                found = {"counters": self._sight.counters(), "memory": self._sight.history.recent()}
         except Exception:  # noqa: BLE001  the trainer's last state is not saved yet
             traceback.print_exc()
         return {**found, "children": self.ended()}
@@ -153,14 +152,14 @@ class _Sight:
         # The trainer may be dead before the first sample: the keeper starts in its cgroup.
         self._sampler.cgroup = self._sampler.cgroup or MemoryCgroup.find(os.getpid())
         self._family = Descendants(pid, self._sampler.tree)
-        self._history = MemoryHistory()
+        self.history = MemoryHistory()
         self._growth = Growth()
         self._full_at = 0.0
         self.counted = Counted(first_counters(counters, read_counters(self._sampler.cgroup)))
         self.newest: dict[str, Any] | None = None
         self.forecast: Forecast | None = None
 
-    def look(self, now: float) -> float:
+    def sample(self, now: float) -> float:
         """Take a sample; returns the seconds until the next one."""
         is_full = now >= self._full_at
         sample = self._sampler.take(full=is_full)
@@ -171,7 +170,7 @@ class _Sight:
         if not sample.get("rss"):
             return _CALM_SECONDS  # it is dying: this sample says nothing
         self.newest = sample
-        self._history.add(sample)
+        self.history.add(sample)
         self._growth.add(sample)
         self.forecast = self._growth.forecast()
         return _PRESSED_SECONDS if self._growth.is_close() else _CALM_SECONDS
@@ -180,9 +179,6 @@ class _Sight:
         """The kernel's counters at the start, before the death and at it."""
         death = read_counters(self._sampler.cgroup)
         return {"start": self.counted.start, "before": self.counted.before, "death": death}
-
-    def recent(self) -> list[dict[str, Any]]:
-        return self._history.recent()
 
     def ended(self) -> list[dict[str, Any]]:
         since = time.time() - _ENDED_SECONDS

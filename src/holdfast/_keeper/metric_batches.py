@@ -39,7 +39,11 @@ class Logged:
         if not self._lock.acquire(timeout=_LOCK_SECONDS):
             return  # another thread sends it, and its wait must not delay a close
         try:
-            self._fold_new()
+            late, self._late = self._late, deque(maxlen=_MOST_KEPT)
+            for step, values, beats in late:
+                self._fold_all(step, values, beats)
+            for _ in range(len(self._new)):
+                self._fold_all(*self._new.popleft(), 0)
             for names, part in _parts(self._folds):
                 if not post(part):
                     return
@@ -47,13 +51,6 @@ class Logged:
                     del self._folds[name]
         finally:
             self._lock.release()
-
-    def _fold_new(self) -> None:
-        late, self._late = self._late, deque(maxlen=_MOST_KEPT)
-        for step, values, beats in late:
-            self._fold_all(step, values, beats)
-        for _ in range(len(self._new)):
-            self._fold_all(*self._new.popleft(), 0)
 
     def _fold_all(self, step: int, values: dict[str, Any], beats: int) -> None:
         missing = None

@@ -34,11 +34,12 @@ class Steps:
         self.base = 0  # the one at which the attempt began
         self.histogram: dict[int, int] = {}
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Count the steps that are complete by now."""
         words = self._words
-        if self.step is None and not self._has_begun():
-            return
+        has_begun = words[control.WORK] == 0 or words[control.LOOP_NS]
+        if self.step is None and not has_begun:
+            return  # the step counter does not belong to the run yet
         newest = int(words[control.STEP])
         if self.step is None:
             self.step = int(words[control.LOOP_STEP]) if words[control.LOOP_NS] else newest
@@ -52,10 +53,6 @@ class Steps:
         for step in range(max(self.step, oldest), newest):
             self._add(step, times)
         self.step = newest
-
-    def _has_begun(self) -> bool:
-        """Before that, the step counter does not belong to the run."""
-        return bool(self._words[control.WORK] == 0 or self._words[control.LOOP_NS])
 
     def _add(self, step: int, times: Sequence[int]) -> None:
         """The time from one boundary to the next, without saves and phases."""
@@ -86,7 +83,7 @@ class SeriesWriter:
         self._sampled: Any = None  # the time of the last memory sample that was written
         self._next_at = self._next_waits = 0.0
         self._is_over = self._is_ended = False
-        self._has_looked = False
+        self._has_polled = False
 
     def take(self, metrics: Mapping[str, list[Any]]) -> None:
         """Add metrics from the trainer."""
@@ -105,13 +102,13 @@ class SeriesWriter:
             self._phases[phase] = self._phases.get(phase, 0) + rested - self._rested
             self._rested = rested
 
-    def look(self, now: float, facts: Callable[[], dict[str, Any]]) -> None:
+    def poll(self, now: float, facts: Callable[[], dict[str, Any]]) -> None:
         """Read the new steps, and write a row if one is due."""
         try:
-            if not self._has_looked:
-                self._has_looked = True
+            if not self._has_polled:
+                self._has_polled = True
                 self._go_on_with(self._path)
-            self._steps.look()
+            self._steps.poll()
             if now >= self._next_at and not self._is_over:
                 self._write(now, facts())
         except Exception:  # noqa: BLE001  the keeper must go on
@@ -124,7 +121,7 @@ class SeriesWriter:
         if self._is_ended and int(self._words[control.STEP]) == before and not self._metrics:
             return
         self._is_ended = True
-        self.look(time.monotonic(), facts)
+        self.poll(time.monotonic(), facts)
 
     def _write(self, now: float, facts: dict[str, Any]) -> None:
         step = self._steps.step

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from holdfast._keeper.heartbeat import StepPace
 from holdfast._keeper.protocol import ShortWarning
 from holdfast._keeper.storage import Storage
 from holdfast._keeper.trainer import Trainer
@@ -22,11 +21,37 @@ _WARNING_GRACE_SECONDS = 30.0
 # What a stop by the clock leaves besides step and save: for agreement, exit and requeue.
 _EXIT_SECONDS = 10.0
 _LEAST_SECONDS = 20.0
+_DECAY_PER_POLL = 0.9995  # four polls a second: half of it in six minutes
 
 
 def in_background(act: Callable[[], None]) -> None:
     """Run it in a thread: the keeper's loop must not wait for SLURM."""
     threading.Thread(target=act, name="job", daemon=True).start()
+
+
+class StepPace:
+    """How long a step takes, on the safe side: the longest of recent ones."""
+
+    def __init__(self) -> None:
+        self.step_seconds: float | None = None
+        self._seen: tuple[float, int] | None = None
+
+    def rest(self) -> None:
+        """No step is being made."""
+        self._seen = None
+
+    def observe(self, now: float, step: int, boundary_ns: int) -> None:
+        """Record the trainer's step within its loop."""
+        before, self._seen = self._seen, (now, step)
+        if before is None or boundary_ns == 0:
+            return
+        if step > before[1]:
+            # The mean: the observed step may have taken longer than those in between.
+            seconds = (now - before[0]) / (step - before[1])
+        else:
+            seconds = now - max(before[0], boundary_ns / 1e9)
+            self._seen = before
+        self.step_seconds = max(seconds, _DECAY_PER_POLL * (self.step_seconds or 0.0))
 
 
 class TimeLimit:
@@ -72,14 +97,14 @@ class TimeLimit:
         """Stop in time for the job's end: SLURM's warning can be lost."""
         words = self._trainer.words
         if words[control.IN_LOOP] and not words[control.REST]:
-            self.pace.see(now, int(words[control.STEP]), int(words[control.BOUNDARY_NS]))
+            self.pace.observe(now, int(words[control.STEP]), int(words[control.BOUNDARY_NS]))
         else:
             self.pace.rest()
         if self.job is None or self._trainer.is_leaving:
             return
         from holdfast._environment.slurm.controller import EndingCause  # only where there is a job
 
-        self.job.look(now)
+        self.job.poll(now)
         left = self.job.seconds_left()
         if left is not None:
             may_stop = not self._is_over and not decider.is_stopping

@@ -1,4 +1,4 @@
-"""The trainer as its keeper sees it: what it shares, what it is sent, how it is made to leave."""
+"""The trainer as its keeper sees it: what it shares, its signals, its exit and its death."""
 
 from __future__ import annotations
 
@@ -6,16 +6,24 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Callable
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from holdfast import _errors
+from holdfast._environment.processes.ended import exit_code, how_it_died
+from holdfast._environment.processes.identity import host_name
 from holdfast._environment.processes.proc import FairDeadline
-from holdfast._keeper import messages
-from holdfast._keeper.heartbeat import is_looked_at, state_of
-from holdfast._keeper.protocol import LeaveOrder, ToTrainer
+from holdfast._environment.processes.tree import parent
+from holdfast._keeper import protocol
+from holdfast._keeper.memory_alarm import MemoryWatch
 from holdfast._keeper.timers import Timers
+from holdfast._store.commit.write import Policy
+from holdfast._store.folder.attempts import write_json
+from holdfast._store.folder.requests import SAME_PRESS_SECONDS
 from holdfast._store.memory import control
 from holdfast._store.memory.control import ControlPage
 
@@ -62,8 +70,8 @@ class Trainer:
         self.is_leaving = False  # as it said itself
         self.was_killed = False  # by this keeper
 
-    def send(self, message: ToTrainer) -> None:
-        messages.send(self._ends.link, message.kind, **message.values())
+    def send(self, message: protocol.ToTrainer) -> None:
+        protocol.send(self._ends.link, message.kind, **message.values())
 
     @property
     def step(self) -> int:
@@ -91,7 +99,7 @@ class Trainer:
         self.kill_after(_KILL_AFTER_SECONDS)
         if status == _errors.HUNG:
             details["asked"] = False  # the supervisor is to start it again
-        self.send(LeaveOrder(status=status, reason=reason, step=step, **details))
+        self.send(protocol.LeaveOrder(status=status, reason=reason, step=step, **details))
 
     def expect_exit_after_save(self, status: int) -> None:
         """It is told to leave when a state is durable; a disk that hangs must not hold it."""
@@ -130,3 +138,182 @@ class Trainer:
             with contextlib.suppress(OSError):
                 signal.pidfd_send_signal(self._ends.pidfd, signal.SIGKILL)
         self._timers.on_deadline(self._deadline(_SURVIVES_SECONDS), self._gone, "gone")
+
+
+# -- Signals that the trainer receives, as its wakeup descriptor passes them on --------------------
+
+_KEPT = 32
+_OF_CHILDREN = (signal.SIGCHLD,)  # data loaders cause it: no evidence in a post-mortem
+
+
+@dataclass(frozen=True)
+class SignalArrival:
+    """A signal that asks the run to stop."""
+
+    number: int
+    is_final: bool  # a second Ctrl-C, or SIGQUIT: leave without another step
+
+    @property
+    def name(self) -> str:
+        return signal.Signals(self.number).name
+
+    @property
+    def reason(self) -> str:
+        is_second = self.is_final and self.number == signal.SIGINT
+        return "second Ctrl-C" if is_second else self.name
+
+    @property
+    def status(self) -> int:
+        if self.number == signal.SIGQUIT:
+            return 128 + self.number
+        return _errors.of_signal(self.number)
+
+
+class SignalReader:
+    """Reads the numbers and drops what asks for nothing."""
+
+    def __init__(self, descriptor: int, numbers: Collection[int], words: Any) -> None:
+        self.recent: deque[dict[str, Any]] = deque(maxlen=_KEPT)  # for a post-mortem
+        self._descriptor = descriptor
+        self._numbers = frozenset(numbers)
+        self._words = words
+        self._interrupted_at: float | None = None  # the first Ctrl-C
+        self._expects_nudge = False
+
+    def expect_nudge(self) -> None:
+        """The trainer will interrupt its own main thread: the next SIGINT is no request."""
+        self._expects_nudge = True
+
+    def read(self) -> Iterator[SignalArrival]:
+        """The stop requests that have arrived; EOFError when none can come any more."""
+        try:
+            numbers = os.read(self._descriptor, 256)
+        except BlockingIOError:
+            return
+        if not numbers:
+            raise EOFError
+        for number in numbers:
+            if number not in _OF_CHILDREN:
+                self.recent.append({"time": time.time(), "name": _name_of(number)})
+            if number in self._numbers and (found := self._classify(number)) is not None:
+                yield found
+
+    def _classify(self, number: int) -> SignalArrival | None:
+        if not self._words[control.IN_LOOP]:
+            return None  # outside the loop the trainer acts at once, by itself
+        if number != signal.SIGINT:
+            # SIGQUIT arrives here only if the trainer is process 1; it ends any other.
+            return SignalArrival(number, is_final=number == signal.SIGQUIT)
+        if self._expects_nudge:
+            self._expects_nudge = False
+            return None
+        now = time.monotonic()
+        if self._interrupted_at is None:
+            self._interrupted_at = now
+            return SignalArrival(number, is_final=False)
+        if now - self._interrupted_at <= SAME_PRESS_SECONDS:
+            return None
+        return SignalArrival(number, is_final=True)
+
+
+def _name_of(number: int) -> str:
+    with contextlib.suppress(ValueError):
+        return signal.Signals(number).name
+    return f"signal {number}"
+
+
+def is_looked_at(pid: int) -> bool:
+    """True if a process is stopped or traced."""
+    with contextlib.suppress(OSError):
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        fields = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+        return fields.get("TracerPid", "0") != "0" or fields.get("State", "R")[0] in "Tt"
+    return False
+
+
+def state_of(pid: int) -> str:
+    """The kernel's letter for the state of a process; empty if it is gone."""
+    with contextlib.suppress(OSError, IndexError):
+        return chr(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][0])
+    return ""
+
+
+def age_of(monotonic_ns: int) -> float | None:
+    """The seconds since a time of the monotonic clock; None if it was not set."""
+    return None if not monotonic_ns else round((time.monotonic_ns() - monotonic_ns) / 1e9, 2)
+
+
+# -- Its death -------------------------------------------------------------------------------------
+
+_ASK_SECONDS = 0.6  # for its parent to collect the status: the kernel may report it then
+_GONE_SECONDS = 0.05  # after that an older kernel has nothing left to report
+_ASK_AGAIN_SECONDS = 0.01
+
+
+class PostMortem:
+    """The record of one death, for `holdfast why`.
+
+    It is written twice: at once, since what killed the trainer may kill the keeper next, and again
+    when all is saved and the kernel has reported the exit status.
+    """
+
+    def __init__(
+        self, policy: Policy, ends: Ends, watch: MemoryWatch, signals: Iterable[dict[str, Any]]
+    ) -> None:
+        self._path = policy.layout.death(policy.attempt, policy.rank)
+        self._ends = ends
+        self._watch = watch
+        # Its parent must collect the status, and may have to wait for a processor first.
+        self._heard = FairDeadline(_ASK_SECONDS, lambda: [parent(ends.trainer_pid)])
+        self._began = time.monotonic()
+        self.status: int | None = None  # as subprocess gives it
+        self.how: str | None = None  # in words
+        self._record: dict[str, Any] = {
+            "time": time.time(),
+            "host": host_name(),
+            "pid": ends.trainer_pid,
+            "rank": policy.rank,
+            "attempt": policy.attempt,
+            "status": None,
+            **watch.at_death(),
+            "signals": list(signals),
+        }
+        self.ask()
+
+    def ask(self) -> bool:
+        """Ask the kernel for the exit status; True if it is known, or never will be."""
+        is_there = self._is_there()
+        if self.status is None:
+            dead = (self._ends.pidfd, self._ends.trainer_pid)
+            self.status, self.how = exit_code(*dead), how_it_died(*dead)
+        if self.status is not None:
+            return True
+        gone_seconds = time.monotonic() - self._began
+        return self._heard.is_over() if is_there else gone_seconds > _GONE_SECONDS
+
+    def _is_there(self) -> bool:
+        return Path(f"/proc/{self._ends.trainer_pid}").exists()
+
+    def wait_for_status(self) -> None:
+        """Ask until the kernel reports the exit status, for a moment."""
+        while not self.ask():
+            time.sleep(_ASK_AGAIN_SECONDS)
+
+    def is_as_told(self, left_status: int | None) -> bool:
+        """True if the trainer only left with the status that it had been told."""
+        if left_status is None:
+            return False
+        by_signal = 128 - left_status
+        return self.status in (None, left_status, by_signal)
+
+    def note(self, **facts: Any) -> None:
+        """Add what the keeper knows."""
+        self._record |= facts
+
+    def write(self, *, durable: bool = True, **facts: Any) -> None:
+        """Write what is known so far."""
+        # A process that became another program by exec has said no goodbye either.
+        alive = self.status is None and self._is_there()
+        self.note(status=self.status, alive=alive, children=self._watch.ended(), **facts)
+        with contextlib.suppress(OSError):
+            write_json(self._path, self._record, durable=durable)

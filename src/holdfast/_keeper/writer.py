@@ -7,23 +7,29 @@ begins at once, since a flush of the first one cannot be interrupted.
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast._errors import SaveFailed
-from holdfast._keeper.mapped_arenas import HeldArena
-from holdfast._store.commit.checkpoint import Policy, State, keep_checkpoint, keep_parts, remove_old
 from holdfast._store.commit.chunks import QUIET, Labour
 from holdfast._store.commit.dedup import Former, newest_former
 from holdfast._store.commit.retention import Kept
 from holdfast._store.commit.source import Source
-from holdfast._store.commit.write import Fenced, explain, write_part
+from holdfast._store.commit.write import (
+    Fenced,
+    Policy,
+    State,
+    explain,
+    keep_checkpoint,
+    keep_parts,
+    remove_old,
+    write_part,
+)
 from holdfast._store.commit.write_queue import (
     Key,
     Superseded,
@@ -37,7 +43,9 @@ from holdfast._store.folder.layout import rank_file
 from holdfast._store.format.image import decode_head
 from holdfast._store.format.manifest import DataFile
 from holdfast._store.memory.arena import SlotRecord
-from holdfast._store.memory.control import mark_of
+
+if TYPE_CHECKING:
+    from holdfast._keeper.storage import HeldArena
 
 
 @dataclass(frozen=True)
@@ -65,6 +73,10 @@ class WriteJob:
     def is_kept(self) -> bool:
         return self.leave_status is not None
 
+    @property
+    def is_part(self) -> bool:
+        return self.partial is not None
+
 
 @dataclass(frozen=True)
 class Closing:
@@ -76,10 +88,11 @@ class Closing:
     began: float
     urgency: Urgency = Urgency.ASKED
     is_kept: bool = True
+    is_part: bool = False
 
     @property
     def key(self) -> Key:
-        return self.state.attempt, mark_of(self.state.step, self.state.at_turn)
+        return self.state.key
 
 
 @dataclass(frozen=True)
@@ -91,10 +104,11 @@ class WriteOutcome:
     is_fenced: bool
     seconds: float
     file: DataFile | None = None  # the part of a checkpoint
-    head: dict[str, Any] = field(default_factory=dict)  # the values beside the tensors
+    head: dict[str, Any] = field(default_factory=dict)  # the values that are not tensors
     is_dropped: bool = False  # a newer state is, or will be, durable in its place
 
 
+_Result = TypeVar("_Result")
 _PATIENCE_SECONDS = 1.0  # that the last state waits for saves that were asked for before it
 
 
@@ -134,7 +148,7 @@ class CheckpointWriter:
         self._removing = threading.Lock()
         self.measured_seconds: float | None = None  # of the slowest recent checkpoint
         self.deadline: float | None = None  # when all may be killed, by the monotonic clock
-        self.bytes_per_second: float | None = None
+        self.bytes_per_second: float | None = None  # for the computation of deadlines
         threading.Thread(target=self._work, name="writer", daemon=True).start()
 
     @property
@@ -145,7 +159,9 @@ class CheckpointWriter:
         """Queue a job; False if it does not keep its slot until its turn comes."""
         with self._change:
             keeps_its_slot = True
-            if isinstance(job, WriteJob) and self._under_way and _may_write_newest(job):
+            # A part is of the step that the other ranks write, and of no other.
+            may_write_newest = not _is_waited_for(job) and not job.is_part
+            if isinstance(job, WriteJob) and self._under_way and may_write_newest:
                 keeps_its_slot = False
                 if job.is_pinned:
                     job.held.unpin(job.record.slot)
@@ -326,12 +342,10 @@ class CheckpointWriter:
         job = under_way.job
         with contextlib.nullcontext() if not _is_waited_for(job) else QUIET.hurry():
             if isinstance(job, Closing):
-                error, fenced = self._try(functools.partial(self._close, job))
-                self._note_end(job, error)
-                self._closed(job, error, fenced)
+                error = self._close(job)
             else:
                 error = self._write(job, under_way.labour)
-        if error is None and not (isinstance(job, WriteJob) and job.partial is not None):
+        if error is None and not job.is_part:
             # After the trainer was told: removing a large file can take as long as a step.
             try:
                 with self._removing:
@@ -360,43 +374,21 @@ class CheckpointWriter:
                 self._telling -= 1
 
     def _note_end(self, job: WriteJob | Closing, error: str | None) -> None:
-        if error is None and not (isinstance(job, WriteJob) and job.partial is not None):
+        if error is None and not job.is_part:
             with self._change:
                 self._durable = job.key if self._durable is None else max(self._durable, job.key)
 
     def _write(self, job: WriteJob, labour: Labour) -> str | None:
         began = time.monotonic()
-        results: list[tuple[DataFile | None, dict[str, Any]]] = []
-        dropped: list[Superseded] = []
-
-        def act() -> None:
-            try:
-                results.append(self._commit(job, labour))
-            except Superseded as given_up:
-                dropped.append(given_up)
-                raise
-
-        error, fenced = self._try(act)
+        found, error, failure = _try(lambda: self._commit(job, labour))
         labour.over()
         job.held.unpin(job.record.slot)
         self._note_end(job, error)
-        file, head = results[0] if results else (None, {})
+        file, head = found or (None, {})
         seconds = time.monotonic() - began
-        self._done(WriteOutcome(job, error, fenced, seconds, file, head, is_dropped=bool(dropped)))
+        is_fenced, is_dropped = failure is Fenced, failure is Superseded
+        self._done(WriteOutcome(job, error, is_fenced, seconds, file, head, is_dropped))
         return error
-
-    def _try(self, act: Callable[[], None]) -> tuple[str | None, bool]:
-        """Returns the error, if any, and True if a newer attempt has forbidden the write."""
-        try:
-            act()
-        except Fenced as refused:
-            return str(refused), True
-        except SaveFailed as failed:
-            return str(failed), False
-        except Exception as unexpected:  # noqa: BLE001  the thread must not end
-            traceback.print_exc()
-            return f"{type(unexpected).__name__}: {unexpected}", False
-        return None, False
 
     def _commit(self, job: WriteJob, labour: Labour) -> tuple[DataFile | None, dict[str, Any]]:
         arena, record = job.held.arena, job.record
@@ -411,15 +403,16 @@ class CheckpointWriter:
             written = Former.written(final, job.partial, file, source, former)
         else:
             state = State(arena.attempt, record.step, job.reason, metrics, at_turn)
-            durable = keep_checkpoint(
-                self._policy, state, source, labour, former, turns=self._turns
-            )
-            if durable is None:
+            kept = keep_checkpoint(self._policy, state, source, labour, former, self._turns)
+            if kept is None:
                 return None, head
-            file, written = None, durable.former
+            file, written = None, kept
         with self._change:
             self._formers = [*self._formers, written][-2:]
-        self._note_speed(job, written.own_bytes, source, time.monotonic() - began)
+        # Unless most data was linked: then the time went into hashing.
+        is_measured = 2 * written.own_bytes >= source.size_bytes
+        if is_measured and (self.bytes_per_second is None or _is_waited_for(job)):
+            self.bytes_per_second = written.own_bytes / max(1e-6, time.monotonic() - began)
         return file, head
 
     def _former(self) -> Former | None:
@@ -430,13 +423,6 @@ class CheckpointWriter:
             self._formers += [] if found is None else [found]
         # The newest part may be of a checkpoint that failed on another rank.
         return next((each for each in reversed(self._formers) if each.folder.exists()), None)
-
-    def _note_speed(self, job: WriteJob, written: int, source: Source, seconds: float) -> None:
-        """How fast a checkpoint is written; deadlines are computed from it."""
-        if 2 * written < source.size_bytes:
-            return  # most data was linked: the time went into hashing
-        if self.bytes_per_second is None or _is_waited_for(job):
-            self.bytes_per_second = written / max(1e-6, seconds)
 
     def _write_part(
         self, partial: Path, source: Source, former: Former | None, labour: Labour
@@ -449,13 +435,26 @@ class CheckpointWriter:
         except OSError as error:
             raise SaveFailed(explain(self._policy.layout, error, source.size_bytes)) from error
 
-    def _close(self, job: Closing) -> None:
-        keep_parts(self._policy, job.state, job.partial, job.files, job.began, self._turns)
+    def _close(self, job: Closing) -> str | None:
+        parts = (job.state, job.partial, job.files, job.began)
+        _, error, failure = _try(lambda: keep_parts(self._policy, *parts, self._turns))
+        self._note_end(job, error)
+        self._closed(job, error, failure is Fenced)
+        return error
 
 
-def _may_write_newest(job: WriteJob) -> bool:
-    """A part is of the step that the other ranks write, and of no other."""
-    return not _is_waited_for(job) and job.partial is None
+def _try(act: Callable[[], _Result]) -> tuple[_Result | None, str | None, type[Exception] | None]:
+    """The result, or the error as a text and its class.
+
+    Not the error itself: its frames would keep the memory of a slot alive.
+    """
+    try:
+        return act(), None, None
+    except SaveFailed as failed:
+        return None, str(failed), type(failed)
+    except Exception as unexpected:  # noqa: BLE001  the thread must not end
+        traceback.print_exc()
+        return None, f"{type(unexpected).__name__}: {unexpected}", type(unexpected)
 
 
 def _is_waited_for(job: WriteJob | Closing) -> bool:

@@ -45,7 +45,7 @@ class KeeperEvents:
 
     def receive(self, message: Message) -> None:
         session = self._session
-        session.mirror.heed(message)
+        session.mirror.note_grace(message)
         if session.job is not None and session.job.hear(message):
             return
         self._dispatch(message)

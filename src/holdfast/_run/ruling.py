@@ -17,10 +17,9 @@ from holdfast._errors import CheckpointError, Stopped
 from holdfast._run.resume.start import Resumed
 from holdfast._run.saving.rank_orders import Decision
 from holdfast._state.finite import has_not_finite, nan_at_start, not_finite, trained
-from holdfast._store.commit.checkpoint import Policy
-from holdfast._store.folder.invalid import note_void, set_aside_void
+from holdfast._store.commit.write import Policy
 from holdfast._store.folder.layout import rank_file
-from holdfast._store.folder.lineage import is_on_line
+from holdfast._store.folder.lineage import is_on_line, note_void, set_aside_void
 from holdfast._store.folder.plain_file import open_file
 from holdfast._store.format import manifest
 from holdfast._store.format.image import parse_header

@@ -54,8 +54,7 @@ from holdfast._run.signals.handlers import uninterruptible
 from holdfast._run.start_record import StartRecord
 from holdfast._run.stop_state import StopState
 from holdfast._run.witness.observer import RunObserver, open_run_observer
-from holdfast._store.commit.checkpoint import Policy
-from holdfast._store.commit.write import is_replaced
+from holdfast._store.commit.write import Policy, is_replaced
 from holdfast._store.folder.attempts import beating, cannot_write, open_folder, release
 from holdfast._store.folder.opened import tell_leader, tell_leader_of_modules
 from holdfast._store.format.version import __version__
@@ -132,7 +131,7 @@ class Session:
         if led is not None:
             tell_leader(led, spec.folder, attempt.number, attempt.rank)
         with beating(attempt.layout, attempt.number, is_needed=attempt.rank == 0):
-            self.mirror.bring(start, attempt.party)
+            self.mirror.fetch(start, attempt.party)
             found = resume(start, attempt.number, spec.state, attempt.party)
         self.found = found
         self.record.say_changes(None if found.found is None else found.found.attempt)
@@ -368,7 +367,7 @@ class Session:
         self._record_exit(status_of(leaving), how, durable_step, asked=isinstance(leaving, Stopped))
         self.log.end(status_of(leaving))
         layout = self.attempt.layout
-        self.mirror.part(layout, durable_step, lambda: len(stops.signals) > answered)
+        self.mirror.finish(layout, durable_step, lambda: len(stops.signals) > answered)
         self._release(leaving)
         stops.forget()
         if isinstance(leaving, Stopped):

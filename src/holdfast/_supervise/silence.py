@@ -25,7 +25,7 @@ _LONGEST_SECONDS = 5.0
 _LOOKS = 8  # at its processor time, within the timeout
 _AWAY_SECONDS = 5.0  # more than this between two looks: we were stopped ourselves
 _AGAIN_SECONDS = 3.0  # from the first inspection that finds it idle to the second
-_LET_GO_SECONDS = 60.0
+_RELEASED_SECONDS = 60.0
 _WORKS = 0.02  # of a core
 _TICKS = os.sysconf("SC_CLK_TCK")
 _IDLE = ("IDLE", "POLLS", "DISK")  # launchers poll, even if their children hang
@@ -44,12 +44,10 @@ class SilenceWatch:
         self._inspection: Inspection | None = None
         self.inspectors: set[int] = set()
         self._is_first = True  # of the two inspections
-        self._held = ""  # by what, as it was said
-        self._held_at = 0.0
+        self._held = ("", 0.0)  # by what, as it was said, and when it was last found so
         self._is_client_said = False
         now = time.monotonic()
         self._last = self._since = now
-        self._began = time.time()
         self._ticks = 0
         self._next_inspection = now
         self.hang: dict[str, Any] | None = None
@@ -93,7 +91,7 @@ class SilenceWatch:
 
     def _start_over(self, now: float) -> None:
         self.close()
-        self._since, self._began = now, time.time()
+        self._since = now
         self._ticks = self._used()
         self._is_first = True
         self._has_ranks = None
@@ -147,7 +145,7 @@ class SilenceWatch:
             self._wait_for_who_holds_it(seen, now)
             self._start_over(now)
         elif seen["activity"] not in _IDLE or seen["cause"] in NO_HANG:
-            self._held = ""
+            self._held = ("", 0.0)
             self._start_over(now)
         elif self._is_first:
             self._is_first = False
@@ -157,7 +155,7 @@ class SilenceWatch:
     def _hang_record(self, seen: dict[str, Any], now: float) -> dict[str, Any]:
         return {
             "by": "leader",
-            "began": self._began,
+            "began": time.time() - (now - self._since),
             "found": time.time(),
             "ended": None,
             "patience": self._patience(),
@@ -174,10 +172,11 @@ class SilenceWatch:
     def _wait_for_who_holds_it(self, seen: dict[str, Any], now: float) -> None:
         held = seen["activity"] if seen["activity"] in _HELD else "KEYS"
         # Said once for a person who steps through it, and again after a longer pause.
-        was_let_go = now - self._held_at > max(_LET_GO_SECONDS, 2 * self._patience())
-        if held != self._held or was_let_go:
+        before, at = self._held
+        was_released = now - at > max(_RELEASED_SECONDS, 2 * self._patience())
+        if held != before or was_released:
             self._command.say(_why_wait(held, seen["look"]["processes"]))
-        self._held, self._held_at = held, now
+        self._held = (held, now)
 
     def _awaits_keys(self) -> bool:
         """Whether the last line is a prompt, and not a bar, which is drawn over and over."""

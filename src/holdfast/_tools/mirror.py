@@ -27,12 +27,11 @@ from holdfast._store.folder.attempts import (
 )
 from holdfast._store.folder.layout import RunLayout
 from holdfast._store.folder.lineage import is_on_line, trace_line
-from holdfast._store.mirror.child import piece_bytes
+from holdfast._store.mirror.child import Service, describe_trouble
 from holdfast._store.mirror.fetch import Fetched, candidates, fetch_newest
 from holdfast._store.mirror.index import Holder, MirrorIndex
-from holdfast._store.mirror.protocol import describe_trouble
 from holdfast._store.mirror.store import open_store
-from holdfast._store.mirror.uploader import Service, Uploader, alone
+from holdfast._store.mirror.uploader import Uploader, alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +104,12 @@ def push(
     known = read_json(layout.mirror)
     keep, best = known.get("keep_last"), known.get("best")
     service = Service(
-        layout=layout,
+        folder=str(layout.folder),
         run_id=run_id,
         attempt=numbers[-1] if numbers else 1,
         address=address,
         keep_last=keep if isinstance(keep, int) else 3,
         best=(best[0], best[1]) if isinstance(best, list) else None,
-        piece_bytes=piece_bytes(),
     )
     uploader = Uploader(service, receive, is_known=known.get("address") in (None, address))
     has_waited = False
@@ -150,7 +148,7 @@ def fetch(
             raise MirrorError(f"{address}: there is {what} in this mirror.")
         _admit(layout, folder, run_id, attempts)
         _refuse_strange(index, layout, folder, wanted[0])
-        with alone(layout, lambda: None):
+        with alone(layout):
             found = fetch_newest(index, layout, tell_damage, lambda *_: None, step)
     if found is None:
         raise NoGoodCheckpoint(f"{address}: none of the checkpoints that were asked for is whole.")

@@ -74,8 +74,8 @@ class Logger:
         layout = driver.layout
         plan |= {
             "label": self._label,
-            "state": str(layout.logger_state(name)),
-            "lock": str(layout.logger_lock(name)),
+            "state": str(layout.logger(name, "json")),
+            "lock": str(layout.logger(name, "lock")),
             "folder": str(layout.folder),
             "loggers": str(layout.loggers),
             "mark": driver.mark,
@@ -83,7 +83,7 @@ class Logger:
         }
         try:
             layout.loggers.mkdir(exist_ok=True)
-            self._writer = Writer(self._label, plan, layout.logger_log(name), self._rows)
+            self._writer = Writer(self._label, plan, layout.logger(name, "log"), self._rows)
         except OSError as error:
             say(f"{self._label}: cannot be logged to ({error}). The training goes on without it.")
             return

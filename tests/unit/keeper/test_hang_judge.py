@@ -238,7 +238,7 @@ def test_a_new_keeper_of_the_only_stuck_rank_begins_anew():
     scene = Scene(2)
     scene.stuck(1)
     scene.wait(1)
-    scene.judge.forget(1)
+    scene.judge.on_going(1, moved=False)
     scene.wait(100)
     assert scene.notes == []
 

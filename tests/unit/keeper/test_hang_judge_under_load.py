@@ -62,10 +62,10 @@ def test_a_keeper_that_says_that_it_still_looks_is_waited_for():
     scene.stuck(0)
     scene.wait(1)
     for _ in range(20):
-        scene.judge.hear(1, LookProgress(round=scene.judge._count))
+        scene.judge.receive(1, LookProgress(round=scene.judge._count))
         scene.wait(5)
     assert scene.filed == []
-    scene.judge.hear(1, LookResult(round=scene.judge._count, look=make_look(1)))
+    scene.judge.receive(1, LookResult(round=scene.judge._count, look=make_look(1)))
     scene.looks[1] = make_look(1)
     scene.wait(5)
     assert [record["missing"] for record in scene.filed] == [[]]

@@ -6,8 +6,8 @@ import threading
 import time
 from typing import Any
 
-from holdfast._keeper.hangs import watch
-from holdfast._keeper.hangs.watch import HangWatch
+from holdfast._keeper.hangs import monitor
+from holdfast._keeper.hangs.monitor import HangWatch
 from holdfast._keeper.protocol import ToHub
 from holdfast._store.memory.control import BOUNDARY_NS, LOOP_NS, private_words
 from tests.support import wait_until
@@ -41,13 +41,13 @@ class Scene:
         self.posted.append((message.kind, message.values()))
 
     def see(self, now: float) -> list[str]:
-        self.watch.see(now, None, is_over=False)
+        self.watch.observe(now, None, is_over=False)
         return [kind for kind, _ in self.posted]
 
 
 def _begun() -> tuple[Scene, float]:
     scene = Scene()
-    scene.watch.look(7)
+    scene.watch.inspections.ask(7)
     wait_until(lambda: scene.looker.alive_at, what="the look")
     return scene, time.monotonic()
 
@@ -71,13 +71,13 @@ def test_a_look_without_a_sign_of_life_is_given_up():
     assert "looked" not in scene.see(now + 7)
     scene.see(now + 9)
     assert scene.posted[-1][0] == "looked"
-    assert scene.posted[-1][1]["look"]["stacks_error"] == "the look did not come to an end"
+    assert scene.posted[-1][1]["look"]["stacks_error"] == "the inspection did not end"
     scene.looker.may_end.set()
 
 
 def test_in_the_calm_nobody_reads_how_long_it_has_waited(monkeypatch):
     asked: list[int] = []
-    monkeypatch.setattr(watch, "waited_seconds", lambda pid, tid: asked.append(tid) or 0.0)
+    monkeypatch.setattr(monitor, "waited_seconds", lambda pid, tid: asked.append(tid) or 0.0)
     scene = Scene()
     for step in range(1, 9):
         scene.words[BOUNDARY_NS] = step

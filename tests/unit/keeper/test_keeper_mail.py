@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from holdfast._keeper.network import file_mailbox as mails
 from holdfast._keeper.network.connection import Complaints
-from holdfast._keeper.network.delivery import Ledger, new_life
+from holdfast._keeper.network.endpoint import Ledger, new_life
 from holdfast._keeper.network.file_mailbox import Mail
 
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from holdfast._keeper import messages, protocol
-from holdfast._store.commit.checkpoint import Policy
+from holdfast._keeper import protocol
+from holdfast._store.commit.write import Policy
 from holdfast._store.folder.layout import RunLayout
 
 
@@ -95,11 +95,11 @@ def test_a_keeper_reads_the_configuration_that_it_is_started_with(tmp_path):
 
 def test_a_keeper_does_not_wait_for_a_message_that_is_taken_already():
     """Its loop finds one ready, and receives all that is pending before it comes to it."""
-    trainer, keeper = messages.socket_pair()
-    messages.send(trainer, "goodbye")
-    assert messages.receive(keeper, waits=False) == ({"kind": "goodbye"}, [])
+    trainer, keeper = protocol.socket_pair()
+    protocol.send(trainer, "goodbye")
+    assert protocol.receive(keeper, waits=False) == ({"kind": "goodbye"}, [])
     with pytest.raises(BlockingIOError):
-        messages.receive(keeper, waits=False)
+        protocol.receive(keeper, waits=False)
     trainer.close()
-    assert messages.receive(keeper, waits=False) is None
+    assert protocol.receive(keeper, waits=False) is None
     keeper.close()

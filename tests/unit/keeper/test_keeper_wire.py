@@ -319,7 +319,7 @@ def test_lines_about_strangers_are_few(begin, mail, capfd):
         assert is_dropped(knock(center.post.port, b"garbage"))
     lines = capfd.readouterr().out.splitlines()
     assert 1 <= len(lines) <= 2 + time.monotonic() - began
-    assert "was dropped: it is no keeper" in lines[0]
+    assert "was dropped: it is not a keeper" in lines[0]
 
 
 def test_whoever_says_nothing_is_dropped_in_time(begin, mail):

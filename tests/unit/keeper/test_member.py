@@ -29,7 +29,7 @@ class Keeper:
         self.said.append((message.kind, message.values()))
 
     def hear(self, kind: str, **fields: Any) -> None:
-        self.member.hear(FromHub.from_json({"kind": kind, **fields}))
+        self.member.receive(FromHub.from_json({"kind": kind, **fields}))
 
     def decide(self, number: int, mark: int, kind: str = "stop") -> None:
         self.hear("decide", round=number, mark=mark, wish={"kind": kind, "reason": "why"})

@@ -12,7 +12,7 @@ from holdfast import _errors
 from holdfast._environment.slurm import controller
 from holdfast._environment.slurm.controller import JobFacts
 from holdfast._environment.slurm.job import Job
-from holdfast._keeper.alone import Alone
+from holdfast._keeper.decider import Alone
 from holdfast._keeper.job import JobWatch
 from holdfast._keeper.time_limit import TimeLimit
 from holdfast._store.folder.layout import RunLayout
@@ -40,7 +40,7 @@ def _keeper(tmp_path, monkeypatch, stop, left, *, reason="None", kill_wait=30.0)
     monkeypatch.setattr(controller, "warning_seconds", lambda _: None)
     monkeypatch.setattr(controller, "kill_wait_seconds", lambda: kill_wait)
     job = JobWatch(Job("12", "12", 0), RunLayout(tmp_path), 1, 3)
-    job._looking.acquire()
+    job._polling.acquire()
     job._learn()
     job._learn_cause()
     trainer = SimpleNamespace(words=[0] * 512, is_leaving=False, stays=False)

@@ -47,7 +47,7 @@ def begin(words: Any, now: float, step: int = 0) -> None:
 
 
 def write(writer: SeriesWriter, now: float, **facts: Any) -> None:
-    writer.look(now, lambda: facts)
+    writer.poll(now, lambda: facts)
 
 
 def rows(path: Path) -> list[series.Row]:
@@ -106,19 +106,6 @@ def test_a_row_that_the_disk_does_not_take_is_not_written(tmp_path):
     assert series.append(tmp_path / "no folder" / "series.jsonl", {"t": 1.0, "s": 1, "n": 1}) == 0
 
 
-def test_metrics_of_a_row_have_names_as_given():
-    row = {"m": {"</script>": [1.0, 0.5, 2.0, 3, 1, 9], "old": [1.0, 1.0, 1.0, 1], "odd": "x"}}
-    found = dict(series.metrics_of(row))
-    assert set(found) == {"</script>", "old"}
-    assert found["</script>"].bad == 1
-    assert found["</script>"].step == 9
-    assert found["old"].step is None
-    assert list(series.metrics_of({"m": None})) == []
-
-
-# -- step times ----------------------------------------------------------------------
-
-
 @given(st.lists(st.floats(0.001, 10.0), min_size=1, max_size=254), st.integers(0, 1000))
 def test_every_step_is_counted_with_its_time(times, first):
     words = control.private_words()
@@ -128,7 +115,7 @@ def test_every_step_is_counted_with_its_time(times, first):
     for each in times:
         now += each
         pass_boundary(words, now)
-    steps.look()
+    steps.poll()
     expected: dict[int, int] = {}
     series.add_buckets(expected, [[series.bucket_of(each), 1] for each in times])
     assert steps.step == first + len(times)
@@ -162,7 +149,7 @@ def test_time_in_a_phase_is_none_of_a_step(page):
     pass_boundary(words, now + rested + 0.010)
     steps = Steps(words)
     steps.step = 0
-    steps.look()
+    steps.poll()
     assert steps.histogram == {series.bucket_of(0.010): 2}
 
 
@@ -175,7 +162,7 @@ def test_time_before_a_turn_is_none_of_the_step_after_it(page):
     pass_boundary(words, 151.0)
     steps = Steps(words)
     steps.step = 0
-    steps.look()
+    steps.poll()
     assert steps.histogram == {series.bucket_of(1.0): 2}
 
 
@@ -304,7 +291,7 @@ def test_the_last_row_is_written_once_unless_there_is_more_to_say(page, path):
 def test_what_fails_there_does_not_end_a_keeper(page, path, capsys):
     begin(page.words, 100.0)
     writer = SeriesWriter(path, page.words)
-    writer.look(0.0, lambda: {"memory": 3})  # type: ignore[dict-item]  # that is the point
+    writer.poll(0.0, lambda: {"memory": 3})  # type: ignore[dict-item]  # that is the point
     assert "Traceback" in capsys.readouterr().err
     write(writer, 9.0)
     assert rows(path) == []
@@ -365,5 +352,5 @@ def test_phases_after_many_short_steps_are_none_of_them(page):
         now += 0.050
     steps = Steps(words)
     steps.step = 0
-    steps.look()
+    steps.poll()
     assert steps.histogram == {series.bucket_of(0.010): 60}

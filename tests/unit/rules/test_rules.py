@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 import holdfast
 from holdfast._adapters.metrics import Metrics
 from holdfast._state.finite import has_not_finite, not_finite
-from holdfast._store.folder.invalid import (
+from holdfast._store.folder.layout import RunLayout
+from holdfast._store.folder.lineage import (
     is_void,
     note_void,
     set_aside_void,
     void_steps,
     without_void,
 )
-from holdfast._store.folder.layout import RunLayout
 from holdfast.rules import At, Budget, Diverged, NotFinite, Plateau, Rule, Threshold, When
 from holdfast.rules._judge import Judge
 from tests.support import wait_until

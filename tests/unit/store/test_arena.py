@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast._keeper.storage import Storage
-from holdfast._store.commit.checkpoint import Policy
+from holdfast._store.commit.write import Policy
 from holdfast._store.folder.layout import RunLayout
 from holdfast._store.format.image import PAGE, plan_image
 from holdfast._store.memory.arena import MAX_SLOTS, Arena, NotAnArena, arena_bytes

@@ -11,17 +11,17 @@ import pytest
 from holdfast._errors import SaveFailed
 from holdfast._store.commit.chunks import Labour
 from holdfast._store.commit.source import Ranges, Source
-from holdfast._store.commit.write import CheckpointCommit, commit_checkpoint
+from holdfast._store.commit.write import Policy, State, keep_checkpoint
 from holdfast._store.folder.attempts import claim, open_folder
 from holdfast._store.folder.layout import MANIFEST, rank_file
 from holdfast._store.format.image import encode_scalars, plan_image
 from holdfast._store.read.merge_ranks import read_checkpoint
 
 
-def commit(folder: Path) -> CheckpointCommit:
+def commit(folder: Path) -> tuple[Policy, State]:
     layout, run_id = open_folder(folder)
     number = claim(layout, folder, lambda _: None)
-    return CheckpointCommit(layout, run_id, number, number, 3, False, "asked", {}, "made")
+    return Policy(layout, run_id, number, {}, 3, None, "made"), State(number, 3, "asked", {})
 
 
 def source() -> Source:
@@ -34,7 +34,8 @@ def source() -> Source:
 def test_data_and_manifest_are_flushed_before_the_name_and_the_name_before_the_return(
     folder, monkeypatch
 ):
-    made = commit(folder)
+    policy, state = commit(folder)
+    layout, final = policy.layout, state.folder(policy.layout)
     order: list[str] = []
     real_fsync, real_rename = os.fsync, os.rename
 
@@ -48,16 +49,16 @@ def test_data_and_manifest_are_flushed_before_the_name_and_the_name_before_the_r
 
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "rename", rename)
-    commit_checkpoint(made, source(), Labour(is_background=False))
+    keep_checkpoint(policy, state, source(), Labour(is_background=False))
     assert set(order[:2]) == {rank_file(0), MANIFEST}
     assert order[2].startswith(".")  # the folder, before it has its name
-    assert order[3:] == [f"name {made.final.name}", made.layout.checkpoints.name]
-    assert read_checkpoint(made.final).head["step"] == 3
+    assert order[3:] == [f"name {final.name}", layout.checkpoints.name]
+    assert read_checkpoint(final).head["step"] == 3
 
 
 @pytest.mark.parametrize("bad", [rank_file(0), MANIFEST])
 def test_without_one_of_the_flushes_there_is_no_checkpoint(folder, monkeypatch, bad):
-    made, real = commit(folder), os.fsync
+    (policy, state), real = commit(folder), os.fsync
 
     def fsync(descriptor):
         if Path(f"/proc/self/fd/{descriptor}").readlink().name == bad:
@@ -67,6 +68,6 @@ def test_without_one_of_the_flushes_there_is_no_checkpoint(folder, monkeypatch, 
     monkeypatch.setattr(os, "fsync", fsync)
     before = len(list(Path("/proc/self/fd").iterdir()))
     with pytest.raises(SaveFailed, match="planted"):
-        commit_checkpoint(made, source(), Labour(is_background=False))
-    assert list(made.layout.checkpoints.iterdir()) == []
+        keep_checkpoint(policy, state, source(), Labour(is_background=False))
+    assert list(policy.layout.checkpoints.iterdir()) == []
     assert len(list(Path("/proc/self/fd").iterdir())) == before

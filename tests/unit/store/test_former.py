@@ -16,7 +16,7 @@ from holdfast._errors import DamagedCheckpoint
 from holdfast._run.saving.direct import write_direct
 from holdfast._state.capture import capture
 from holdfast._store.commit import dedup as former_module
-from holdfast._store.commit.checkpoint import Policy
+from holdfast._store.commit.write import Policy
 from holdfast._store.folder.layout import MANIFEST, RunLayout, rank_file
 from holdfast._store.format import manifest
 from holdfast._store.format.image import (

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from holdfast._errors import DamagedCheckpoint, MirrorError, SettingsError
 from holdfast._settings import Settings
 from holdfast._store.format.manifest import Part
+from holdfast._store.mirror.child import ask, why
 from holdfast._store.mirror.index import (
     Holder,
     IndexedFile,
@@ -25,7 +26,6 @@ from holdfast._store.mirror.index import (
     decode_index,
     encode_index,
 )
-from holdfast._store.mirror.protocol import ask, why
 from holdfast._store.mirror.store import FolderStore, MirrorStore, MissingPlace, open_store
 
 
@@ -88,7 +88,7 @@ def test_a_mirror_that_was_emptied_is_not_called_that_of_another_run(store):
 def test_what_a_site_prints_when_python_starts_is_no_answer(monkeypatch):
     told = ["sh", "-c", 'echo welcome; echo \'{"kind": "empty"}\'']
     monkeypatch.setattr(
-        "holdfast._store.mirror.protocol.start_speaker",
+        "holdfast._store.mirror.child.start_speaker",
         lambda *_: subprocess.Popen(told, stdin=subprocess.PIPE, stdout=subprocess.PIPE),
     )
     assert ask({"address": "x"}) == [{"kind": "empty"}]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 
@@ -77,6 +78,21 @@ def test_the_guard_ends_when_it_was_taken_and_removes_nothing(tmp_path, quick):
     threading.Timer(0.02, lambda: path.rename(taken)).start()
     assert guard(path, 60, Calm()) == "it was taken"
     assert taken.read_bytes() == b"slots"
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_the_log_says_why_the_guard_removed_it(tmp_path, monkeypatch, is_taken):
+    path, log = file(tmp_path), tmp_path / "keeper.log"
+    monkeypatch.setattr(waiting.signal, "signal", lambda *_: None)
+    if is_taken:
+        path.unlink()
+    waiting.main(json.dumps({"path": str(path), "seconds": 0, "log": str(log)}))
+    assert not path.exists()
+    told = log.read_text() if log.exists() else ""
+    assert told.endswith(
+        "" if is_taken else "the arena that waited was removed: its time is over\n"
+    )
+    assert bool(told) is not is_taken
 
 
 def test_an_arena_that_is_taken_over_is_empty_and_of_the_new_attempt(tmp_path):

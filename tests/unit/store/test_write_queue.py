@@ -66,7 +66,7 @@ class FakeDisk:
             self.now = began + self.seconds
             self.under_way.remove((write, began))
             try:
-                with self.turns.take_name(write.key):
+                with self.turns.take("name", write.key):
                     self.durable.append((write, self.now))
             except Superseded:
                 self.dropped.append(write)
@@ -169,15 +169,15 @@ def test_a_newer_attempt_is_newer_whatever_its_step():
     assert disk.marks() == [6]
 
 
-@pytest.mark.parametrize("take", [Turns.take_name, Turns.take_note])
-def test_a_checkpoint_is_neither_named_nor_noted_after_a_newer_one(take):
+@pytest.mark.parametrize("what", ["name", "note"])
+def test_a_checkpoint_is_neither_named_nor_noted_after_a_newer_one(what):
     turns = Turns()
-    with take(turns, (1, 94)):
+    with turns.take(what, (1, 94)):
         pass
-    with pytest.raises(Superseded), take(turns, (1, 93)):
+    with pytest.raises(Superseded), turns.take(what, (1, 93)):
         raise AssertionError
     turns.forget()  # 94 was called bad
-    with take(turns, (1, 93)):
+    with turns.take(what, (1, 93)):
         pass
 
 

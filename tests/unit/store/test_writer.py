@@ -10,8 +10,8 @@ import pytest
 from holdfast._errors import SaveFailed
 from holdfast._keeper import writer as writer_module
 from holdfast._keeper.writer import CheckpointWriter, WriteJob
-from holdfast._store.commit.checkpoint import Durable, Policy
 from holdfast._store.commit.source import Ranges, Source
+from holdfast._store.commit.write import Policy
 from holdfast._store.commit.write_queue import CADENCE
 from holdfast._store.folder.layout import RunLayout
 from holdfast._store.format.image import Extent
@@ -43,10 +43,9 @@ class Writing:
         self.labours.append(labour)
         self.begun.release()
         assert self.may_end.acquire(timeout=30)
-        with turns.take_name((state.attempt, 2 * state.step)):
+        with turns.take("name", (state.attempt, 2 * state.step)):
             self.written.append(state.step)
-        former = SimpleNamespace(own_bytes=self.own_bytes, folder=None)
-        return Durable(former, 0.0)  # type: ignore[arg-type]  # only what the writer asks of it
+        return SimpleNamespace(own_bytes=self.own_bytes, folder=None)  # what the writer asks of it
 
     def _slot(self, step):
         scalars = b'{"metrics":{}}'.ljust(SIZE)

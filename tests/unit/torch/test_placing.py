@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from holdfast._errors import DamagedCheckpoint, NoGoodCheckpoint, RestoreDiffers, StateMismatch
-from holdfast._keeper.mapped_arenas import HeldArena
+from holdfast._keeper.storage import HeldArena
 from holdfast._run.saving.snapshots import Snapshots
 from holdfast._state.capture import capture, capture_generators
 from holdfast._state.placing import places_in

@@ -9,7 +9,7 @@ of them moves, computes, or is held by a person, the others wait for it, and tha
                         → moves     → slow: inspect again later
                         → is held   → wait until it is released; then all count from the start
 
-The judge only decides: `Hands` acts on processes.
+The judge only decides: `HangMonitor` acts on processes.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from holdfast._environment.processes.patience import FIRST, FRESH, OUTSIDE, PHASE, STEP, WORK
 from holdfast._keeper import protocol
 from holdfast._keeper.hangs.record import NO_HANG
+
+if TYPE_CHECKING:
+    from holdfast._keeper.hangs.monitor import HangMonitor
 
 # -- What one inspection shows: what a trainer does, what holds it, what it waits for --------------
 
@@ -156,10 +159,9 @@ def awaited_processes(look: dict[str, Any]) -> frozenset[int]:
 
 ANSWER_SECONDS = 10.0  # without a report from a keeper that inspects its trainer
 _AGAIN_SECONDS = 3.0  # between two inspections of an idle rank
-_HELD_SECONDS = (
-    15.0  # between two inspections of a held rank, unless its keeper sees the end cheaply
-)
-_NOBODY_SECONDS = 60.0  # until all are asked again, if no keeper has answered
+# Between two inspections of a held rank, unless its keeper sees the end cheaply.
+_HELD_SECONDS = 15.0
+_UNANSWERED_SECONDS = 60.0  # until all are asked again, if no keeper has answered
 _BUSY_TIMES = {"learned": 4.0, "given": 2.0}
 # Before a restart: some calls compute for long, and only many inspections show movement.
 _LEAST_BUSY_SECONDS = {"learned": 300.0, "given": 15.0}
@@ -168,20 +170,6 @@ _FREE_SHARE = 0.5  # of the time that another rank is stuck: a rank with a newer
 
 _HELD = ("PAUSED", "TRACED", "STOPPED", "FROZEN", "UNREAD")
 _SEEN_CHEAPLY = ("TRACED", "STOPPED")
-
-
-class Hands(Protocol):
-    """What the judge has others do."""
-
-    def ranks(self) -> list[int]: ...
-    def order(self, rank: int, order: protocol.FromHub) -> None: ...
-    def say(self, kind: str, **fields: Any) -> None: ...
-    def note(self, event: str, **fields: Any) -> None: ...
-    def file(self, record: dict[str, Any]) -> None: ...
-    def file_again(self, record: dict[str, Any]) -> None: ...
-    def restart(self, rank: int | None) -> None: ...
-    def save(self) -> None: ...
-    def facts(self) -> dict[str, Any]: ...
 
 
 @dataclass
@@ -207,7 +195,7 @@ class _Stuck:
 class HangJudge:
     """One episode at a time: from the first stuck rank until all go on."""
 
-    def __init__(self, hands: Hands, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, hands: HangMonitor, clock: Callable[[], float] = time.monotonic) -> None:
         self._hands = hands
         self._clock = clock
         self._rounds: dict[int, _InspectionRound] = {}
@@ -226,13 +214,13 @@ class HangJudge:
 
     # -- reports of the ranks ---------------------------------------------------------
 
-    def hear(self, rank: int, message: protocol.ToHub) -> bool:
+    def receive(self, rank: int, message: protocol.ToHub) -> bool:
         """Take in what a rank's watch reports; False if it was for the hub."""
         match message:
             case protocol.RankStuck():
                 self._on_stuck(rank, message)
             case protocol.RankGoing():
-                self._on_going(rank, moved=message.moved)
+                self.on_going(rank, moved=message.moved)
             case protocol.LookProgress():
                 if (found := self._rounds.get(message.round)) is not None:
                     found.heard_at = self._clock()
@@ -244,10 +232,6 @@ class HangJudge:
                 return False
         return True
 
-    def forget(self, rank: int) -> None:
-        """This rank has another keeper now, or none any more."""
-        self._on_going(rank, moved=False)
-
     def _on_stuck(self, rank: int, stuck: protocol.RankStuck) -> None:
         is_new = not self._stuck
         since = self._clock() - stuck.stood
@@ -257,10 +241,10 @@ class HangJudge:
         if stuck.paused and self.record is None:
             self._hold(rank, "PAUSED", stuck.paused)
 
-    def _on_going(self, rank: int, *, moved: bool) -> None:
+    def on_going(self, rank: int, *, moved: bool) -> None:
         was_stuck = self._stuck.pop(rank, None) is not None
         if self.held is not None and (self.held["rank"] == rank or not self._stuck):
-            self._let_go()
+            self._release()
         elif was_stuck and not self._stuck:
             self._end(moved=moved)
 
@@ -316,7 +300,7 @@ class HangJudge:
             return
         now = self._clock()
         if not looks:  # no keeper has answered
-            self._next_at = now + _NOBODY_SECONDS
+            self._next_at = now + _UNANSWERED_SECONDS
             return
         acts = {rank: activity(look) for rank, look in looks.items()}
         held = next((r for r, act in sorted(acts.items()) if act in _HELD), None)
@@ -325,7 +309,7 @@ class HangJudge:
             self._hold(held, acts[held], held_by(acts[held], looks[held]), deaf=deaf)
             return
         if self.held is not None:
-            self._let_go()
+            self._release()
             return
         for rank, stuck in self._stuck.items():
             # By its own patience, which excludes the time it waited for a processor.
@@ -413,7 +397,7 @@ class HangJudge:
         is_told = act in _SEEN_CHEAPLY or (rank in self._stuck and self._stuck[rank].paused)
         self._next_at = self._clock() + (4 if is_told else 1) * _HELD_SECONDS
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         held, self.held = self.held, None
         assert held is not None
         self._hands.note("resumed", **held)
@@ -464,7 +448,6 @@ class HangJudge:
             self._hands.save()
 
     def beat(self) -> dict[str, Any]:
-        """For the heartbeat."""
         found, hang = self.record, None
         if found is not None and "sentence" in found:
             since = round(found["began"], 1)

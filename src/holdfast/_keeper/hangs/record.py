@@ -126,7 +126,6 @@ def file_look(
 
 
 def text_of(record: dict[str, Any]) -> str:
-    """The record as text for people."""
     began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record["began"]))
     lines = [record.get("sentence", ""), f"No step since {began}.", ""]
     for look in record["looks"]:

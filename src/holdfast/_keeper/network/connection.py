@@ -19,7 +19,10 @@ import os
 import selectors
 import socket
 import time
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from holdfast._keeper.network.endpoint import HubPost, MemberPost
 
 MOST_BYTES = 8 << 20
 _STRANGERS_BYTES = 4096  # enough for the first frame of a peer
@@ -62,15 +65,6 @@ class FrameRefused(Exception):
     """No keeper of this run would send this; the text ends a sentence."""
 
 
-class Owner(Protocol):
-    """Receives the events of a channel, never from within `send`."""
-
-    def channel_opened(self, channel: FrameChannel) -> None: ...
-    def channel_heard(self, channel: FrameChannel, said: dict[str, Any]) -> None: ...
-    def channel_drained(self, channel: FrameChannel) -> None: ...
-    def channel_ended(self, channel: FrameChannel, reason: str | None) -> None: ...
-
-
 class _Macs:
     """The MACs of one direction; each frame has its number in it."""
 
@@ -94,7 +88,7 @@ class FrameChannel:
         selector: selectors.BaseSelector,
         link: socket.socket,
         key: bytes,
-        owner: Owner,
+        owner: HubPost | MemberPost,  # gets the events, never from within `put`
         *,
         is_hub: bool,
     ) -> None:
@@ -135,7 +129,7 @@ class FrameChannel:
         try:
             host, port = self._link.getpeername()[:2]
         except OSError:
-            return "somewhere"
+            return "an unknown address"
         return f"{host}:{port}"
 
     # -- out ---------------------------------------------------------------------
@@ -215,13 +209,13 @@ class FrameChannel:
         del self._in[:end]
         assert self._checking is not None
         if not hmac.compare_digest(mac, self._checking.next(payload)):
-            raise FrameRefused("what it says is not signed with the key of this run")
+            raise FrameRefused("its frame is not signed with the key of this run")
         return parse(payload)
 
     def _take_nonce(self) -> bool:
         magic = _MAGIC[not self._is_hub]
         if not magic.startswith(self._in[: len(magic)]):
-            raise FrameRefused("it is no keeper")
+            raise FrameRefused("it is not a keeper")
         end = len(magic) + _NONCE_BYTES
         if len(self._in) < end:
             return False
@@ -296,5 +290,5 @@ def parse(payload: bytes) -> dict[str, Any]:
     except ValueError:
         said = None
     if not isinstance(said, dict):
-        raise FrameRefused("what it says is no JSON object")
+        raise FrameRefused("its content is not a JSON object")
     return said

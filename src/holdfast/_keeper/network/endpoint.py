@@ -1,18 +1,28 @@
-"""What both ends of the keepers' network share: messages out and in, timers, mail.
+"""The keepers' network: rank 0's keeper listens, and those of all other ranks connect to it.
 
-A message is kept until the other end has acknowledged it. It is sent again on each new connection
-and, while there is none, by mail; `Ledger` ensures that each is delivered once, and in order.
-Callbacks run from `tick` and from the selector, never from `send`.
+Each message is delivered once, and in order. The sender numbers its messages for one receiver from
+1 and keeps each until it is acknowledged: it is sent again on each new connection and, while there
+is none, by mail. The receiver remembers the last number and drops what comes again. A keeper that
+replaces another has a new life: it counts from 1 again, and gets what the former life had not
+acknowledged. Callbacks run from `tick` and from the selector, never from `send`.
+
+Only numeric addresses are used: resolving a name can take longer than a keeper may wait.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import math
+import os
+import random
+import re
 import selectors
+import socket
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +33,86 @@ from holdfast._keeper.network.connection import (
     FrameRefused,
     say_goodbye,
 )
-from holdfast._keeper.network.delivery import LIFE, Ledger, new_life
 from holdfast._keeper.network.file_mailbox import Mail
+
+LIFE = re.compile(r"[0-9a-f]{24}")
+
+
+def new_life() -> str:
+    """An id for one keeper process; a later one sorts after it."""
+    return f"{time.time_ns():016x}{os.urandom(4).hex()}"
+
+
+class Ledger:
+    """The messages between this keeper and that of one other rank."""
+
+    def __init__(self, life: str) -> None:
+        self.life = life
+        self.peer_life: str | None = None
+        self.first = 1  # the oldest that is not acknowledged
+        self.next = 1  # the number of the next message
+        self._kept: dict[int, bytes] = {}
+        self._had: dict[str, int] = {}  # the last number, by life of the other
+        self._replaced: set[str] = set()
+
+    # -- sent --------------------------------------------------------------------
+
+    def post(self, message: bytes) -> None:
+        self._kept[self.next] = message
+        self.next += 1
+
+    def kept(self, number: int) -> bytes:
+        return self._kept[number]
+
+    def acknowledged(self, number: int) -> None:
+        """The other end has received all up to `number`."""
+        while self.first <= number and self.first < self.next:
+            del self._kept[self.first]
+            self.first += 1
+
+    # -- received ----------------------------------------------------------------
+
+    def had(self, life: str | None) -> int:
+        """The last number received from this life of the other end."""
+        return 0 if life is None else self._had.get(life, 0)
+
+    def take(self, life: str, number: int) -> bool:
+        """Record that `number` has arrived; False if it had already.
+
+        A connection may skip numbers, mail must not: on each connection the sender repeats
+        everything in order, from the oldest that is not acknowledged.
+        """
+        if number <= self.had(life):
+            return False
+        self._had[life] = number
+        return True
+
+    # -- replacements ------------------------------------------------------------
+
+    def was_replaced(self, life: str) -> bool:
+        return life in self._replaced
+
+    def meet(self, life: str) -> bool:
+        """A connection names the life at its other end; False if a later one has replaced it.
+
+        Else a host that was given up and comes back would replace its successor.
+        """
+        if life in self._replaced:
+            return False
+        if self.peer_life not in (None, life):
+            assert self.peer_life is not None
+            self._replaced.add(self.peer_life)
+        self.peer_life = life
+        return True
+
+    def meet_by_mail(self, life: str) -> None:
+        """A letter names a life: it counts if it began later, by the clocks.
+
+        It does not replace the known one for good: letters of dead keepers may remain.
+        """
+        if life not in self._replaced and (self.peer_life is None or life > self.peer_life):
+            self.peer_life = life
+
 
 Hear = Callable[[int, dict[str, Any]], None]  # (rank of the sender, message)
 
@@ -45,9 +133,6 @@ class NetworkPace:
     mail_after_seconds: float = 1.0
     look_seconds: float = 0.5
     look_on_seconds: float = 5.0  # after a connection was made: letters may appear late
-
-    def sweep_seconds(self) -> float:
-        return min(_SWEEP_SECONDS, self.beat_seconds / 4)
 
 
 # The beats of 512 members cost rank 0's keeper 1 % of a core (measured). Larger worlds beat half
@@ -87,7 +172,7 @@ class Post:
         found: Callable[[int], None],
         pace: NetworkPace,
     ) -> None:
-        assert key, "without a key anybody could sign"
+        assert key, "without a key any process could sign"
         self._selector = selector
         self._key = key
         self._life = new_life()
@@ -118,7 +203,6 @@ class Post:
         self._pump(peer)
 
     def connected(self) -> set[int]:
-        """The ranks whose keeper is connected."""
         return {peer.rank for peer in self._peers.values() if peer.channel is not None}
 
     def unacknowledged(self) -> set[int]:
@@ -133,7 +217,7 @@ class Post:
                 self._beat(peer)
             self._owing.clear()
         if now >= self._sweep_at and not self._is_closed:
-            self._sweep_at = now + self._pace.sweep_seconds()
+            self._sweep_at = now + min(_SWEEP_SECONDS, self._pace.beat_seconds / 4)
             self._sweep(now)
         if now >= self._look_at and not self._is_closed:
             self._look(now)
@@ -169,14 +253,11 @@ class Post:
                 if now - peer.since > pace.mail_after_seconds:
                     self._mail.post(peer.rank, peer.ledger)
             elif now - channel.heard_at > pace.silence_seconds:
-                self._end_if_silent(channel)
+                channel.read()  # perhaps this process did not read in time
+                if time.monotonic() - channel.heard_at > pace.silence_seconds:
+                    channel.end()
             elif now - channel.sent_at >= pace.beat_seconds and not channel.waiting_bytes:
                 self._beat(peer)
-
-    def _end_if_silent(self, channel: FrameChannel) -> None:
-        channel.read()  # perhaps this process did not read in time
-        if time.monotonic() - channel.heard_at > self._pace.silence_seconds:
-            channel.end()
 
     def _beat(self, peer: Peer) -> None:
         if peer.channel is not None:
@@ -247,13 +328,14 @@ class Post:
         """One frame of a peer: an acknowledgement, and perhaps a message."""
         acknowledged, number, message = said.get("a"), said.get("n"), said.get("m")
         if type(acknowledged) is not int:
-            raise FrameRefused("it does not say what it has had")
+            raise FrameRefused("it does not say what it has received")
         self._acknowledged(peer, acknowledged)
         if number is None:
             return
         if type(number) is not int or not isinstance(message, dict):
-            raise FrameRefused("it says something that is no message")
-        self._owe(peer)
+            raise FrameRefused("its frame is not a message")
+        self._owing.add(peer)
+        self._acknowledge_at = min(self._acknowledge_at, time.monotonic() + _ACKNOWLEDGE_SECONDS)
         if peer.ledger.take(channel.life, number):
             self._hear(peer.rank, message)
 
@@ -261,10 +343,6 @@ class Post:
         if number >= peer.ledger.first:
             peer.ledger.acknowledged(number)
             self._mail.clear(peer.rank, peer.ledger)
-
-    def _owe(self, peer: Peer) -> None:
-        self._owing.add(peer)
-        self._acknowledge_at = min(self._acknowledge_at, time.monotonic() + _ACKNOWLEDGE_SECONDS)
 
     # -- from the channels -------------------------------------------------------
 
@@ -287,5 +365,297 @@ def life_of(said: dict[str, Any]) -> str:
     """The life that the first frame of a connection names."""
     life = said.get("life")
     if not isinstance(life, str) or not LIFE.fullmatch(life):
-        raise FrameRefused("it does not say which life it is")
+        raise FrameRefused("it does not name its life")
     return life
+
+
+# -- The two ends: one listens, the others connect -------------------------------------------------
+
+_STRANGERS = 64  # beyond one connection for each rank
+_MOST_AT_ONCE = 256
+_ACCEPT_AGAIN_SECONDS = 0.5
+_CONNECT_SECONDS = 2.0
+_FIRST_DELAY_SECONDS = 0.1
+_LONGEST_DELAY_SECONDS = 2.0
+
+
+class HubPost(Post):
+    """Rank 0's end: listens for the keeper of every other rank."""
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        key: bytes,
+        size: int,
+        mail: Path,
+        *,
+        loopback: bool,
+        hear: Hear,
+        lost: Callable[[int], None],
+        found: Callable[[int], None],
+        pace: NetworkPace | None = None,
+    ) -> None:
+        pace = pace or (NetworkPace() if size <= LARGE_WORLD else SLOW_PACE)
+        super().__init__(selector, key, 0, range(1, size), mail, hear, lost, found, pace)
+        self._most_strangers = size + _STRANGERS
+        self._strangers: dict[FrameChannel, None] = {}  # oldest first
+        _allow_files(2 * size + _STRANGERS)
+        self._listener = _listen(loopback)
+        self.port: int = self._listener.getsockname()[1]
+        self._accept_at = math.inf  # when to listen again, after there were too many files
+        selector.register(self._listener, selectors.EVENT_READ, self._accept)
+
+    def tick(self, now: float) -> None:
+        if now >= self._accept_at and not self._is_closed:
+            self._accept_at = math.inf
+            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        super().tick(now)
+
+    def next_at(self) -> float:
+        return min(super().next_at(), self._accept_at)
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        super().close()
+        for channel in self._strangers:
+            channel.close()
+        if self._accept_at == math.inf:
+            self._selector.unregister(self._listener)
+        self._accept_at = math.inf
+        self._listener.close()
+
+    def _accept(self) -> None:
+        for _ in range(_MOST_AT_ONCE):
+            try:
+                link, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except ConnectionError:
+                continue  # it has closed the connection again
+            except OSError as error:
+                # Too many open files: the selector would report it over and over.
+                self._complaints.say(f"No connection can be accepted: {error}.")
+                self._selector.unregister(self._listener)
+                self._accept_at = time.monotonic() + _ACCEPT_AGAIN_SECONDS
+                return
+            if len(self._strangers) >= self._most_strangers:
+                # Drop the oldest: a keeper identifies itself within a moment.
+                next(iter(self._strangers)).end("too many others have not identified themselves")
+            self._strangers[FrameChannel(self._selector, link, self._key, self, is_hub=True)] = None
+
+    def _sweep(self, now: float) -> None:
+        super()._sweep(now)
+        for channel in list(self._strangers):
+            if now - channel.since < self._pace.greet_seconds:
+                break
+            channel.end("it has not identified itself")
+
+    def _greeted(self, channel: FrameChannel, said: dict[str, Any]) -> None:
+        rank, life = said.get("rank"), life_of(said)
+        if type(rank) is not int or rank not in self._peers:
+            raise FrameRefused("it has no rank of this job")
+        peer = self._peers[rank]
+        if not peer.ledger.meet(life):
+            raise FrameRefused(
+                f"another keeper has taken the place of this one of rank {peer.rank}"
+            )
+        del self._strangers[channel]
+        channel.trust(peer.rank, life)
+        if peer.channel is not None:
+            peer.channel.close()  # its host may be gone without closing it
+            self._part(peer)
+        if self._is_closed:
+            return
+        pace = {"beat": self._pace.beat_seconds, "silence": self._pace.silence_seconds}
+        channel.put(json.dumps({**peer.status(), **pace}).encode())
+        channel.flush()
+        self._join(peer, channel, said)
+
+    def channel_opened(self, channel: FrameChannel) -> None:
+        """The member sends the first frame."""
+
+    def channel_ended(self, channel: FrameChannel, reason: str | None) -> None:
+        if reason is not None:
+            self._complaints.say(reason)
+        self._strangers.pop(channel, None)
+        if channel.rank is not None:
+            self._part(self._peers[channel.rank])
+
+
+class MemberPost(Post):
+    """Another rank's end: connects to the hub, and again when the connection is lost."""
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        key: bytes,
+        rank: int,
+        addresses: Callable[[], list[tuple[str, int]]],
+        mail: Path,
+        *,
+        hear: Hear,
+        lost: Callable[[int], None],
+        found: Callable[[int], None],
+        pace: NetworkPace | None = None,
+    ) -> None:
+        super().__init__(selector, key, rank, (0,), mail, hear, lost, found, pace or NetworkPace())
+        self._rank = rank
+        self._hub: Peer = self._peers[0]
+        self._addresses = addresses
+        self._tried: set[tuple[str, int]] = set()
+        self._connecting: socket.socket | None = None
+        self._greeting: FrameChannel | None = None  # connected, but not known to be the hub
+        self._try_at = 0.0  # the next try, or the timeout of this one
+        self._delay = _FIRST_DELAY_SECONDS
+
+    def tick(self, now: float) -> None:
+        super().tick(now)
+        if now >= self._try_at and not self._is_closed:
+            self._give_up()
+            self._try_next(now)
+
+    def next_at(self) -> float:
+        return min(super().next_at(), self._try_at)
+
+    def close(self) -> None:
+        if not self._is_closed:
+            super().close()
+            self._give_up()
+            self._try_at = math.inf
+
+    # -- making a connection -----------------------------------------------------
+
+    def _give_up(self) -> None:
+        if self._connecting is not None:
+            self._selector.unregister(self._connecting)
+            self._connecting.close()
+            self._connecting = None
+        if self._greeting is not None:
+            self._greeting.close()
+            self._greeting = None
+
+    def _try_next(self, now: float) -> None:
+        """Try an address that was not tried in this round; after all of them, pause."""
+        address = next((a for a in self._ask() if a not in self._tried), None)
+        if address is None:
+            self._tried.clear()
+            # Not all members at the same moment.
+            self._try_at = now + self._delay * random.uniform(0.75, 1.0)
+            self._delay = self._longer_delay()
+            return
+        self._tried.add(address)
+        self._try_at = now  # the next address, unless this one connects
+        try:
+            self._connecting = _begin_connect(*address)
+        except (socket.gaierror, UnicodeError):
+            self._complaints.say(f"{address[0]!r} is not a numeric address: not tried.")
+        except OSError:
+            return
+        else:
+            self._selector.register(self._connecting, selectors.EVENT_WRITE, self._connect_ended)
+            self._try_at = now + _CONNECT_SECONDS
+
+    def _ask(self) -> list[tuple[str, int]]:
+        # Each time: the hub may have been replaced.
+        try:
+            return [(host, port) for host, port in self._addresses()]
+        except OSError:
+            return []
+
+    def _connect_ended(self) -> None:
+        link, self._connecting = self._connecting, None
+        if link is None:
+            return
+        self._selector.unregister(link)
+        if link.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            link.close()
+            self._try_at = 0.0
+            return
+        self._try_at = time.monotonic() + self._pace.greet_seconds
+        self._greeting = FrameChannel(self._selector, link, self._key, self, is_hub=False)
+
+    def channel_opened(self, channel: FrameChannel) -> None:
+        channel.put(json.dumps({"rank": self._rank, **self._hub.status()}).encode())
+        channel.flush()
+
+    def _greeted(self, channel: FrameChannel, said: dict[str, Any]) -> None:
+        life, beat, silence = life_of(said), said.get("beat"), said.get("silence")
+        if not isinstance(beat, int | float) or not isinstance(silence, int | float):
+            raise FrameRefused("it does not name its intervals")
+        if not self._hub.ledger.meet(life):
+            raise FrameRefused("another hub has taken its place")
+        self._pace = replace(self._pace, beat_seconds=beat, silence_seconds=silence)
+        self._greeting = None
+        self._tried.clear()
+        self._try_at = math.inf
+        channel.trust(0, life)
+        self._join(self._hub, channel, said)
+
+    def channel_heard(self, channel: FrameChannel, said: dict[str, Any]) -> None:
+        super().channel_heard(channel, said)
+        # Answer the hub's beats at once: all answers then arrive together and wake it up once.
+        if channel.is_open and channel.heard_at - channel.sent_at > self._pace.beat_seconds / 2:
+            self._beat(self._hub)
+
+    def channel_ended(self, channel: FrameChannel, reason: str | None) -> None:
+        if reason is not None:
+            self._complaints.say(reason)
+        now = time.monotonic()
+        if channel is self._greeting:
+            self._greeting = None
+            self._try_at = now
+        elif channel is self._hub.channel:
+            lasted = now - self._hub.since > _LONGEST_DELAY_SECONDS
+            # A connection that never lasts is retried more and more slowly.
+            self._delay = _FIRST_DELAY_SECONDS if lasted else self._longer_delay()
+            self._try_at = now + self._delay
+            self._part(self._hub)
+
+    def _longer_delay(self) -> float:
+        return min(2 * self._delay, _LONGEST_DELAY_SECONDS)
+
+
+def _listen(loopback: bool) -> socket.socket:
+    """A socket that listens on a free port."""
+    if loopback:
+        listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+    else:
+        listener = _listen_everywhere()
+    listener.setblocking(False)
+    return listener
+
+
+def _listen_everywhere() -> socket.socket:
+    if socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):  # compiled in, but switched off
+            return socket.create_server(
+                ("", 0), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True
+            )
+    return socket.create_server(("", 0), backlog=1024)
+
+
+def _begin_connect(host: str, port: int) -> socket.socket:
+    """A socket that connects to `host`; OSError if it fails at once."""
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+    )[0]
+    link = socket.socket(family, kind, protocol)
+    link.setblocking(False)
+    result = link.connect_ex(address)
+    if result not in (0, errno.EINPROGRESS, errno.EWOULDBLOCK):
+        link.close()
+        raise OSError(result, "it cannot be reached")
+    return link
+
+
+def _allow_files(count: int) -> None:
+    """Raise the limit of open files to the number of connections; it is usually 1024."""
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = count + 256
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

@@ -20,12 +20,14 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast._keeper.network.connection import MOST_BYTES, Complaints, FrameRefused, keyed, parse
-from holdfast._keeper.network.delivery import Ledger
 from holdfast._store.folder.atomic import write_atomic
 from holdfast._store.folder.plain_file import NotPlain, read_plain
+
+if TYPE_CHECKING:
+    from holdfast._keeper.network.endpoint import Ledger
 
 _NAME = re.compile(r"from-(\d{5,})-([0-9a-f]{24})-(\d{9,})\.(letter|note)")
 _MOST_FILE_BYTES = MOST_BYTES + 1024
@@ -251,8 +253,9 @@ class Mail:
             if not hmac.compare_digest(mac, self._mac(path, body)):
                 raise FrameRefused("it is not signed with the key of this run")
             said = parse(body)
-            if path.suffix == ".letter" and not _is_letter(said):
-                raise FrameRefused("it is no letter")
+            is_letter = type(said.get("first")) is int and isinstance(said.get("message"), dict)
+            if path.suffix == ".letter" and not is_letter:
+                raise FrameRefused("it is not a letter")
         except FrameRefused as refused:
             # It would be found again at each poll.
             self._remove(path)
@@ -263,7 +266,3 @@ class Mail:
     def _remove(self, path: Path) -> None:
         with contextlib.suppress(OSError):
             path.unlink()
-
-
-def _is_letter(said: dict[str, Any]) -> bool:
-    return type(said.get("first")) is int and isinstance(said.get("message"), dict)

@@ -141,7 +141,7 @@ class Agreement:
 
     def on_due(self, seat: Seat, message: protocol.SnapshotDue) -> None:
         """Rank 0 finds that it is time for a snapshot, or for a checkpoint if it has a reason."""
-        seat.see(self._state.clock(), message.mark)
+        seat.observe(self._state.clock(), message.mark)
         # Kept until a snapshot is common: one may be on its way, or be missed.
         self._due_reason = message.reason or self._due_reason
         self._plan_ahead()

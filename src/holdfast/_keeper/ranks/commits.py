@@ -87,10 +87,6 @@ class Commits:
         for commit in self._commits.values():
             commit.asked.discard(rank)
 
-    def forget_held(self, seat: Seat) -> None:
-        """A host is gone with all that it held."""
-        seat.held = set()
-
     def close_common(self) -> None:
         """Save the same at the end of training, in its turn."""
         if self.common is not None and not self.is_durable(self.common):
@@ -110,7 +106,7 @@ class Commits:
     def on_missed(self, seat: Seat, message: protocol.SnapshotMissed) -> None:
         """A rank had passed the boundary already, or had no slot for it."""
         mark = message.mark
-        seat.see(self._state.clock(), message.at)
+        seat.observe(self._state.clock(), message.at)
         self._hub.agreement.plan_missed(mark)
         commit = self._commits.get((self._state.attempt, mark))
         if commit is not None and not message.is_past:  # else see give_up_hopeless
@@ -145,7 +141,7 @@ class Commits:
         if self.durable is not None and self._is_void(self.durable):
             self.durable = None  # which older one is durable is not known
         # First: a rank that waits for a checkpoint must know why it fails.
-        self._state.send_all(protocol.InvalidForAll(step=step, reason=reason, by=rank))
+        self._state.send_all(protocol.InvalidByRank(step=step, reason=reason, rank=rank))
         # Here: a trainer may be told to leave before it could do it.
         self._state.services.set_aside_void()
         for key in [key for key in self._commits if self._is_void(key)]:

@@ -44,20 +44,14 @@ def name_straggler(
     recent = {rank: sorted(samples[-ENOUGH_SAMPLES:]) for rank, samples in waits.items()}
     middle = {rank: statistics.median(samples) for rank, samples in recent.items()}
     late = min(middle, key=lambda rank: (middle[rank], rank))
-    bar = _longest(recent[late]) + max(_LEAST_SECONDS, _LEAST_SHARE * step_seconds)
+    # The shortest and the longest without outliers, such as a machine that is busy for a moment.
+    shortest = {rank: each[len(each) // _LEFT_OUT] for rank, each in recent.items()}
+    longest = recent[late][-1 - len(recent[late]) // _LEFT_OUT]
+    bar = longest + max(_LEAST_SECONDS, _LEAST_SHARE * step_seconds)
     others = [rank for rank in recent if rank != late]
-    if any(_shortest(recent[rank]) < bar for rank in others):
+    if any(shortest[rank] < bar for rank in others):
         return None
     return late, statistics.median(middle[rank] for rank in others) - middle[late]
-
-
-def _shortest(ordered: Sequence[float]) -> float:
-    """The shortest without outliers, such as a machine that is busy for a moment."""
-    return ordered[len(ordered) // _LEFT_OUT]
-
-
-def _longest(ordered: Sequence[float]) -> float:
-    return ordered[-1 - len(ordered) // _LEFT_OUT]
 
 
 class Comparison:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from holdfast import _errors
@@ -21,8 +22,7 @@ from holdfast._keeper import protocol
 from holdfast._keeper.ranks.agreement import Agreement
 from holdfast._keeper.ranks.commits import Commits
 from holdfast._keeper.ranks.comparison import Comparison
-from holdfast._keeper.ranks.ending import RunEnd
-from holdfast._keeper.ranks.state import EndCause, HubServices, HubState, RankRequest, Seat
+from holdfast._keeper.ranks.state import EndCause, HubState, KeeperServices, RankRequest, Seat
 from holdfast._store.commit.retention import MEMORY
 
 _SAY_AGAIN_SECONDS = 60.0
@@ -36,7 +36,7 @@ class Hub:
         size: int,
         attempt: int,
         send: Callable[[int, protocol.FromHub], None],
-        services: HubServices,
+        services: KeeperServices,
         clock: Callable[[], float] = time.monotonic,
         unreachable_seconds: float = protocol.UNREACHABLE_SECONDS,
     ) -> None:
@@ -73,7 +73,7 @@ class Hub:
 
     # -- connections ------------------------------------------------------------
 
-    def hear(self, rank: int, message: protocol.ToHub | None) -> None:
+    def receive(self, rank: int, message: protocol.ToHub | None) -> None:
         """Receive a message of a rank's keeper; None if its kind is unknown here."""
         seat, act = self.state.seats.get(rank), self._handlers.get(type(message))
         if seat is None:
@@ -112,7 +112,7 @@ class Hub:
 
     def _on_beat(self, seat: Seat, message: protocol.RankBeat) -> None:
         seat.beat = {**seat.beat, **message.beat}
-        seat.see(self.state.clock(), 2 * int(seat.beat.get("step") or 0))
+        seat.observe(self.state.clock(), 2 * int(seat.beat.get("step") or 0))
 
     # -- requests ---------------------------------------------------------------
 
@@ -258,7 +258,7 @@ class Hub:
         self.end.tick()
         for seat in self.state.seats.values():
             if seat.trains and self.is_out_of_reach(seat.rank):
-                self.commits.forget_held(seat)
+                seat.held = set()  # its host is gone, with all that it held
                 host = str(seat.beat.get("host", ""))
                 how = "cannot be reached any more"
                 self._lose_rank(seat, EndCause(seat.rank, how, kind="died", host=host))
@@ -285,3 +285,181 @@ class Hub:
         """When `tick` has something to do."""
         times = [self.agreement.next_at(), self._insure_at, self.end.next_at()]
         return min([self.state.clock() + 1.0, *(at for at in times if at is not None)])
+
+
+# -- The end of a run: its cause, its last checkpoint, and what each rank is told ------------------
+
+_SETTLE_SECONDS = 0.7  # after the first error: its cause is reported by then
+_END_SECONDS = 30.0
+# The kinds of causes, the surest first. A rank whose peer is gone fails too, within a second.
+_ORDER = ("asked", "hung", "died", "failed", "left", "victim")
+
+
+@dataclass
+class _Ending:
+    """The end of a run that not all ranks survived."""
+
+    causes: list[EndCause]
+    began: float
+    settles_at: float | None = None  # until then a better cause may be reported
+    has_saved: bool = False
+    is_told: bool = False
+
+
+class RunEnd:
+    """Ends a run of several ranks: saves what all hold, then releases every rank."""
+
+    def __init__(self, state: HubState, hub: Hub) -> None:
+        self._state = state
+        self._hub = hub
+        self._ending: _Ending | None = None  # of one that is not clean
+        self._requeued: dict[str, Any] | None = None  # what became of a requeue
+        self._is_requeueing = False
+
+    @property
+    def is_under_way(self) -> bool:
+        return self._ending is not None
+
+    def begin(self, cause: EndCause, *, settle: bool) -> None:
+        """`settle`: wait a moment for reports of another rank, which may be the cause."""
+        now = self._state.clock()
+        if self._ending is None:
+            self._ending = _Ending([cause], now)
+        else:
+            self._ending.causes.append(cause)
+        self._hub.agreement.cancel()
+        if not settle:
+            self._ending.settles_at = 0.0
+        elif self._ending.settles_at is None:
+            self._ending.settles_at = now + _SETTLE_SECONDS
+        self._advance()
+
+    def advance(self) -> None:
+        """A checkpoint less is in progress, or a requeue is answered."""
+        if self._ending is not None:
+            self._advance()
+        self.release_clean()
+
+    def _advance(self) -> None:
+        ending, stop = self._ending, self._hub.stop
+        assert ending is not None
+        if ending.is_told or self._state.clock() < (ending.settles_at or 0.0):
+            return
+        if not ending.has_saved:
+            ending.has_saved = True
+            # First what can be saved: when nothing is in progress any more, the end is told.
+            self._hub.commits.save_common("death" if stop is None else f"stop: {stop.reason}")
+        self._hub.commits.forget_incomplete()
+        if self._hub.commits.is_empty:
+            self._tell(ending)
+
+    def tick(self) -> None:
+        ending = self._ending
+        if ending is None:
+            return
+        self._advance()
+        # How long the last checkpoint may take.
+        seconds = _END_SECONDS + 3 * self._state.services.write_seconds()
+        if not ending.is_told and self._state.clock() - ending.began > seconds:
+            self._tell(ending)  # a keeper that holds a part is gone too
+
+    def next_at(self) -> float | None:
+        if self._ending is None or self._ending.is_told:
+            return None
+        return self._ending.settles_at or 0.0
+
+    def _tell(self, ending: _Ending) -> None:
+        cause, stop, step = worst(ending.causes), self._hub.stop, self._hub.commits.durable_step
+        status = cause.status or _errors.REQUEUE
+        if stop is not None and stop.status:
+            status = stop.status  # a rule that ends it well has none, and this is no good end
+        if stop is not None and status == _errors.REQUEUE and self._requeue_first(step):
+            return
+        ending.is_told = True
+        reason = cause.sentence()
+        self._state.services.note("end", reason=reason, rank=cause.rank, durable_step=step)
+        kinds = {rank: seat.ended and seat.ended.kind for rank, seat in self._state.seats.items()}
+        speaker = min((r for r, kind in kinds.items() if kind in (None, "victim")), default=-1)
+        for rank, seat in self._state.seats.items():
+            if seat.released:
+                continue
+            seat.released = True
+            told: dict[str, Any] = {
+                "status": status,
+                "reason": reason,
+                "step": step,
+                "asked": stop is not None and bool(stop.status),
+                "speaks": rank == speaker,
+                **(self._requeued or {}),
+            }
+            # A rank that failed by itself prints its own error.
+            kind = protocol.RankBye if kinds[rank] in ("failed", "left") else protocol.LeaveOrder
+            self._state.send(rank, kind(**told))
+
+    def release_clean(self) -> None:
+        """Release the ranks that have left cleanly, once nothing waits to be written."""
+        leaving = [
+            (seat, seat.ended.status)
+            for seat in self._state.seats.values()
+            if seat.ended and seat.ended.kind == "left" and not seat.released
+        ]
+        if not leaving or self._ending is not None:
+            return
+        self._hub.commits.close_common()
+        if not self._hub.commits.is_empty:
+            return
+        step = self._hub.commits.durable_step
+        goes_on = any(status == _errors.REQUEUE for _, status in leaving)
+        if goes_on and self._requeue_first(step):
+            return
+        for seat, _ in leaving:
+            seat.released = True
+            self._state.send(seat.rank, protocol.RankBye(step=step, **(self._requeued or {})))
+
+    def _requeue_first(self, step: int | None) -> bool:
+        """True while the job is being requeued: until then no rank is released.
+
+        One that leaves may be the last of its node, and the scheduler ends what is left there.
+        """
+        stop, services = self._hub.stop, self._state.services
+        if not services.has_job or self._requeued is not None:
+            return False
+        if stop is not None and stop.status == _errors.PERSON:
+            said = "a person has asked to stop: the job is not requeued."
+            self._requeued = {"said": said, "status": _errors.PERSON}
+            return False
+        if not self._is_requeueing:
+            self._is_requeueing = True
+            services.requeue(step, self._note_requeue)
+        return True
+
+    def _note_requeue(self, said: str, status: int) -> None:
+        self._requeued = {"said": said, "status": status}
+        self.advance()
+
+
+def worst(causes: list[EndCause]) -> EndCause:
+    """The cause to report: of one kind, the first that was reported."""
+    return min(causes, key=lambda cause: _ORDER.index(cause.kind))
+
+
+_SIGNS_OF_A_LOST_PEER = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "broken pipe",
+    "gloo",
+    "nccl",
+    "socket",
+    "tcpstore",
+    "store",
+    "timed out",
+    "connection refused",
+    "process group",
+    "distbackenderror",
+)
+
+
+def looks_like_a_lost_peer(error: str) -> bool:
+    """True for the errors that ranks get when another one is gone."""
+    text = error.lower()
+    return any(sign in text for sign in _SIGNS_OF_A_LOST_PEER)

@@ -1,30 +1,37 @@
-"""The decider of one rank among several: it decides nothing.
+"""The decider of one rank among several: how it reaches the hub, and how it ends.
 
-Requests, orders and deaths go to the hub in rank 0's keeper. What the hub decides is done by
-`RankActions`. The keeper stays until the hub lets it go.
+It decides nothing. Requests, orders and deaths go to the hub in rank 0's keeper. What the hub
+decides is done by `RankActions`. The keeper stays until the hub releases it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import math
+import os
+import selectors
 import time
 from typing import TYPE_CHECKING, Any
 
 from holdfast import _errors
-from holdfast._environment.processes.identity import host_name
+from holdfast._environment.processes.identity import ProcessIdentity, host_name
 from holdfast._keeper import protocol
-from holdfast._keeper.mapped_arenas import HeldArena
 from holdfast._keeper.memory_alarm import Alarm
-from holdfast._keeper.ranks.actions import RankActions
-from holdfast._keeper.ranks.agent import RankAgent
-from holdfast._keeper.ranks.departure import Departure
-from holdfast._keeper.ranks.hub import Hub
-from holdfast._keeper.ranks.link import HubLink, watch_launcher
-from holdfast._keeper.ranks.services import KeeperServices
-from holdfast._keeper.signals import SignalArrival
+from holdfast._keeper.network.endpoint import HubPost, MemberPost
+from holdfast._keeper.ranks.agent import RankActions, RankAgent
+from holdfast._keeper.ranks.hub import Hub, looks_like_a_lost_peer
+from holdfast._keeper.ranks.state import EndCause, KeeperServices
+from holdfast._keeper.storage import HeldArena
+from holdfast._keeper.trainer import PostMortem, SignalArrival
 from holdfast._keeper.writer import Closing, WriteOutcome
 from holdfast._store.commit.write_queue import CADENCE
-from holdfast._store.folder.invalid import void_steps
+from holdfast._store.folder.atomic import remove_folder
+from holdfast._store.folder.attempts import read_json, write_json
+from holdfast._store.folder.lineage import void_steps
+from holdfast._store.folder.plain_file import read_plain
 from holdfast._store.folder.requests import stop_from_file
+from holdfast._store.memory import control
 from holdfast._store.memory.arena import SlotRecord
 
 if TYPE_CHECKING:
@@ -56,7 +63,6 @@ class Member:
             self._actions,
             {"rank": keeper.policy.rank, "host": host_name(), "pid": keeper.trainer.pid},
         )
-
         self._join()
 
     def _join(self) -> None:
@@ -86,17 +92,14 @@ class Member:
             self.hub.tick()
         if self.departure.is_trainer_gone:
             self.departure.leave_if_free(now)
-        times = [self.link.next_at()]
-        if self.hub is not None:
-            times.append(self.hub.next_at())
-        if self.departure.is_trainer_gone:
-            times.append(now + _GONE_SECONDS)
-        return min(times)
+        at_hub = math.inf if self.hub is None else self.hub.next_at()
+        at_end = now + _GONE_SECONDS if self.departure.is_trainer_gone else math.inf
+        return min(self.link.post.next_at(), at_hub, at_end)
 
     def receive_at_hub(self, rank: int, message: protocol.ToHub | None) -> None:
         assert self.hub is not None
         if message is None or not self._keeper.hangs.receive(rank, message):
-            self.hub.hear(rank, message)
+            self.hub.receive(rank, message)
 
     def on_hub_found(self) -> None:
         """Also a hub that has taken the place of another: it must know all that is pending."""
@@ -187,7 +190,7 @@ class Member:
             "reason": f"stop --now: {reason}" if now else reason,
             "status": _errors.PERSON,
         }
-        self.hub.hear(0, protocol.RequestForAll(wish=wish, now=now))
+        self.hub.receive(0, protocol.RequestForAll(wish=wish, now=now))
 
     def stop_reason(self) -> str | None:
         return self._actions.stop_reason
@@ -222,9 +225,8 @@ class Member:
             )
         )
         if alarm.is_first:
-            self._trainer.send(
-                protocol.MemoryReport(quiet=True)
-            )  # rank 0 prints it; this one finds the cause
+            # Rank 0 prints it; this one finds the cause.
+            self._trainer.send(protocol.MemoryReport(quiet=True))
 
     # -- hangs ------------------------------------------------------------------
 
@@ -281,3 +283,291 @@ class Member:
         self._keeper.write_beat(
             {**beat, "ranks": ranks, "straggler": self.hub.comparison.straggler}
         )
+
+
+# -- How a rank ends: its trainer leaves or dies, and its keeper stays until it is released --------
+
+_LINGER_SECONDS = 60.0
+_LAST_MESSAGES_SECONDS = 10.0
+_ASK_AGAIN_SECONDS = 0.05
+
+
+class Departure:
+    """The end of one rank's trainer, and then of its keeper."""
+
+    def __init__(self, keeper: Keeper, config: protocol.RankConfig, member: Member) -> None:
+        self._keeper = keeper
+        self._config = config
+        self._member = member
+        self.is_trainer_gone = False
+        self.farewell: protocol.RankFarewell | None = None  # with which the trainer left
+        self.is_released = False
+        self._gone_at = 0.0
+        self._has_died = False
+        self._death: PostMortem | None = None
+        self._linger_until: float | None = None
+
+    # -- the trainer's end ------------------------------------------------------
+
+    def take_farewell(self, said: protocol.TrainerFarewell) -> None:
+        self.farewell = protocol.RankFarewell(
+            clean=said.clean,
+            reason=said.reason,
+            status=said.status,
+            victim=looks_like_a_lost_peer(said.error or ""),
+            host=host_name(),
+            agreed=said.agreed,
+        )
+        self._member.link.to_hub(self.farewell)
+
+    def leave_cleanly(self) -> None:
+        """The trainer leaves; the slots stay until the hub needs them no more."""
+        if self.farewell is None:
+            self.take_farewell(protocol.TrainerFarewell(clean=True, reason="closed", status=0))
+
+    def on_goodbye(self) -> None:
+        self.is_trainer_gone, self._gone_at = True, time.monotonic()
+        self._keeper.stop_watching_memory()
+        self._keeper.end_series()
+        self.leave_cleanly()
+
+    def on_death(self) -> None:
+        keeper = self._keeper
+        # Also after a goodbye: a pidfd stays readable, and the loop would spin.
+        if keeper.ends.pidfd is not None:
+            with contextlib.suppress(KeyError, ValueError):
+                keeper.selector.unregister(keeper.ends.pidfd)
+        if self.is_trainer_gone:
+            return
+        self.is_trainer_gone, self._gone_at = True, time.monotonic()
+        keeper.timers.cancel("kill")
+        keeper.stop_watching_memory()
+        keeper.receive_rest()  # also of one that was told to leave: it may have made an arena
+        keeper.end_series()
+        was_expected = self.is_released or keeper.trainer.leave_status is not None
+        if was_expected or self.farewell is not None:
+            if self.farewell is None:
+                keeper.examine_death()
+            self.leave_cleanly()
+            return
+        self._death = keeper.examine_death()
+        self._report_death(self._death)
+
+    def _report_death(self, death: PostMortem) -> None:
+        if not death.ask():  # its parent has not collected the status yet
+            self._keeper.timers.after(_ASK_AGAIN_SECONDS, lambda: self._report_death(death))
+            return
+        self._has_died = True
+        self._member.agent.report()
+        how, step = death.how or "died", self._keeper.trainer.step
+        self._member.link.to_hub(protocol.RankDied(how=how, host=host_name(), step=step))
+        death.write(durable=False)
+
+    def leave_without_hub(self) -> None:
+        """There is nothing left to agree with: the trainer must not go on."""
+        trainer, policy = self._keeper.trainer, self._keeper.policy
+        is_leaving = self.farewell is not None or trainer.leave_status is not None
+        if self.is_trainer_gone or is_leaving:
+            return
+        record = read_json(policy.layout.rank(policy.attempt, 0))
+        host = record.get("keeper", {}).get("host", "")
+        cause = EndCause(0, "cannot be reached any more", kind="died", host=host)
+        speaks = policy.rank == 1  # one rank prints it, not all
+        if speaks:
+            self._keeper.journal("rank-died", rank=0, how=cause.how, host=host)
+        step = self._keeper.storage.durable_step
+        trainer.order_to_leave(cause.sentence(), _errors.REQUEUE, step, asked=False, speaks=speaks)
+
+    # -- the keeper's end -------------------------------------------------------
+
+    def release(self) -> None:
+        """The hub needs this keeper no more."""
+        self.is_released = True
+
+    def stop_lingering(self) -> None:
+        """Nothing will start the ranks again."""
+        if self._linger_until is not None:
+            self._linger_until = 0.0
+
+    def leave_if_free(self, now: float) -> None:
+        """The trainer is gone: end the keeper when nothing needs it any more."""
+        keeper, link, hub = self._keeper, self._member.link, self._member.hub
+        if not self.is_released and not link.is_hub_gone(now):
+            return
+        if hub is not None:
+            if not hub.is_over:
+                return
+            # Before anything that takes time: the next attempt waits for it.
+            keeper.record_death(None if self._death is None else self._death.how)
+            waiting = [r for r in link.post.unacknowledged() if not hub.is_out_of_reach(r)]
+            if waiting and now - self._gone_at <= _LAST_MESSAGES_SECONDS:
+                return
+        if self._linger_until is None:
+            self._linger_until = self._begin_to_linger(now)
+        # A newer attempt opens what we hold before it begins.
+        is_followed = keeper.policy.layout.is_followed(keeper.policy.attempt)
+        if now < self._linger_until and not is_followed:
+            return
+        keeper.storage.writer.wait_idle()  # an old checkpoint may be half removed
+        keeper.storage.release(is_needed=not self.is_released or self._is_memory_needed())
+        link.close()
+        keeper.finish()
+
+    def _begin_to_linger(self, now: float) -> float:
+        """Keep the slots for ranks that are started again; returns until when."""
+        keeper = self._keeper
+        if self._death is not None:
+            self._death.write(durable_step=keeper.storage.durable_step)
+        comes_back = keeper.trainer.leave_status in (_errors.REQUEUE, _errors.HUNG)
+        if not self._config.restarts or not (self._has_died or comes_back):
+            return 0.0
+        keeper.storage.holdings.hash_newest()
+        return now + _LINGER_SECONDS
+
+    def _is_memory_needed(self) -> bool:
+        """Only a state that all ranks hold is of use to the next start."""
+        storage = self._keeper.storage
+        if not storage.has_failed() or storage.holdings.salvages:
+            return storage.has_failed()
+        common = int(self._keeper.trainer.words[control.COMMON]) - 1
+        durable = -1 if storage.durable_step is None else storage.durable_step
+        return durable < common // 2 < storage.invalid_from
+
+
+# -- How the keeper of a rank and the hub reach each other -----------------------------------------
+
+_WATCH_SECONDS = 1.0
+
+
+class HubLink:
+    """Messages to and from the hub. Rank 0's own take the same way, without the network."""
+
+    def __init__(self, keeper: Keeper, config: protocol.RankConfig, member: Member) -> None:
+        self._policy = policy = keeper.policy
+        self._timers = keeper.timers
+        self._config = config
+        self._member = member
+        # No connection to the hub and no sign of it since then; None while there is one.
+        self._lost_since = None if policy.rank == 0 else time.monotonic()
+        self._hub_beat: object = None
+        self._watch_at = 0.0
+        layout, attempt = policy.layout, policy.attempt
+        secret = bytes.fromhex(read_plain(layout.key).decode("ascii"))
+        # One for each attempt: a keeper of an older one is a stranger here.
+        key = hashlib.blake2b(b"%d" % attempt, key=secret, digest_size=32).digest()
+        mail = layout.mail(attempt)
+        record = {"keeper": keeper.identity, "trainer_pid": keeper.trainer.pid}
+        self.post: HubPost | MemberPost
+        if member.hub is not None:
+            self.post = HubPost(
+                keeper.selector,
+                key,
+                policy.size,
+                mail,
+                loopback=config.is_one_host,
+                hear=lambda rank, data: member.receive_at_hub(rank, protocol.ToHub.from_json(data)),
+                lost=member.hub.lost,
+                found=member.hub.found,
+            )
+            self.port: int | None = self.post.port
+            record["port"] = self.post.port
+        else:
+            self.port = None
+            self.post = MemberPost(
+                keeper.selector,
+                key,
+                policy.rank,
+                self._hub_addresses,
+                mail,
+                hear=lambda _, data: member.agent.receive(protocol.FromHub.from_json(data)),
+                lost=self._lose_hub,
+                found=self._find_hub,
+            )
+        with contextlib.suppress(OSError):
+            layout.ranks(attempt).mkdir(exist_ok=True)
+            write_json(layout.rank(attempt, policy.rank), record, durable=False)
+
+    def to_hub(self, message: protocol.ToHub) -> None:
+        if self._member.hub is not None:
+            self._timers.after(0.0, lambda: self._member.receive_at_hub(0, message))
+        elif not self._member.departure.is_released:
+            # A letter to a hub that is gone would create its folder again.
+            self.post.send(0, message.kind, **message.values())
+
+    def from_hub(self, rank: int, message: protocol.FromHub) -> None:
+        if rank == 0:
+            self._timers.after(0.0, lambda: self._member.agent.receive(message))
+        else:
+            self.post.send(rank, message.kind, **message.values())
+
+    def training_ranks(self) -> list[int]:
+        hub = self._member.hub
+        return [] if hub is None else hub.state.training_ranks()
+
+    def tick(self, now: float) -> None:
+        self.post.tick(now)
+        if self._member.hub is None:
+            self._watch_hub(now)
+
+    def close(self) -> None:
+        self.post.close()
+        if self._member.hub is not None or not self._member.departure.is_released:
+            # Nothing will read it.
+            remove_folder(self._policy.layout.mail(self._policy.attempt))
+
+    # -- a member's way to the hub ----------------------------------------------
+
+    def is_hub_gone(self, now: float) -> bool:
+        lost = self._lost_since
+        return lost is not None and now - lost > self._config.unreachable_seconds
+
+    def _hub_addresses(self) -> list[tuple[str, int]]:
+        """A hub that was replaced has another port, which stands in the run folder."""
+        found = read_json(self._policy.layout.rank(self._policy.attempt, 0)).get("port")
+        ports = [found] if isinstance(found, int) else []
+        hosts = list(dict.fromkeys(host for host, _ in self._config.hub))
+        fresh = [(host, port) for port in ports for host in hosts]
+        known = [(host, port) for host, port in self._config.hub]
+        return list(dict.fromkeys([*fresh, *known]))
+
+    def _lose_hub(self, _: int) -> None:
+        self._lost_since = time.monotonic()
+
+    def _find_hub(self, _: int) -> None:
+        self._lost_since = None
+        self._member.on_hub_found()
+
+    def _watch_hub(self, now: float) -> None:
+        """Without a connection, a hub whose heartbeat moves in the run folder is not gone."""
+        if self._lost_since is None or now < self._watch_at:
+            return
+        self._watch_at = now + _WATCH_SECONDS
+        beat = read_json(self._policy.layout.heartbeat(self._policy.attempt)).get("beat")
+        if beat is not None and beat != self._hub_beat:
+            self._hub_beat, self._lost_since = beat, now
+        elif self.is_hub_gone(now):
+            self._member.departure.leave_without_hub()
+
+
+def watch_launcher(keeper: Keeper, member: Member, config: protocol.RankConfig) -> None:
+    """Stop the run when the process that started the ranks is gone."""
+    if config.launcher is None:
+        return
+    launcher = ProcessIdentity(**config.launcher)
+    reason = f"{config.launcher_name} (pid {launcher.pid}) is gone"
+    try:
+        descriptor = os.pidfd_open(launcher.pid)
+    except OSError:
+        member.on_launcher_gone(reason)
+        return
+    if not launcher.is_alive():
+        os.close(descriptor)
+        member.on_launcher_gone(reason)
+        return
+
+    def gone() -> None:
+        keeper.selector.unregister(descriptor)
+        os.close(descriptor)
+        member.on_launcher_gone(reason)
+
+    keeper.selector.register(descriptor, selectors.EVENT_READ, gone)

@@ -7,6 +7,7 @@ would be wrong.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -63,7 +64,7 @@ class MirrorClient:
         self._is_empty = False
         self._leave_by: float | None = None
         if self._address is not None:
-            self._recall(self._address)
+            self._adopt_identity(self._address)
 
     def policy(self) -> dict[str, Any]:
         if self._address is not None and sys.platform != "linux":
@@ -75,7 +76,7 @@ class MirrorClient:
 
     # -- the beginning ----------------------------------------------------------------
 
-    def _recall(self, address: str) -> None:
+    def _adopt_identity(self, address: str) -> None:
         """Give a new folder the id that its run has in the mirror."""
         layout = RunLayout(self._folder.absolute())
         refuse_inside(layout.folder, address)
@@ -84,11 +85,10 @@ class MirrorClient:
         if self._rank:
             self._wait_for_identity(layout)
             return
-        from holdfast._store.mirror.protocol import ask  # only where there is something to ask
+        from holdfast._store.mirror.child import ask  # only where there is something to ask
 
-        held: dict[str, Any] = {"kind": "empty"}
-        for told in ask({"task": "look", "address": address}):
-            held = told
+        told = ask({"task": "look", "address": address})
+        held = told[-1] if told else {"kind": "empty"}
         if held["kind"] == "empty":
             self._is_empty = True
             return
@@ -119,31 +119,26 @@ class MirrorClient:
                 )
             time.sleep(_LOOK_SECONDS)  # until the deadline above
 
-    def bring(self, start: Start, party: Party | None) -> None:
+    def fetch(self, start: Start, party: Party | None) -> None:
         """Fetch the newest checkpoint of the mirror, if the folder has none."""
         if self._address is None:
             return
-        turns = None
-        if party is None or party.rank == 0:
-            turns = self._fetch(start, self._address)
-        try:
+        is_first = party is None or party.rank == 0
+        with contextlib.closing(self._fetch(start, self._address)) as turns:
             while True:
-                state = "over" if turns is None else next(turns, "over")
+                state = next(turns, "over") if is_first else "over"
                 if party is not None:
                     # Exchanged often, so that no rank waits too long for another.
                     state = str(party.exchange("mirror", state)[0])
                 if state == "over":
                     return
-        finally:
-            if turns is not None:
-                turns.close()
 
     def _fetch(self, start: Start, address: str) -> Generator[str]:
         layout = start.layout
         has_state = bool(layout.checkpoint_folders()) or bool(start.leftovers)
         if self._is_empty or has_state or not self._may_have_begun(layout):
             return
-        from holdfast._store.mirror.protocol import Answers
+        from holdfast._store.mirror.child import Speaker
 
         config = {
             "task": "fetch",
@@ -151,14 +146,11 @@ class MirrorClient:
             "folder": str(layout.folder),
             "run_id": start.run_id,
         }
-        answers = Answers(config, None)
-        try:
-            while not answers.is_over:
-                for told in answers.hear(_TURN_SECONDS):
+        with contextlib.closing(Speaker(config)) as speaker:
+            while not speaker.is_over:
+                for told in speaker.answers(_TURN_SECONDS):
                     self._take(layout, address, told)
                 yield "under way"
-        finally:
-            answers.close()
 
     def _may_have_begun(self, layout: RunLayout) -> bool:
         """False for a folder that has the run from its beginning and has lost nothing."""
@@ -193,15 +185,15 @@ class MirrorClient:
 
     # -- the end ----------------------------------------------------------------------
 
-    def heed(self, message: dict[str, Any]) -> None:
-        """Note from the keeper how much time a stop leaves."""
+    def note_grace(self, message: dict[str, Any]) -> None:
+        """Record how much time a stop leaves, as a message of the keeper says."""
         grace = message.get("grace")
         if message["kind"] == "ending":
             grace = message.get("seconds")
         if self._address is not None and isinstance(grace, int | float) and not self._leave_by:
             self._leave_by = time.monotonic() + float(grace)
 
-    def part(
+    def finish(
         self, layout: RunLayout, durable_step: int | None, is_pressed: Callable[[], bool]
     ) -> None:
         """The run leaves: wait for the mirror if `mirror_wait` is set, and say what it has."""

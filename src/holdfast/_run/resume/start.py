@@ -23,9 +23,8 @@ from holdfast._state.placing import places_in
 from holdfast._state.restore import decode_extra, restore_again, restore_state
 from holdfast._store.folder import journal
 from holdfast._store.folder.attempts import known_origins, note_origin, read_json
-from holdfast._store.folder.invalid import void_steps, without_void
 from holdfast._store.folder.layout import RunLayout
-from holdfast._store.folder.lineage import is_on_line, trace_line
+from holdfast._store.folder.lineage import is_on_line, trace_line, void_steps, without_void
 from holdfast._store.format.checksum import digest_all
 from holdfast._store.read.damage import check_file
 from holdfast._store.read.find import (

@@ -19,7 +19,7 @@ from holdfast._run.past import (
 )
 from holdfast._run.saving.slowdown import SlowdownMeter
 from holdfast._settings import Settings
-from holdfast._store.commit.checkpoint import Policy
+from holdfast._store.commit.write import Policy
 from holdfast._store.memory.control import RING, RING_MASK
 from holdfast._text import count, duration, say
 

@@ -13,10 +13,10 @@ from holdfast._adapters.registry import adapter_of
 from holdfast._run.saving.cadence import WriteTiming
 from holdfast._run.saving.keeper_client import Handle
 from holdfast._state.capture import Captured
-from holdfast._store.commit.checkpoint import Policy, State, keep_checkpoint, remove_old
 from holdfast._store.commit.chunks import Labour
 from holdfast._store.commit.dedup import newest_former
 from holdfast._store.commit.source import Ranges, Source
+from holdfast._store.commit.write import Policy, State, keep_checkpoint, remove_old
 from holdfast._store.format.image import encode_scalars, plan_image
 from holdfast._store.memory.control import STEP
 

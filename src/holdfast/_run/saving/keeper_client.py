@@ -25,7 +25,7 @@ from holdfast._keeper.metric_batches import Logged
 from holdfast._run.saving.pulse import OomScore, Pulse
 from holdfast._run.signals.handlers import uninterruptible
 from holdfast._settings import Settings, parse_seconds
-from holdfast._store.commit.checkpoint import Policy
+from holdfast._store.commit.write import Policy
 from holdfast._store.folder import journal
 from holdfast._store.folder.attempts import BEAT_SECONDS, write_json
 from holdfast._store.folder.requests import stop_from_file, take_requests

@@ -19,11 +19,11 @@ from holdfast._environment.processes.cgroup import MemoryCgroup, read_counters
 from holdfast._environment.processes.identity import command
 from holdfast._environment.processes.proc import FairDeadline
 from holdfast._environment.slurm.job import Job
-from holdfast._keeper import messages
+from holdfast._keeper import protocol
 from holdfast._keeper.protocol import KeeperConfig
 from holdfast._run.saving.debuggers import never_held, without_debugger
 from holdfast._run.signals.stack_dump import StackDump
-from holdfast._store.commit.checkpoint import Policy
+from holdfast._store.commit.write import Policy
 from holdfast._store.folder.attempts import note_keeper
 from holdfast._store.folder.plain_file import open_log
 from holdfast._store.memory.control import ControlPage
@@ -70,7 +70,7 @@ class KeeperLink:
     def __init__(self, plan: KeeperPlan, hear: Callable[[dict[str, Any]], None]) -> None:
         self._hear = hear
         policy = plan.policy
-        ours, theirs = messages.socket_pair()
+        ours, theirs = protocol.socket_pair()
         pidfd = os.pidfd_open(os.getpid()) if hasattr(os, "pidfd_open") else None
         # Read here: the trainer may be killed for memory before the keeper reads them.
         counters = read_counters(MemoryCgroup.find(os.getpid()))
@@ -106,7 +106,7 @@ class KeeperLink:
         if pidfd is not None:
             os.close(pidfd)
         self._socket: socket.socket = ours
-        self._outbox = messages.Outbox(ours)
+        self._outbox = protocol.Outbox(ours)
         self.send = self._outbox.post
         self.flush = self._outbox.flush
         self.pid = self._process.pid
@@ -149,7 +149,7 @@ class KeeperLink:
         self._socket.close()
 
     def _listen(self) -> None:
-        while (received := messages.receive(self._socket)) is not None:
+        while (received := protocol.receive(self._socket)) is not None:
             try:
                 self._hear(received[0])
             except Exception as error:  # noqa: BLE001  later answers need this thread

@@ -20,7 +20,7 @@ from holdfast._run.data.fingerprints import batch_print
 from holdfast._run.ranks.party import Party, make_key
 from holdfast._run.ranks.world import addresses
 from holdfast._run.saving.keeper_client import KeeperClient
-from holdfast._store.commit.checkpoint import Policy
+from holdfast._store.commit.write import Policy
 from holdfast._store.memory.control import AGREES, DUE, HOLD, MARK, PLANNED, WAITS, WORK, at_work
 from holdfast._text import say
 

@@ -25,7 +25,7 @@ from holdfast._store.commit.write_queue import Superseded
 # of each core from the trainer: there the priority of the whole group is lowered.
 
 _LOWEST = 19
-# A twentieth of a core beside a training: enough for the keeper's loop, which receives signals.
+# A twentieth of a core during a training: enough for the keeper's loop, which receives signals.
 _GROUP_LEVEL = 14
 _GROUP = Path("/proc/self/autogroup")
 _TRIES, _TRY_SECONDS = 4, 0.04  # the kernel accepts one change of a group in a tenth of a second
@@ -54,11 +54,9 @@ class BackgroundPriority:
         finally:
             self._threads.discard(number)
 
-    @contextlib.contextmanager
-    def hurry(self) -> Iterator[None]:
+    def hurry(self) -> contextlib.AbstractContextManager[None]:
         """A process waits: the group returns to normal priority."""
-        with self._counted(loud=1):
-            yield
+        return self._counted(loud=1)
 
     def end(self) -> None:
         """The run stops: from now on nothing runs in the background."""
@@ -143,9 +141,8 @@ class Pieces(Generic[Piece]):
                 if rest is not None and not self.has_failed:
                     self._left.appendleft(rest)
                 is_last = not self._left and self._taken == 1
-                if (
-                    not is_last
-                ):  # under the lock: two threads that finish together would both miss the end
+                # Under the lock: two threads that finish together would both miss the end.
+                if not is_last:
                     self._give_back()
             if is_last:
                 if not self.has_failed:
@@ -221,9 +218,8 @@ class Labour:
                 self._is_background = False
                 QUIET.raise_threads()
                 for work, threads in self._works:
-                    with contextlib.suppress(
-                        RuntimeError
-                    ):  # no more threads: the existing ones go on
+                    # No more threads: the existing ones go on.
+                    with contextlib.suppress(RuntimeError):
                         self._start(work, threads)
 
     def give_up(self) -> None:

@@ -3,8 +3,8 @@
 A tensor with the same checksum is the same. The file that has it is hard-linked into the folder of
 the new checkpoint, which stays complete by itself: removing the old one removes a name, and the
 bytes go with the last name. A few spots of the image show whether it is worth knowing the checksums
-before anything is written: in most trainings everything changes, and then hashing runs beside the
-writing.
+before anything is written: in most trainings everything changes, and then hashing runs during
+the writing.
 """
 
 from __future__ import annotations
@@ -91,7 +91,11 @@ class Former:
     ) -> Former:
         """What was just written as `partial`, and will be named `folder`."""
         found = source.hashing.digests()
-        spots, identities = _spots_of(source), _identities_in(partial, file)
+        spots = [
+            Spot(index, offset, digest(source.view(index)[offset : offset + size]))
+            for index, offset, size in _places(source.ranges)
+        ]
+        identities = _identities_in(partial, file)
         former = cls(folder, file, source.ranges, found, spots, identities)
         if before is not None:
             former.rest = _REST if before.was_in_vain else max(0, before.rest - 1)
@@ -179,18 +183,15 @@ class Former:
         """For each range of the new image the same one here, except for header and scalars."""
         new, old = source.ranges, self._ranges
         digests = source.hashing.digests()
-        at: list[int | None]
-        if new.names is old.names or (new.names == old.names and new.sizes == old.sizes):
-            pairs = enumerate(zip(digests, self._digests, strict=True))
-            at = [index if ours == theirs else None for index, (ours, theirs) in pairs]
-        else:
+        at: list[int | None] = list(range(len(new.names)))
+        if new.names is not old.names:
             places = {name: index for index, name in enumerate(old.names)}
             at = [places.get(name) for name in new.names]
-            for index, found in enumerate(at):
-                is_same = found is not None and (
-                    new.sizes[index] == old.sizes[found] and digests[index] == self._digests[found]
-                )
-                at[index] = found if is_same else None
+        for index, found in enumerate(at):
+            is_same = found is not None and (
+                new.sizes[index] == old.sizes[found] and digests[index] == self._digests[found]
+            )
+            at[index] = found if is_same else None
         at[0] = at[-1] = None
         return at
 
@@ -213,13 +214,6 @@ def _places(ranges: Ranges) -> list[tuple[int, int, int]]:
         offset = max(0, min(at - ranges.offsets[index], ranges.sizes[index] - _SPOT_BYTES))
         found.append((index, offset, min(_SPOT_BYTES, ranges.sizes[index])))
     return list(dict.fromkeys(found))
-
-
-def _spots_of(source: Source) -> list[Spot]:
-    return [
-        Spot(index, offset, digest(source.view(index)[offset : offset + size]))
-        for index, offset, size in _places(source.ranges)
-    ]
 
 
 def _identities_in(folder: Path, file: DataFile) -> dict[str, _Identity]:

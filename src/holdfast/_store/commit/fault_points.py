@@ -11,18 +11,6 @@ from pathlib import Path
 
 from holdfast._environment import variables
 
-COMMIT_STAGES = (
-    "begun",
-    "half-written",
-    "written",
-    "synced",
-    "manifest-written",
-    "before-publish",
-    "published",
-    "before-removal",
-    "half-removed",
-)
-
 
 def pass_point(stage: str) -> None:
     """Die here by kill -9, once, if the environment asks for it (`stage@marker-file`)."""

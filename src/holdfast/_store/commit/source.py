@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -112,23 +113,12 @@ class Ranges(NamedTuple):
         return cls(names, offsets, sizes, portions(sizes))
 
 
-class _Views:
-    """The bytes of each range.
-
-    An object apart from the source, to avoid a reference cycle: that would be collected late, and
-    with it the memory of an arena that is gone.
-    """
-
-    def __init__(self, views: Sequence[memoryview], ranges: Ranges) -> None:
-        self._views = views
-        self._image = views[0] if len(views) == 1 else None
-        self._offsets, self._sizes = ranges.offsets, ranges.sizes
-
-    def __call__(self, index: int) -> memoryview:
-        if self._image is None:
-            return self._views[index]
-        start = self._offsets[index]
-        return self._image[start : start + self._sizes[index]]
+def _view(views: Sequence[memoryview], ranges: Ranges, index: int) -> memoryview:
+    """The bytes of one range."""
+    if len(views) > 1:
+        return views[index]
+    start = ranges.offsets[index]
+    return views[0][start : start + ranges.sizes[index]]
 
 
 class Source:
@@ -140,5 +130,7 @@ class Source:
         self.views = views
         self.ranges = ranges
         self.size_bytes = sum(view.nbytes for view in views)
-        self.view = _Views(views, ranges)  # of one range
+        # Not a method: a reference cycle would be collected late, and with it the memory of an
+        # arena that is gone.
+        self.view = functools.partial(_view, views, ranges)
         self.hashing = hashing or Hashing(self.view, ranges.sizes, ranges.taken_as)

@@ -1,4 +1,4 @@
-"""From an image in memory to a committed checkpoint.
+"""From an image in memory to a committed checkpoint, by the keeper or the trainer.
 
 The order is the invariant: data and manifest, fsync of both and of their folder, rename, fsync of
 the parent folder. A checkpoint has its final name only when every byte of it is on the disk, so a
@@ -14,7 +14,7 @@ import errno
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast._errors import SaveFailed
@@ -22,17 +22,19 @@ from holdfast._store.commit.chunks import Labour
 from holdfast._store.commit.dedup import Former, Sharing
 from holdfast._store.commit.direct_io import write_file
 from holdfast._store.commit.fault_points import pass_point
+from holdfast._store.commit.retention import Kept, remove_others
 from holdfast._store.commit.source import Source, threads_for
-from holdfast._store.commit.write_queue import Turns
+from holdfast._store.commit.write_queue import Key, Turns
+from holdfast._store.folder import journal
 from holdfast._store.folder.atomic import (
     publish_folder,
     remove_folder,
     sync_folder,
     sync_together,
 )
-from holdfast._store.folder.attempts import read_json
-from holdfast._store.folder.invalid import is_void, set_aside_void, void_steps
+from holdfast._store.folder.attempts import read_json, read_origins
 from holdfast._store.folder.layout import MANIFEST, RunLayout, rank_file
+from holdfast._store.folder.lineage import is_void, set_aside_void, void_steps
 from holdfast._store.folder.plain_file import open_plain
 from holdfast._store.format.checksum import digest
 from holdfast._store.format.image import wrap_header
@@ -45,44 +47,71 @@ class Fenced(SaveFailed):
 
 
 @dataclass(frozen=True)
-class CheckpointCommit:
-    """What is to be committed, and by which attempt."""
+class Policy:
+    """What the trainer tells the keeper once, at its start: most settings are here."""
 
     layout: RunLayout
     run_id: str
-    attempt: int  # the attempt that trained this state
-    writer_attempt: int  # the attempt that writes it
+    attempt: int
+    line: dict[int, int | None]
+    keep_last: int
+    best: tuple[str, str] | None
+    version: str
+    rank: int = 0
+    size: int = 1  # of the world
+    requeue_limit: int = 3  # of a job, while no attempt makes a step
+    hang_seconds: float | None = None  # without a step; None: learned from the run
+    hang_restarts: bool = False  # True if `--hang-timeout` asked for a restart
+    mirror: str | None = None  # the address of the mirror
+    mirror_keep_last: int = 3
+    notices: str = "off"  # of which cloud; "auto" to find out
+    keep_memory_seconds: float = 0.0  # for the next attempt, after a death
+
+
+@dataclass(frozen=True)
+class State:
+    """A state of some attempt that is to be kept, and why."""
+
+    attempt: int  # the attempt that trained it
     step: int
-    at_turn: bool  # at the end of an epoch, not at the boundary of the step
     reason: str
     metrics: dict[str, float | None]
-    version: str
-    origin: tuple[int, int] | None = None
-    turns: Turns = field(default_factory=Turns)  # the order in which checkpoints get their names
+    at_turn: bool = False  # at the end of an epoch, not at the boundary of the step
 
     @property
-    def key(self) -> tuple[int, int]:
+    def key(self) -> Key:
         """The greater one is the newer state."""
         return self.attempt, mark_of(self.step, self.at_turn)
 
-    @property
-    def final(self) -> Path:
-        """Its final path."""
-        return self.layout.checkpoint(self.step, self.attempt, self.at_turn)
+    def folder(self, layout: RunLayout) -> Path:
+        """The final folder of its checkpoint."""
+        return layout.checkpoint(self.step, self.attempt, self.at_turn)
 
 
-def commit_checkpoint(
-    commit: CheckpointCommit, source: Source, labour: Labour, former: Former | None = None
-) -> Former:
-    """Make an image durable as a checkpoint; returns what the next one may share with it."""
-    layout = commit.layout
+def keep_checkpoint(
+    policy: Policy,
+    state: State,
+    source: Source,
+    labour: Labour,
+    former: Former | None = None,
+    turns: Turns | None = None,
+) -> Former | None:
+    """Make an image durable as a checkpoint, and record it in the journal.
+
+    Returns what the next one may share with it; None if it is committed already.
+    """
+    began, turns = time.monotonic(), turns or Turns()
+    layout, final = policy.layout, state.folder(policy.layout)
+    refuse_if_replaced(layout, policy.run_id)
+    if final.exists():
+        return None
     partial = None
     unsynced: list[int] = []
     try:
-        partial = begin_checkpoint(layout, commit.final)
+        partial = begin_checkpoint(layout, final)
         file = write_part(partial, 0, source, labour, former, unsynced)
-        written = Former.written(commit.final, partial, file, source, former)
-        close_checkpoint(commit, partial, [file], unsynced)
+        written = Former.written(final, partial, file, source, former)
+        close_checkpoint(policy, state, partial, [file], turns, unsynced)
     except OSError as error:
         raise SaveFailed(explain(layout, error, source.size_bytes)) from error
     finally:
@@ -90,7 +119,55 @@ def commit_checkpoint(
             os.close(descriptor)
         if partial is not None:
             remove_folder(partial)  # by now it has its final name, or is useless
+    _record(policy, state, source.size_bytes, file.size_bytes, began, turns)
     return written
+
+
+def keep_parts(
+    policy: Policy,
+    state: State,
+    partial: Path,
+    files: Sequence[DataFile],
+    began: float,
+    turns: Turns,
+) -> None:
+    """Commit a checkpoint whose parts the ranks have written."""
+    size_bytes = sum(file.image_bytes for file in files)
+    try:
+        close_checkpoint(policy, state, partial, files, turns)
+    except OSError as error:
+        raise SaveFailed(explain(policy.layout, error, size_bytes)) from error
+    finally:
+        remove_folder(partial)
+    _record(policy, state, size_bytes, sum(file.size_bytes for file in files), began, turns)
+
+
+def _record(
+    policy: Policy, state: State, size_bytes: int, own_bytes: int, began: float, turns: Turns
+) -> None:
+    """Record a durable checkpoint in the journal."""
+    written = {"written_bytes": own_bytes} if own_bytes < size_bytes else {}
+    ranks = {"ranks": policy.size} if policy.size > 1 else {}
+    seconds = time.monotonic() - began
+    with turns.take("note", state.key):
+        journal.append(
+            policy.layout.journal,
+            "checkpoint",
+            step=state.step,
+            attempt=state.attempt,
+            reason=state.reason,
+            size_bytes=size_bytes,
+            seconds=round(seconds, 4),
+            name=state.folder(policy.layout).name,
+            metrics=state.metrics,
+            **written,
+            **ranks,
+        )
+
+
+def remove_old(policy: Policy, known: dict[Path, Kept] | None = None) -> None:
+    """Remove the checkpoints that are not kept; `known` caches what was read of them."""
+    remove_others(policy.layout, policy.line, policy.keep_last, policy.best, known)
 
 
 def begin_checkpoint(layout: RunLayout, final: Path) -> Path:
@@ -163,45 +240,57 @@ def _in_hex(digests: Sequence[bytes]) -> list[str]:
 
 
 def close_checkpoint(
-    commit: CheckpointCommit,
+    policy: Policy,
+    state: State,
     partial: Path,
     files: Sequence[DataFile],
+    turns: Turns,
     unsynced: Sequence[int] = (),
 ) -> None:
     """All parts are written: write the manifest, and give the checkpoint its name.
 
     Parts that are not durable yet are open as `unsynced`.
     """
+    layout = policy.layout
     manifest = Manifest(
-        run_id=commit.run_id,
-        attempt=commit.attempt,
-        step=commit.step,
-        reason=commit.reason,
+        run_id=policy.run_id,
+        attempt=state.attempt,
+        step=state.step,
+        reason=state.reason,
         saved_at=time.time(),
         files=tuple(files),
-        origin=commit.origin,
-        metrics=commit.metrics,
-        holdfast=commit.version,
+        origin=read_origins(layout, [state.attempt]).get(state.attempt),
+        metrics=state.metrics,
+        holdfast=policy.version,
     )
-    _write_synced(partial / MANIFEST, manifest.to_bytes(), unsynced)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    with os.fdopen(open_plain(partial / MANIFEST, flags), "wb") as file:
+        file.write(manifest.to_bytes())
+        file.flush()
+        sync_together([*unsynced, file.fileno()])
     if unsynced:
         pass_point("synced")
     pass_point("manifest-written")
     sync_folder(partial)
     pass_point("before-publish")
-    refuse_if_replaced(commit.layout, commit.run_id)
-    _refuse_if_fenced(commit)
-    _refuse_if_void(commit)
-    with commit.turns.take_name(commit.key):
+    refuse_if_replaced(layout, policy.run_id)
+    newest = max(layout.attempt_numbers(), default=0)
+    if newest > policy.attempt:
+        raise Fenced(
+            f"attempt {newest} has taken over this run; "
+            f"attempt {policy.attempt} writes nothing any more."
+        )
+    _refuse_if_void(layout, state)
+    with turns.take("name", state.key):
         # False is ignored: another process has published the same state.
-        publish_folder(partial, commit.final, durable=False)
-    sync_folder(commit.layout.checkpoints)
+        publish_folder(partial, state.folder(layout), durable=False)
+    sync_folder(layout.checkpoints)
     pass_point("published")
     try:
-        _refuse_if_void(commit)
+        _refuse_if_void(layout, state)
     except SaveFailed:
         # A rule has called it bad since the last check, perhaps before it had its name.
-        set_aside_void(commit.layout)
+        set_aside_void(layout)
         raise
 
 
@@ -216,19 +305,10 @@ def refuse_if_replaced(layout: RunLayout, run_id: str) -> None:
         raise SaveFailed(f"{layout.folder} was removed, and is the folder of another run now")
 
 
-def _refuse_if_fenced(commit: CheckpointCommit) -> None:
-    newest = commit.layout.attempt_numbers()[-1:]
-    if newest and newest[0] > commit.writer_attempt:
-        raise Fenced(
-            f"attempt {newest[0]} has taken over this run; "
-            f"attempt {commit.writer_attempt} writes nothing any more."
-        )
-
-
-def _refuse_if_void(commit: CheckpointCommit) -> None:
+def _refuse_if_void(layout: RunLayout, state: State) -> None:
     """A rule may have called the state bad while it was being written."""
-    if is_void(void_steps(commit.layout), commit.attempt, commit.step):
-        raise SaveFailed(f"a rule has called step {commit.step} bad")
+    if is_void(void_steps(layout), state.attempt, state.step):
+        raise SaveFailed(f"a rule has called step {state.step} bad")
 
 
 def explain(layout: RunLayout, error: OSError, wanted: int) -> str:
@@ -242,11 +322,3 @@ def explain(layout: RunLayout, error: OSError, wanted: int) -> str:
                 f"at {layout.folder})"
             )
     return f"{error.strerror or error} ({layout.folder})"
-
-
-def _write_synced(path: Path, data: bytes, unsynced: Sequence[int]) -> None:
-    """Write a file, and flush it and other open ones at once."""
-    with os.fdopen(open_plain(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
-        file.write(data)
-        file.flush()
-        sync_together([*unsynced, file.fileno()])

@@ -118,31 +118,22 @@ class Turns:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._named: Key | None = None
-        self._noted: Key | None = None
+        self._newest: dict[str, Key] = {}
 
     @contextlib.contextmanager
-    def take_name(self, key: Key) -> Iterator[None]:
-        """Held for the rename; Superseded if a newer checkpoint has its name."""
-        with self._lock:
-            if self._named is not None and key < self._named:
-                raise Superseded("a newer step is durable")
-            yield
-            self._named = key
+    def take(self, what: str, key: Key) -> Iterator[None]:
+        """Held while a checkpoint gets its `name`, or its `note` in the journal.
 
-    @contextlib.contextmanager
-    def take_note(self, key: Key) -> Iterator[None]:
-        """Held for the journal; Superseded if a newer checkpoint is recorded.
-
-        This one is durable too then: the flush of the folder was for both names.
+        Superseded if a newer checkpoint has it. A name without a note is durable too then: the
+        flush of the folder was for both names.
         """
         with self._lock:
-            if self._noted is not None and key < self._noted:
+            if key < self._newest.get(what, key):
                 raise Superseded("a newer step is durable")
             yield
-            self._noted = key
+            self._newest[what] = key
 
     def forget(self) -> None:
         """A rule has called the newest ones bad: older ones count again."""
         with self._lock:
-            self._named = self._noted = None
+            self._newest.clear()

@@ -110,7 +110,10 @@ def writing_whole(path: Path, *, replace: bool) -> Iterator[IO[bytes]]:
             os.fsync(file.fileno())
             pass_point("before-naming")
             if nameless is not None:
-                _give_name(file, part if replace else path)
+                # With a descriptor of a folder Python calls linkat, which follows the link.
+                source, number = f"/proc/self/fd/{file.fileno()}", file.fileno()
+                name = part if replace else path
+                os.link(source, name, src_dir_fd=number, follow_symlinks=True)
         if replace:
             os.replace(part, path)
         elif nameless is None:
@@ -138,12 +141,6 @@ def _open_nameless(folder: Path) -> IO[bytes] | None:
     except OSError:  # not on this file system
         return None
     return os.fdopen(descriptor, "wb")
-
-
-def _give_name(file: IO[bytes], path: Path) -> None:
-    # With a descriptor of a folder Python calls linkat, which follows the link in /proc.
-    number = file.fileno()
-    os.link(f"/proc/self/fd/{number}", path, src_dir_fd=number, follow_symlinks=True)
 
 
 def publish_folder(prepared: Path, final: Path, *, durable: bool = True) -> bool:

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast._environment import variables
 from holdfast._environment.processes.identity import ProcessIdentity, of_process
@@ -33,11 +33,14 @@ from holdfast._store.folder.atomic import (
     write_atomic,
 )
 from holdfast._store.folder.layout import RunLayout
-from holdfast._store.folder.lineage import Origin
 from holdfast._store.folder.plain_file import read_plain
 from holdfast._store.format import manifest
 from holdfast._store.format.schema import parse_record
+from holdfast._text import record as record_in
 from holdfast._text import say
+
+if TYPE_CHECKING:
+    from holdfast._store.folder.lineage import Origin
 
 BEAT_SECONDS = 2.0
 SILENT_SECONDS = 15.0
@@ -46,8 +49,8 @@ _CANNOT_WRITE = "this run folder cannot be written"
 _NOT_OF_THE_FOLDER = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 _HINTS = {
     errno.EMFILE: "Close some files, or allow more: ulimit -n 4096",
-    errno.ENFILE: "The whole machine has too many files open: end what opens them.",
-    errno.ENOMEM: "Free some memory, or ask for more: what is there is in use.",
+    errno.ENFILE: "The whole machine has too many files open: end some programs.",
+    errno.ENOMEM: "Free some memory, or ask for more.",
     errno.EAGAIN: "End some processes, or allow more: ulimit -u",
     errno.ENAMETOOLONG: "Choose a folder with a shorter name.",
     errno.ENOSPC: "Free some room on its disk, or choose a folder on another one.",
@@ -244,24 +247,21 @@ def _refuse_if_live(
         # By the inode: the folder may have another name by now.
         if _inode(layout.attempt(attempt)) not in _held.values():
             return
-        raise RunIsLive(
-            f"{folder}: this process trains here already, and has not left that run.\n"
-            f"Stop it first (holdfast stop {folder}), or use another folder.",
-            pid=holder.pid,
-            host=holder.host,
-        )
-    if not holder.is_here():
-        say(
-            f"{folder} was last used on {holder.host} (pid {holder.pid}), which did not "
-            f"close it; watching up to {SILENT_SECONDS:.0f} s whether it is still alive."
-        )
-    if is_live(layout, attempt):
-        raise RunIsLive(
-            f"{folder}: another process trains here, pid {holder.pid} on {holder.host}.\n"
-            f"Stop it first (holdfast stop {folder}), or use another folder.",
-            pid=holder.pid,
-            host=holder.host,
-        )
+        fact = "this process trains here already, and has not left that run"
+    else:
+        if not holder.is_here():
+            say(
+                f"{folder} was last used on {holder.host} (pid {holder.pid}), which did not "
+                f"close it; watching up to {SILENT_SECONDS:.0f} s whether it is still alive."
+            )
+        if not is_live(layout, attempt):
+            return
+        fact = f"another process trains here, pid {holder.pid} on {holder.host}"
+    raise RunIsLive(
+        f"{folder}: {fact}.\nStop it first (holdfast stop {folder}), or use another folder.",
+        pid=holder.pid,
+        host=holder.host,
+    )
 
 
 def _take_over(layout: RunLayout, attempt: int, folder: Path, say: Callable[[str], None]) -> bool:
@@ -270,25 +270,20 @@ def _take_over(layout: RunLayout, attempt: int, folder: Path, say: Callable[[str
     SLURM has given that start up, and a node that it has lost may not know. Our number fences it
     off: it writes nothing any more.
     """
-    holder = lease_holder(layout, attempt)
-    if holder is None or layout.exit(attempt).exists():
+    holder, job = lease_holder(layout, attempt), find_job(variables.of_job())
+    if holder is None or job is None or layout.exit(attempt).exists():
         return False
-    if not _is_our_job_before(layout, attempt) or (holder.is_here() and not holder.is_alive()):
+    held = record_in(read_json(layout.lease(attempt)).get("job"))
+    restarts = held.get("restarts")
+    is_earlier = isinstance(restarts, int) and restarts < job.restarts
+    if held.get("number") != job.number or not is_earlier:
+        return False
+    if holder.is_here() and not holder.is_alive():
         return False
     say(
         f"{folder}: SLURM has restarted the job; taking over from {holder.host} (pid {holder.pid})."
     )
     return True
-
-
-def _is_our_job_before(layout: RunLayout, attempt: int) -> bool:
-    """Whether the lease is that of an earlier start of our own job."""
-    job = find_job(variables.of_job())
-    held = read_json(layout.lease(attempt)).get("job")
-    if job is None or not isinstance(held, dict) or held.get("number") != job.number:
-        return False
-    restarts = held.get("restarts")
-    return isinstance(restarts, int) and restarts < job.restarts
 
 
 @contextlib.contextmanager
@@ -373,15 +368,11 @@ def known_origins(layout: RunLayout, in_memory: Collection[int] = ()) -> dict[in
         if number in with_state or origins[number] is not None:
             break
         del origins[number]
-    _mend_origins(folders, origins)
-    return origins
-
-
-def _mend_origins(folders: list[tuple[int, int, Path]], origins: dict[int, Origin]) -> None:
     for _, attempt, folder in folders:
         if attempt not in origins:
             with contextlib.suppress(OSError, CheckpointError):
                 origins[attempt] = manifest.read(folder).origin
+    return origins
 
 
 def identity_in(value: object) -> ProcessIdentity | None:

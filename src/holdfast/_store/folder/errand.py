@@ -29,7 +29,7 @@ class Errand:
     def redirected(self, folder: Path) -> Path:
         """The folder to use in place of one that the undisturbed run uses too."""
         whole = Path(folder).absolute()
-        # `{dir}` is beside `runs`: it differs in each course too.
+        # `{dir}` has the same parent as `runs`: it differs in each course too.
         if whole.is_relative_to(self.work) or whole.is_relative_to(Path(self.runs).parent):
             return folder
         mark = hashlib.blake2s(str(whole).encode(), digest_size=4).hexdigest()

@@ -7,6 +7,7 @@ new line.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import time
@@ -24,27 +25,28 @@ _BLOCK_BYTES = 1 << 18
 def append(path: Path, event: str, **fields: Any) -> bool:
     """Append one event; False if the file system refuses it (training goes on)."""
     line = json.dumps({"time": round(time.time(), 3), "event": event, **fields}) + "\n"
+    return append_line(path, line.encode())
+
+
+def append_line(path: Path, line: bytes) -> bool:
+    """Append a line; False if the file system refuses it, or takes only a part of it."""
     try:
         descriptor = open_plain(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
         try:
             size = os.fstat(descriptor).st_size
+            # After a full disk or a power cut the last line may be incomplete.
             if size and hasattr(os, "pread") and os.pread(descriptor, 1, size - 1) != b"\n":
-                line = "\n" + line
-            os.write(descriptor, line.encode())
+                line = b"\n" + line
+            return os.write(descriptor, line) == len(line)
         finally:
             os.close(descriptor)
     except OSError:
         return False
-    return True
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
     """The events so far, oldest first; none if the file is missing or not a plain file."""
-    try:
-        file = open_file(path, most_bytes=MOST_LINES_BYTES)
-    except (FileNotFoundError, NotPlain):
-        return
-    with file:
+    with _open(path) as file:
         for line in _lines(file):
             event = parse(line)
             if event is not None:
@@ -53,11 +55,7 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
 
 def read_pieces(path: Path) -> Iterator[bytes]:
     """The same as blocks of whole lines, not parsed: for a reader that needs few of them."""
-    try:
-        file = open_file(path, most_bytes=MOST_LINES_BYTES)
-    except (FileNotFoundError, NotPlain):
-        return
-    with file:
+    with _open(path) as file:
         while piece := file.read(_LONGEST_LINE_BYTES):
             yield piece + file.readline(_LONGEST_LINE_BYTES)
 
@@ -67,11 +65,7 @@ def read_back(path: Path) -> Iterator[bytes]:
 
     A run of weeks has hundreds of thousands of lines, and parsing them takes seconds.
     """
-    try:
-        file = open_file(path, most_bytes=MOST_LINES_BYTES)
-    except (FileNotFoundError, NotPlain):
-        return
-    with file:
+    with _open(path) as file:
         end = file.seek(0, os.SEEK_END)
         rest = b""
         while end:
@@ -83,6 +77,13 @@ def read_back(path: Path) -> Iterator[bytes]:
             rest, end = first[:_LONGEST_LINE_BYTES], start
         if rest:
             yield rest
+
+
+def _open(path: Path) -> BinaryIO:
+    try:
+        return open_file(path, most_bytes=MOST_LINES_BYTES)
+    except (FileNotFoundError, NotPlain):
+        return io.BytesIO()
 
 
 def parse(line: bytes) -> dict[str, Any] | None:

@@ -38,8 +38,15 @@ import contextlib
 import os
 import re
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    class _PathOfAttempt(Protocol):
+        def __call__(self, attempt: int, rank: int = 0) -> Path: ...
+
 
 _CHECKPOINT = re.compile(r"step-(\d{12})-a(\d{4,})(-turn)?")
 _ATTEMPT = re.compile(r"\d{4,}")
@@ -74,6 +81,10 @@ def _names_in(folder: Path) -> list[str]:
         return []
 
 
+def _beginning_with(folder: Path, *prefixes: str) -> list[Path]:
+    return sorted(folder / name for name in _names_in(folder) if name.startswith(prefixes))
+
+
 def writer_of(path: Path) -> int | None:
     """The process that made a file or folder without a final name."""
     match = _WRITER.fullmatch(path.name)
@@ -91,13 +102,42 @@ def linked_file(name: str, checkpoint: Path) -> str:
     return f"{stem}.{checkpoint.name}{dot}{ending}"
 
 
-def _suffix(rank: int) -> str:
-    return f"-{rank:05d}" if rank else ""
-
-
 def is_turn(checkpoint: Path) -> bool:
     """Whether a checkpoint was made at the end of an epoch."""
     return checkpoint.name.endswith("-turn")
+
+
+class _InRun:
+    """A path directly in the run folder.
+
+    Cached in the layout: it is used often, and there may be thousands of runs.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __set_name__(self, owner: type, attribute: str) -> None:
+        self._attribute = attribute
+
+    def __get__(self, layout: RunLayout, owner: type) -> Path:
+        path = layout.folder / self._name
+        vars(layout)[self._attribute] = path
+        return path
+
+
+class _InAttempt:
+    """A file of an attempt: `layout.stacks(2, rank=1)` is attempts/0002/stacks-00001.txt."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._stem, _, self._ending = name.rpartition(".")
+
+    def __get__(self, layout: RunLayout, owner: type) -> _PathOfAttempt:
+        def path(attempt: int, rank: int = 0) -> Path:
+            name = f"{self._stem}-{rank:05d}.{self._ending}" if rank else self._name
+            return layout.attempt(attempt) / name
+
+        return path
 
 
 @dataclass(frozen=True)
@@ -105,6 +145,39 @@ class RunLayout:
     """The paths of one run folder."""
 
     folder: Path
+
+    identity = _InRun("run.json")
+    key = _InRun("run.key")
+    journal = _InRun("journal.jsonl")
+    labels = _InRun("labels.json")
+    mirror = _InRun("mirror.json")
+    mirror_lock = _InRun("mirror.lock")
+    attempts = _InRun("attempts")
+    checkpoints = _InRun("checkpoints")
+    requests = _InRun("requests")
+    loggers = _InRun("loggers")
+    set_aside = _InRun("set-aside")
+    resume_log = _InRun("resume.log")
+
+    lease = _InAttempt("lease.json")
+    heartbeat = _InAttempt("heartbeat.json")
+    origin = _InAttempt("origin.json")
+    start = _InAttempt("start.json")
+    series = _InAttempt("series.jsonl")
+    exit = _InAttempt("exit.json")
+    requeue = _InAttempt("requeue.json")
+    stacks = _InAttempt("stacks.txt")
+    keeper_log = _InAttempt("keeper.log")
+    mirror_log = _InAttempt("mirror.log")
+    trouble = _InAttempt("trouble.txt")
+    error = _InAttempt("error.json")
+    death = _InAttempt("death.json")
+    hang = _InAttempt("hang.json")
+    hang_text = _InAttempt("hang.txt")
+    void = _InAttempt("void.json")
+    look = _InAttempt("look.json")
+    led = _InAttempt("led.json")
+    output = _InAttempt("output.log")
 
     def linked_folder(self) -> Path | None:
         """A folder of the run that is a symbolic link, which leads outside of it."""
@@ -114,128 +187,16 @@ class RunLayout:
                 return self.folder / name
         return None
 
-    @property
-    def identity(self) -> Path:
-        return self.folder / "run.json"
-
-    @property
-    def key(self) -> Path:
-        return self.folder / "run.key"
-
-    @property
-    def journal(self) -> Path:
-        return self.folder / "journal.jsonl"
-
-    @property
-    def labels(self) -> Path:
-        return self.folder / "labels.json"
-
-    @property
-    def mirror(self) -> Path:
-        return self.folder / "mirror.json"
-
-    @property
-    def mirror_lock(self) -> Path:
-        return self.folder / "mirror.lock"
-
-    # Cached: used often, and there may be thousands of runs.
-
-    @cached_property
-    def attempts(self) -> Path:
-        return self.folder / "attempts"
-
-    @cached_property
-    def checkpoints(self) -> Path:
-        return self.folder / "checkpoints"
-
-    @property
-    def requests(self) -> Path:
-        return self.folder / "requests"
-
-    @property
-    def loggers(self) -> Path:
-        return self.folder / "loggers"
-
-    def logger_state(self, name: str) -> Path:
-        return self.loggers / f"{name}.json"
-
-    def logger_log(self, name: str) -> Path:
-        return self.loggers / f"{name}.log"
-
-    def logger_lock(self, name: str) -> Path:
-        return self.loggers / f"{name}.lock"
-
-    @property
-    def set_aside(self) -> Path:
-        return self.folder / "set-aside"
-
-    @property
-    def resume_log(self) -> Path:
-        return self.folder / "resume.log"
+    def logger(self, name: str, ending: str) -> Path:
+        """A file of a logger: its state (json), its output (log), or its lock (lock)."""
+        return self.loggers / f"{name}.{ending}"
 
     def attempt(self, number: int) -> Path:
         return self.attempts / f"{number:04d}"
 
-    def lease(self, attempt: int) -> Path:
-        return self.attempt(attempt) / "lease.json"
-
-    def heartbeat(self, attempt: int) -> Path:
-        return self.attempt(attempt) / "heartbeat.json"
-
-    def origin(self, attempt: int) -> Path:
-        return self.attempt(attempt) / "origin.json"
-
-    def start(self, attempt: int) -> Path:
-        return self.attempt(attempt) / "start.json"
-
-    def series(self, attempt: int) -> Path:
-        return self.attempt(attempt) / "series.jsonl"
-
-    def exit(self, attempt: int) -> Path:
-        return self.attempt(attempt) / "exit.json"
-
-    def requeue(self, attempt: int) -> Path:
-        return self.attempt(attempt) / "requeue.json"
-
-    def stacks(self, attempt: int, rank: int = 0) -> Path:
-        return self.attempt(attempt) / f"stacks{_suffix(rank)}.txt"
-
-    def keeper_log(self, attempt: int, rank: int = 0) -> Path:
-        return self.attempt(attempt) / f"keeper{_suffix(rank)}.log"
-
-    def mirror_log(self, attempt: int) -> Path:
-        return self.attempt(attempt) / "mirror.log"
-
-    def trouble(self, attempt: int, rank: int = 0) -> Path:
-        return self.attempt(attempt) / f"trouble{_suffix(rank)}.txt"
-
-    def error(self, attempt: int, rank: int = 0) -> Path:
-        return self.attempt(attempt) / f"error{_suffix(rank)}.json"
-
-    def death(self, attempt: int, rank: int = 0) -> Path:
-        return self.attempt(attempt) / f"death{_suffix(rank)}.json"
-
-    def hang(self, attempt: int) -> Path:
-        return self.attempt(attempt) / "hang.json"
-
-    def hang_text(self, attempt: int) -> Path:
-        return self.attempt(attempt) / "hang.txt"
-
-    def void(self, attempt: int, rank: int = 0) -> Path:
-        return self.attempt(attempt) / f"void{_suffix(rank)}.json"
-
     def voids(self, attempt: int) -> list[Path]:
         """The records of void states of all ranks."""
         return sorted(self.attempt(attempt).glob("void*.json"))
-
-    def look(self, attempt: int) -> Path:
-        return self.attempt(attempt) / "look.json"
-
-    def led(self, attempt: int, rank: int = 0) -> Path:
-        return self.attempt(attempt) / f"led{_suffix(rank)}.json"
-
-    def output(self, attempt: int, rank: int = 0) -> Path:
-        return self.attempt(attempt) / f"output{_suffix(rank)}.log"
 
     def ranks(self, attempt: int) -> Path:
         return self.attempt(attempt) / "ranks"
@@ -265,10 +226,6 @@ class RunLayout:
         """A checkpoint while it is fetched from a mirror."""
         return self.checkpoints / f".fetching-{checkpoint.name}"
 
-    def fetching_folders(self) -> list[Path]:
-        """Checkpoints that were not fetched completely."""
-        return sorted(self.checkpoints.glob(".fetching-*"))
-
     def stale_partials(self, checkpoint: Path, pid: int) -> list[Path]:
         """This checkpoint as it was begun, and what other processes have begun in its attempt."""
         attempt = _CHECKPOINT.fullmatch(checkpoint.name)[2]  # type: ignore[index]  # ours
@@ -285,6 +242,12 @@ class RunLayout:
         """The attempts so far, oldest first."""
         return sorted(int(name) for name in _names_in(self.attempts) if _ATTEMPT.fullmatch(name))
 
+    def is_followed(self, attempt: int) -> bool:
+        """True if a newer attempt has begun; False if that cannot be read."""
+        with contextlib.suppress(OSError):
+            return max(self.attempt_numbers(), default=0) > attempt
+        return False
+
     def checkpoint_folders(self) -> list[tuple[int, int, Path]]:
         """(step, attempt, folder) of every committed checkpoint, oldest first."""
         found = []
@@ -297,9 +260,19 @@ class RunLayout:
 
     def partial_folders(self) -> list[Path]:
         """Checkpoints that were never committed."""
-        if not self.checkpoints.is_dir():
-            return []
-        return sorted(e for e in self.checkpoints.iterdir() if e.name.startswith(".partial-"))
+        return _beginning_with(self.checkpoints, ".partial-")
+
+    def fetching_folders(self) -> list[Path]:
+        """Checkpoints that were not fetched completely."""
+        return _beginning_with(self.checkpoints, ".fetching-")
+
+    def half_removed_folders(self) -> list[Path]:
+        """Checkpoints whose removal was interrupted."""
+        return _beginning_with(self.checkpoints, ".removing-")
+
+    def claims(self) -> list[Path]:
+        """Attempts that were prepared and never begun."""
+        return _beginning_with(self.attempts, ".claim-", ".probe-")
 
     def newest_write(self) -> int:
         """When unfinished checkpoints were last written to: it shows progress."""
@@ -309,25 +282,9 @@ class RunLayout:
                 newest = max([newest, *(e.stat().st_mtime_ns for e in folder.iterdir())])
         return newest
 
-    def half_removed_folders(self) -> list[Path]:
-        """Checkpoints whose removal was interrupted."""
-        if not self.checkpoints.is_dir():
-            return []
-        return sorted(e for e in self.checkpoints.iterdir() if e.name.startswith(".removing-"))
-
-    def claims(self) -> list[Path]:
-        """Attempts that were prepared and never begun."""
-        if not self.attempts.is_dir():
-            return []
-        names = (".claim-", ".probe-")
-        return sorted(e for e in self.attempts.iterdir() if e.name.startswith(names))
-
     def temporary_files(self) -> list[Path]:
         """Small files that never got their final name."""
         attempts = map(self.attempt, self.attempt_numbers())
         folders = [self.folder, self.requests, self.loggers, *attempts]
-        found: list[Path] = []
-        for folder in folders:
-            if folder.is_dir():
-                found += (e for e in folder.iterdir() if _TEMPORARY.fullmatch(e.name))
-        return sorted(found)
+        found = (each / name for each in folders for name in _names_in(each))
+        return sorted(path for path in found if _TEMPORARY.fullmatch(path.name))

@@ -68,7 +68,6 @@ def open_log(path: Path) -> io.FileIO:
 
 
 def read_plain(path: Path, most_bytes: int = MOST_RECORD_BYTES) -> bytes:
-    """All bytes of a file."""
     descriptor = open_plain(path, most_bytes=most_bytes)
     try:
         # By the descriptor: a file object makes twice as many system calls, for thousands of files.

@@ -37,7 +37,6 @@ class StopRequest:
 
 
 def request_from_signal(number: int) -> StopRequest:
-    """The stop that a signal asks for."""
     return StopRequest(signal.Signals(number).name, _errors.of_signal(number), number)
 
 
@@ -90,7 +89,6 @@ def take_requests(layout: RunLayout, attempt: int) -> list[tuple[str, dict[str, 
 
 
 def stop_from_file(details: dict[str, Any]) -> StopRequest:
-    """The stop request that a file asks for."""
     reason = str(details.get("reason") or "holdfast stop")
     by = details.get("by")
     return StopRequest(f"{reason} (by {by})" if by else reason, _errors.PERSON)

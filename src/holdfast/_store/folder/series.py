@@ -29,12 +29,11 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
 from holdfast._store.folder import journal
-from holdfast._store.folder.plain_file import open_file, open_plain
+from holdfast._store.folder.plain_file import open_file
 
 _RATIO = math.log(1.1)
 _LEAST_SECONDS = 1e-6
@@ -61,18 +60,6 @@ class Row(TypedDict, total=False):
     m: dict[str, list[Any]]
     mem: dict[str, int]
     waits: dict[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Folded:
-    """The values of one metric in one row; None where none of them was finite."""
-
-    last: float | None
-    low: float | None
-    high: float | None
-    count: int
-    bad: int = 0  # were not finite
-    step: int | None = None  # steps complete when the last one was logged
 
 
 def bucket_of(seconds: float) -> int:
@@ -124,27 +111,13 @@ def period_seconds(age_seconds: float, row_bytes: int = 0) -> float:
 
 
 def encode(row: Row) -> bytes:
-    """A row as bytes."""
     return json.dumps(row, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
 def append(path: Path, row: Row) -> int:
     """Append a row; returns its length, 0 if the file system refuses it."""
     line = encode(row)
-    try:
-        descriptor = open_plain(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
-        try:
-            size = os.fstat(descriptor).st_size
-            # After a full disk or a power cut the last line may be incomplete.
-            torn = size and os.pread(descriptor, 1, size - 1) != b"\n"
-            whole = b"\n" + line if torn else line
-            if os.write(descriptor, whole) < len(whole):
-                return 0  # the disk is full: readers ignore half a line
-        finally:
-            os.close(descriptor)
-    except OSError:
-        return 0
-    return len(line)
+    return len(line) if journal.append_line(path, line) else 0
 
 
 def read(path: Path) -> Iterator[Row]:
@@ -174,18 +147,9 @@ def _parse(line: bytes) -> Row | None:
 
 
 def is_row(found: Any) -> bool:
-    """Whether a parsed line is a row."""
     return (
         isinstance(found, dict)
         and isinstance(found.get("t"), int | float)
         and isinstance(found.get("s"), int)
         and isinstance(found.get("n"), int)
     )
-
-
-def metrics_of(row: Mapping[str, Any]) -> Iterator[tuple[str, Folded]]:
-    """The metrics of a row by name."""
-    found = row.get("m")
-    for name, values in found.items() if isinstance(found, dict) else ():
-        if isinstance(values, list) and len(values) >= 4:
-            yield name, Folded(*values[:6])

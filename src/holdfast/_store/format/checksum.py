@@ -32,9 +32,7 @@ def digest_all(views: Sequence[memoryview]) -> list[bytes]:
 def for_each(work: Callable[[int], None], sizes: Sequence[int]) -> None:
     """Call `work(i)` for every size, spread over threads; the first error is raised here."""
     count = min(os.cpu_count() or 1, max(1, sum(sizes) // _WORTH_A_THREAD_BYTES), _MOST_THREADS)
-    waiting = sorted(
-        range(len(sizes)), key=lambda index: sizes[index]
-    )  # the largest is taken first
+    waiting = sorted(range(len(sizes)), key=sizes.__getitem__)  # the largest is taken first
     lock = threading.Lock()
     errors: list[Exception] = []
 

@@ -222,7 +222,8 @@ def read_extents(header: bytes) -> list[Extent]:
         first, last = int(entry[3]), int(entry[4])
         if first != position or last < first:
             break
-        found.append(Extent(_name_in(entry[2]), start + first, last - first))
+        name = json.loads(b'"' + entry[2] + b'"') if b"\\" in entry[2] else entry[2].decode()
+        found.append(Extent(name, start + first, last - first))
         position = last
     if found[-1].name != SCALARS or header_bytes(header) != start:
         return parse_header(header).extents()  # of another writer; or it raises
@@ -234,10 +235,6 @@ def _entries(header: bytes) -> Iterator[re.Match[bytes]]:
     while (entry := _ENTRY.match(header, at)) is not None:
         yield entry
         at = entry.end() + 1  # a comma, or the end
-
-
-def _name_in(text: bytes) -> str:
-    return str(json.loads(b'"' + text + b'"')) if b"\\" in text else text.decode()
 
 
 def wrap_header(header: bytes, wanted: Iterable[str]) -> bytes:
@@ -271,16 +268,18 @@ def _check_plan(plan: ImagePlan) -> None:
         if type(size) is not int or size < 0:
             raise ValueError(f"{name} has no size")
         if offset != position:
-            raise ValueError(f"{name} does not follow on what is before it")
+            raise ValueError(f"{name} does not begin where the part before it ends")
         position += size
     for spec in plan.specs:
         sides = (*spec.shape, spec.item_bytes)
         texts = (spec.name, spec.kind, spec.dtype, spec.stored_as)
         numbers = sides if spec.strides is None else (*sides, *spec.strides)
         if set(map(type, numbers)) != {int} or set(map(type, texts)) != {str}:
-            raise ValueError("a tensor is described by something else than numbers and names")
+            raise ValueError("a tensor has values that are neither numbers nor names")
         if spec.stored_as != "U8" and _ITEM_BYTES.get(spec.stored_as) != spec.item_bytes:
-            raise ValueError(f"{spec.name} is stored as {spec.stored_as!r}, which is no type of it")
+            raise ValueError(
+                f"{spec.name} is stored as {spec.stored_as!r}, which does not fit its items"
+            )
         if spec.strides is not None and len(spec.strides) != len(spec.shape):
             raise ValueError(f"{spec.name} has strides of another tensor")
         if min(sides) < 0 or math.prod(sides) != spec.size_bytes:

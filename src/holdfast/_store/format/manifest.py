@@ -165,7 +165,6 @@ def _load_sizes(inner: bytes) -> Any:
 
 
 def read_raw(folder: Path) -> bytes:
-    """The bytes of a checkpoint's manifest."""
     if folder.is_symlink():
         raise NotPlain(folder, "a symbolic link and not a checkpoint")
     return read_plain(folder / MANIFEST, _MOST_BYTES)
@@ -192,7 +191,7 @@ def _parse(data: bytes, where: str, load: Callable[[bytes], Any]) -> Manifest:
     try:
         outer = _OUTER.match(data)
         if outer is None or not data.endswith(_END):
-            raise ValueError("it is none, or cut short")
+            raise ValueError("not a manifest, or cut short")
         inner = data[outer.end() : -len(_END)]
         if xxhash.xxh3_128_hexdigest(inner).encode() != outer[1]:
             raise ValueError("its own checksum does not fit")

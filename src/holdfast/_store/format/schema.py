@@ -84,12 +84,17 @@ def check_manifest(found: Manifest) -> None:
     """ValueError if a manifest is not valid."""
     _require(
         all(type(text) is str for text in (found.run_id, found.reason, found.holdfast)),
-        "it has something else than a text",
+        "its run, reason or version is not a text",
     )
-    _require(is_whole(found.attempt) and is_whole(found.step), "its step or attempt is no number")
-    _require(is_real(found.saved_at), "the time is none")
+    _require(
+        is_whole(found.attempt) and is_whole(found.step), "its step or attempt is not a number"
+    )
+    _require(is_real(found.saved_at), "its time is not a number")
     _check_metrics(found.metrics)
-    _require(found.origin is None or all(map(is_whole, found.origin)), "its origin is none")
+    _require(
+        found.origin is None or all(map(is_whole, found.origin)),
+        "its origin is not an attempt and a step",
+    )
     names = [file.name for file in found.files]
     _require(len({*names}) == len(names), "two ranks have one file")
 
@@ -99,7 +104,7 @@ def _check_metrics(metrics: object) -> None:
         isinstance(metrics, dict)
         and all(type(name) is str for name in metrics)
         and all(value is None or is_number(value) for value in metrics.values()),
-        "its metrics are none",
+        "its metrics are not numbers by name",
     )
 
 
@@ -117,23 +122,25 @@ def check_file(file: DataFile) -> None:
     numbers = [*offsets, *sizes, *(size for _, size in files)]
     _require(
         {*map(type, texts)} == {str} and {*map(type, numbers)} == {int},
-        "it has something else than numbers and names",
+        "it has values that are neither numbers nor names",
     )
     _require(min(numbers) >= 0 and max(numbers) < MOST, "a number in it is out of range")
     _require(
         all(len(each) == 32 for each in checksums) and _HEX.issuperset("".join({*checksums})),
-        "a checksum in it is none",
+        "a checksum in it is not valid",
     )
     known = dict(files)
     is_known = "" not in known and len(known) == len(files)
-    _require(is_known and {*places} <= {"", *known} - {file.name}, "its files are not told apart")
+    _require(
+        is_known and {*places} <= {"", *known} - {file.name}, "two of its files have the same name"
+    )
     _require(len({part.name for part in file.parts}) == len(file.parts), "a part is in it twice")
     end = 0
     for _, offset, size, _, place in sorted(parts, key=lambda part: (part[1], part[2])):
         if place:
             _require(offset + size <= known[place], "a part reaches beyond its file")
         else:
-            _require(offset == end, "its parts do not follow on each other")
+            _require(offset == end, "its parts leave a gap")
             end += size
     _require(end == file.size_bytes or not parts, "its file is larger than its parts")
 
@@ -143,23 +150,25 @@ def check_file(file: DataFile) -> None:
 
 def check_head(head: dict[str, Any], specs: Sequence[TensorSpec]) -> None:
     """ValueError if the scalars of an image with these tensors are not valid."""
-    _require(is_whole(head.get("step")), "its step is no number")
-    _require(is_whole(head.get("attempt", 0)), "its attempt is no number")
+    _require(is_whole(head.get("step")), "its step is not a number")
+    _require(is_whole(head.get("attempt", 0)), "its attempt is not a number")
     world = head.get("world", 1)
-    _require(is_whole(world) and 1 <= world <= _MOST_RANKS, "the number of its ranks is none")
+    _require(is_whole(world) and 1 <= world <= _MOST_RANKS, "its number of ranks is not valid")
     loop, phases = head.get("loop", 0), head.get("phases") or [None, None]
-    _require(_is_int(loop), "its loop is no number")
+    _require(_is_int(loop), "its loop is not a number")
     _check_metrics(head.get("metrics", {}))
     for name in ("best", "rules"):
-        _require(isinstance(head.get(name), dict | None), f"its {name} are none")
+        _require(isinstance(head.get(name), dict | None), f"its {name} are not an object")
     _require(
         type(phases) is list and len(phases) == 2 and all(p is None or _is_int(p) for p in phases),
-        "its phases are none",
+        "its phases are not two numbers",
     )
     tree = head.get("tree")
-    _require(isinstance(tree, dict) and isinstance(tree.get("state"), dict), "its tree is none")
+    _require(
+        isinstance(tree, dict) and isinstance(tree.get("state"), dict), "its tree is not an object"
+    )
     assert isinstance(tree, dict)
-    _require(isinstance(tree.get("extra", {}), dict), "its tree is none")
+    _require(isinstance(tree.get("extra", {}), dict), "its tree is not an object")
     _TreeCheck(specs).check([*tree["state"].values(), tree.get("extra", {})])
 
 
@@ -202,14 +211,17 @@ class _TreeCheck:
         elif tag in ("$dict", "$odict"):
             return [*self._pairs(inner), *(encoded[key] for key in others)]
         elif tag in _ITEMS:
-            _require(type(inner) is list, f"a {tag[1:]} in it is none")
+            _require(type(inner) is list, f"a {tag[1:]} in it is not a list")
             if tag != "$tuple":
-                _require(all(map(self._is_hashable, inner)), "a set in it holds what no set can")
+                _require(
+                    all(map(self._is_hashable, inner)),
+                    "a set in it has an impossible value",
+                )
             return inner  # type: ignore[no-any-return]
         elif tag in _WRAPPED:
             return [inner]
         elif tag == "$node":
-            _require(type(inner) is dict, "a value made of parts has none")
+            _require(type(inner) is dict, "a value made of parts is not an object")
             _require(not any(name.startswith("$") for name in inner), "a part has no name")
             return inner.values()  # type: ignore[no-any-return]
         else:
@@ -239,14 +251,15 @@ class _TreeCheck:
         is_made_of_pairs = type(pairs) is list and all(
             type(pair) is list and len(pair) == 2 for pair in pairs
         )
-        _require(is_made_of_pairs, "a dict in it is none")
+        _require(is_made_of_pairs, "a dict in it is not a list of pairs")
         _require(
-            all(self._is_hashable(key) for key, _ in pairs), "a dict in it has a key that is none"
+            all(self._is_hashable(key) for key, _ in pairs),
+            "a dict in it has an impossible key",
         )
         return (each for pair in pairs for each in pair)
 
     def _check_shard(self, shard: Any) -> None:
-        _require(type(shard) is dict, "a sharded tensor in it is none")
+        _require(type(shard) is dict, "a sharded tensor in it is not an object")
         if shard.get("t") is not None:
             self._check_number(shard["t"])
         kind, size = shard.get("kind", "torch"), shard.get("size")
@@ -262,7 +275,10 @@ class _TreeCheck:
             type(boxes) is list and all(_is_box(box, size) for box in boxes),
             "a part of a sharded tensor is outside of it",
         )
-        _require(kind == "torch" or is_whole(shard.get("item_bytes")), "a sharded tensor is none")
+        _require(
+            kind == "torch" or is_whole(shard.get("item_bytes")),
+            "a sharded tensor in it has no item size",
+        )
 
 
 def _is_shape(value: Any) -> bool:
@@ -291,4 +307,4 @@ def _check_plain(tag: str, inner: Any) -> None:
             real, imaginary = inner
             complex(float(real), float(imaginary))
     except (TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"a value of kind {tag[1:]} in it is none") from error
+        raise ValueError(f"a value of kind {tag[1:]} in it is not valid") from error

@@ -44,7 +44,7 @@ class TreeVisitor:
         return {"$shard": shard}
 
     def mapping(self, encoded: dict[str, Any], pairs: Pairs) -> Any:
-        """A dict whose keys are not all texts; `encoded` may have `$metadata` beside them."""
+        """A dict whose keys are not all texts; `encoded` may also have `$metadata`."""
         return {**encoded, next(iter(encoded)): [[key, item] for key, item in pairs]}
 
     def container(self, tag: str, inner: Any) -> Any:

@@ -1,3 +1,3 @@
-"""The version, where everybody may read it."""
+"""The version, in a file that the build reads too."""
 
 __version__ = "0.1.0"

@@ -2,7 +2,8 @@
 
 The trainer is dead and the newest slot is durable, so the arena may go at any instant. A small
 process of its own, the guard, removes it when its time is over, when memory is short, and when the
-guard is told to end. The keeper has left by then: who waits for a keeper never waits for a guard.
+guard is told to end. It writes the reason into the keeper's log. The keeper has left by then: who
+waits for a keeper never waits for a guard.
 
 The next attempt takes the arena over by renaming its file, under a lock: only one process can. The
 guard sees that the name is gone, and ends. It removes by name, and so nothing that was taken.
@@ -22,16 +23,18 @@ from pathlib import Path
 from holdfast._environment import variables
 from holdfast._environment.processes.identity import command
 from holdfast._environment.processes.pressure import MemoryPressure
+from holdfast._store.folder.plain_file import open_log
 
 _LOOK_SECONDS = 1.0
+_TAKEN = "it was taken"
 _ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def start_guard(path: Path, seconds: float) -> bool:
+def start_guard(path: Path, seconds: float, log: Path) -> bool:
     """Have a process remove this arena in `seconds`; False if none could be started."""
     import subprocess  # the keeper starts faster without it
 
-    plan = {"path": str(path), "seconds": seconds}
+    plan = {"path": str(path), "seconds": seconds, "log": str(log)}
     # The guard inherits this: a signal that comes before its first look waits for it.
     former = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
     try:
@@ -79,7 +82,11 @@ def main(plan_text: str) -> None:
     plan = json.loads(plan_text)
     for number in _ENDS:
         signal.signal(number, signal.SIG_DFL)  # the keeper ignores them, and they stay blocked
-    guard(Path(plan["path"]), plan["seconds"])
+    why = guard(Path(plan["path"]), plan["seconds"])
+    if why != _TAKEN:
+        at = time.strftime("%Y-%m-%d %H:%M:%S")
+        with contextlib.suppress(OSError), open_log(Path(plan["log"])) as log:
+            log.write(f"{at} the arena that waited was removed: {why}\n".encode())
 
 
 def guard(path: Path, seconds: float, pressure: MemoryPressure | None = None) -> str:
@@ -95,4 +102,4 @@ def guard(path: Path, seconds: float, pressure: MemoryPressure | None = None) ->
             with contextlib.suppress(OSError):
                 path.unlink()
             return why
-    return "it was taken"
+    return _TAKEN

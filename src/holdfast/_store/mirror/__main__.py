@@ -17,7 +17,8 @@ from typing import Any
 
 from holdfast._errors import HoldfastError
 from holdfast._store.folder.layout import RunLayout
-from holdfast._store.mirror.uploader import Service, Uploader, alone, tell
+from holdfast._store.mirror.child import Service, describe_trouble
+from holdfast._store.mirror.uploader import Uploader, alone, tell
 
 _TELL_SECONDS = 1.0
 # When memory runs out, the copy must be killed before the training.
@@ -34,7 +35,7 @@ def main(config_text: str) -> None:
         score.write_text(str(min(1000, int(score.read_text()) + _OOM_SCORE)))
     if config["task"] == "serve":
         os.nice(_NICE)  # not where a start waits for it
-        _serve(config)
+        Uploader(Service(**config["service"]), tell).serve()
         return
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
@@ -42,8 +43,6 @@ def main(config_text: str) -> None:
     except HoldfastError as error:
         tell("failed", text=str(error))
     except Exception as error:  # noqa: BLE001  a store may raise anything: the parent is told
-        from holdfast._store.mirror.protocol import describe_trouble
-
         traceback.print_exc()
         tell("failed", text=describe_trouble(config["address"], error))
 
@@ -54,20 +53,6 @@ def _end_with_parent() -> None:
         while os.read(0, 4096):
             pass
     os._exit(1)
-
-
-def _serve(config: dict[str, Any]) -> None:
-    best = config["best"]
-    service = Service(
-        layout=RunLayout(Path(config["folder"])),
-        run_id=config["run_id"],
-        attempt=config["attempt"],
-        address=config["address"],
-        keep_last=config["keep_last"],
-        best=None if best is None else (best[0], best[1]),
-        piece_bytes=config["piece_bytes"],
-    )
-    Uploader(service, tell).serve()
 
 
 def _look_or_fetch(config: dict[str, Any]) -> None:
@@ -88,25 +73,24 @@ def _look_or_fetch(config: dict[str, Any]) -> None:
     tell("held", run_id=run_id, attempts=index.newest_attempt(), newest=newest)
     if config["task"] == "look":
         return
-    told = [0.0]
+    told_at = 0.0
+    damaged = []
 
     def progress(done: int, total: int) -> None:
-        now = time.monotonic()
-        if now - told[0] > _TELL_SECONDS:
-            told[0] = now
+        nonlocal told_at
+        if time.monotonic() - told_at > _TELL_SECONDS:
+            told_at = time.monotonic()
             tell("under-way", done_bytes=done, total_bytes=total)
-
-    damaged = []
 
     def tell_damage(name: str, text: str) -> None:
         damaged.append(name)
         tell("damaged", name=name, text=text)
 
     layout = RunLayout(Path(config["folder"]))
-    with alone(layout, lambda: None):
+    with alone(layout):
         done = fetch_newest(index, layout, tell_damage, progress)
     if done is not None:
-        tell("fetched", **done.__dict__)
+        tell("fetched", **vars(done))
     else:
         # Checkpoints that cannot be read still show that the run has begun.
         tell("nothing", damaged=len({*damaged, *index.damaged}), strange=len(index.strange))

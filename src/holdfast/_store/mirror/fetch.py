@@ -7,7 +7,6 @@ stays, and a chunk in it that fits its checksum is complete.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import shutil
 import sys
@@ -25,6 +24,7 @@ from holdfast._store.folder.layout import MANIFEST, RunLayout
 from holdfast._store.folder.lineage import is_on_line
 from holdfast._store.folder.plain_file import open_plain
 from holdfast._store.format.checksum import digest
+from holdfast._store.mirror.child import NO_ROOM, why
 from holdfast._store.mirror.index import (
     IndexedFile,
     MirrorIndex,
@@ -35,9 +35,8 @@ from holdfast._store.mirror.index import (
     read_at,
     read_chunks,
 )
-from holdfast._store.mirror.protocol import NO_ROOM, why
 from holdfast._store.mirror.store import MirrorStore
-from holdfast._store.mirror.upload import THREADS
+from holdfast._store.mirror.uploader import THREADS
 from holdfast._store.read.files import place_of
 from holdfast._text import size as in_words
 
@@ -85,7 +84,7 @@ def fetch_newest(
         name = wanted[0].path.name
         tried.add(name)
         try:
-            return _fetch(index, layout, wanted[0], layout.checkpoints / name, progress)
+            return _fetch(index, layout, wanted[0], progress)
         except DamagedCheckpoint as error:
             if name in {each.path.name for each in index.checkpoints()}:
                 tell_damage(name, str(error))
@@ -95,13 +94,14 @@ def _fetch(
     index: MirrorIndex,
     layout: RunLayout,
     wanted: Kept,
-    final: Path,
     progress: Callable[[int, int], None],
 ) -> Fetched:
     began = time.monotonic()
-    name = final.name
+    name = wanted.path.name
+    final = layout.checkpoints / name
+    is_here = FolderError(f"{layout.folder}: step {wanted.step} is here already.")
     if final.exists():
-        raise _is_here(layout, wanted)
+        raise is_here
     raw, manifest = index.whole(name)
     indexed = {file.name: file for file in index.files(name)}
     files = files_of(manifest)
@@ -117,24 +117,23 @@ def _fetch(
                     f"{name}: the index and the manifest differ on {file.name}."
                 )
             path = place_of(part, file.name)
-            done = functools.partial(_report, progress, seen, total)
-            came += _fetch_file(index.store, path, found, done)
-            _check(path, file, done)
+
+            def report(done: int, before: int = seen) -> None:
+                progress(before + done, total)
+
+            came += _fetch_file(index.store, path, found, report)
+            _check(path, file, report)
             seen += file.size_bytes
         pass_point("mirror-fetched")
         write_atomic(part / MANIFEST, raw)
         sync_folder(part)
     pass_point("mirror-before-publish")
     if not publish_folder(part, final):
-        raise _is_here(layout, wanted)
+        raise is_here
     for leftover in layout.fetching_folders():
         remove_folder(leftover)  # of a checkpoint that was damaged, or that is older
     seconds = time.monotonic() - began
     return Fetched(name, wanted.step, wanted.attempt, total, came, seconds)
-
-
-def _is_here(layout: RunLayout, wanted: Kept) -> FolderError:
-    return FolderError(f"{layout.folder}: step {wanted.step} is here already.")
 
 
 @contextlib.contextmanager
@@ -144,8 +143,8 @@ def _room_for(layout: RunLayout, step: int, total: int, part: Path) -> Iterator[
     def full(free: int) -> MirrorError:
         return MirrorError(
             f"{layout.folder}: there is no room for step {step} here: it has {in_words(total)}, "
-            f"and {in_words(free)} are free.\nMake room, and start it again: what has come by "
-            "then does not come again."
+            f"and {in_words(free)} are free.\nMake room, and start it again: what has "
+            "arrived is not fetched again."
         )
 
     came = sum(entry.stat().st_blocks * 512 for entry in part.glob("*"))
@@ -159,10 +158,6 @@ def _room_for(layout: RunLayout, step: int, total: int, part: Path) -> Iterator[
         if error.errno in NO_ROOM:
             raise full(shutil.disk_usage(layout.checkpoints).free) from error
         raise
-
-
-def _report(progress: Callable[[int, int], None], before: int, total: int, done: int) -> None:
-    progress(before + done, total)
 
 
 def _fetch_file(

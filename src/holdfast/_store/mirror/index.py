@@ -56,12 +56,10 @@ def chunk_key(checksum: str, size_bytes: int) -> str:
 
 
 def size_of(key: str) -> int:
-    """The size of a chunk, by its key."""
     return int(key.rpartition("-")[2])
 
 
 def checksum_of(key: str) -> str:
-    """The checksum of a chunk, by its key."""
     return key.removeprefix(CHUNKS).rpartition("-")[0]
 
 
@@ -257,10 +255,9 @@ class MirrorIndex:
     store: MirrorStore
     _heads: dict[str, Manifest] = field(default_factory=dict)  # without their files
     _indexes: dict[str, list[IndexedFile]] = field(default_factory=dict)
-    damaged: list[str] = field(
-        default_factory=list
-    )  # checkpoints with a damaged manifest, as of the last listing
-    strange: list[str] = field(default_factory=list)  # and those of another version of holdfast
+    # As of the last listing: checkpoints with a damaged manifest, and of another version.
+    damaged: list[str] = field(default_factory=list)
+    strange: list[str] = field(default_factory=list)
 
     def identity(self) -> str | None:
         """The id of the run whose mirror this is; None if it is empty."""
@@ -284,7 +281,6 @@ class MirrorIndex:
         return found
 
     def newest_attempt(self) -> int:
-        """The newest attempt that is known here."""
         attempts = [each.attempt for each in self.checkpoints()]
         return max([0, *self.claims(), *attempts])
 
@@ -295,29 +291,37 @@ class MirrorIndex:
         if self.identity() is None:
             text = json.dumps({"run_id": holder.run_id, "created": time.time()}) + "\n"
             self.store.put(IDENTITY, text.encode())
-        claims = self.claims()
-        self._refuse_owner(holder)
-        self._refuse_later_attempt(holder, claims)
-        if holder.folder not in claims.get(holder.attempt, ()):
-            for attempt, folders in sorted(claims.items(), reverse=True):
-                for folder in folders:
-                    if not holder.knows(attempt, folder):
-                        raise self._taken_over(attempt, folder)
+        if holder.folder not in self.claims().get(holder.attempt, ()):
+            self.check(holder, is_new=True)
             told = json.dumps({"host": host_name(), "time": time.time()}) + "\n"
             self.store.put(claim_key(holder.attempt, holder.folder), told.encode())
         self.check(holder)
 
-    def check(self, holder: Holder) -> None:
-        """TakenOver if another folder copies here by now; checked before each step of no return."""
+    def check(self, holder: Holder, *, is_new: bool = False) -> None:
+        """TakenOver if another folder copies here by now; checked before each step of no return.
+
+        A folder that `is_new` here must know all the others.
+        """
         claims = self.claims()
         # Two runs may have started at an empty address in the same moment: one of them owns it.
-        self._refuse_owner(holder)
-        self._refuse_later_attempt(holder, claims)
-        for attempt, folders in claims.items():
+        owner = self.identity()
+        if owner is None:  # perhaps emptied by hand: the next copy claims it again
+            raise OSError(f"{IDENTITY} has gone from it")
+        if owner != holder.run_id:
+            raise MirrorError(
+                f"{self.store.address}: this is the mirror of another run.\n"
+                "Give every run an address of its own."
+            )
+        # File locks may not work across machines: two attempts of one folder could both copy.
+        own = [number for number, folders in claims.items() if holder.folder in folders]
+        if max(own, default=0) > holder.attempt:
+            raise Followed(f"{self.store.address}: attempt {max(own)} copies there now.")
+        for attempt, folders in sorted(claims.items(), reverse=True):
             for folder in folders - {holder.folder}:
                 # Of two that started in the same moment one goes on; both compute the same one.
                 is_later = (attempt, holder.folder) > (holder.attempt, folder)
-                if attempt >= holder.attempt and is_later and not holder.knows(attempt, folder):
+                is_rival = is_new or (attempt >= holder.attempt and is_later)
+                if is_rival and not holder.knows(attempt, folder):
                     raise self._taken_over(attempt, folder)
 
     def drop_old_claims(self, holder: Holder) -> None:
@@ -328,22 +332,6 @@ class MirrorIndex:
             for folder in folders
             if attempt < holder.attempt and holder.knows(attempt, folder)
         )
-
-    def _refuse_owner(self, holder: Holder) -> None:
-        owner = self.identity()
-        if owner is None:  # perhaps emptied by hand: the next copy claims it again
-            raise OSError(f"{IDENTITY} has gone from it")
-        if owner != holder.run_id:
-            raise MirrorError(
-                f"{self.store.address}: this is the mirror of another run.\n"
-                "Give every run an address of its own."
-            )
-
-    def _refuse_later_attempt(self, holder: Holder, claims: dict[int, set[str]]) -> None:
-        """File locks may not work across machines: two attempts of one folder could both copy."""
-        later = [number for number, folders in claims.items() if holder.folder in folders]
-        if max(later, default=0) > holder.attempt:
-            raise Followed(f"{self.store.address}: attempt {max(later)} copies there now.")
 
     def _taken_over(self, attempt: int, folder: str) -> TakenOver:
         host = "another machine"

@@ -1,53 +1,69 @@
-"""The uploader: waits for checkpoints, and copies the newest whenever it is free.
+"""The uploader: waits for checkpoints, copies the newest whenever it is free, removes older ones.
 
 It is a child of the keeper, which notifies it through its standard input. When that closes (the run
 has ended, or the keeper was killed) it copies the newest checkpoint and exits. A failure of network
 or store is reported once, and it tries again until that is over.
+
+The order is the invariant of one copy: send the chunks that are missing, compare them with what the
+store has, write the index, write the manifest. A copy that is cut at any stage is not a checkpoint,
+and the next try finds the chunks that are there.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import select
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from holdfast._environment import variables
 from holdfast._errors import DamagedCheckpoint, MirrorError
+from holdfast._store.commit.fault_points import pass_point
 from holdfast._store.commit.retention import choose_kept, list_checkpoints
 from holdfast._store.folder import journal
 from holdfast._store.folder.attempts import write_json
-from holdfast._store.folder.invalid import is_void, void_steps
 from holdfast._store.folder.layout import RunLayout
+from holdfast._store.folder.lineage import is_on_line, is_void, void_steps
 from holdfast._store.folder.plain_file import open_plain
-from holdfast._store.mirror.index import Followed, Holder, MirrorIndex
-from holdfast._store.mirror.protocol import NO_ROOM, describe_trouble
-from holdfast._store.mirror.store import open_store
-from holdfast._store.mirror.upload import Upload, Uploaded, prune
+from holdfast._store.format import manifest
+from holdfast._store.format.checksum import digest
+from holdfast._store.mirror.child import NO_ROOM, Service, describe_trouble
+from holdfast._store.mirror.index import (
+    CHECKPOINTS,
+    CHUNKS,
+    Followed,
+    Holder,
+    IndexedFile,
+    MirrorIndex,
+    PartsCheck,
+    StoredFile,
+    checkpoint_of,
+    checksum_of,
+    chunk_key,
+    encode_index,
+    files_of,
+    index_key,
+    manifest_key,
+    read_chunks,
+    size_of,
+)
+from holdfast._store.mirror.store import StoredObject, open_store
+from holdfast._store.read.files import open_file, place_of
 
 _POLL_SECONDS = 10.0  # in case a notification of the keeper was lost
 _PAUSES_SECONDS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 _ALONE_SECONDS = 120.0  # without any progress, once the run has ended
 _TELL_SECONDS = 2.0
-
-
-@dataclass(frozen=True)
-class Service:
-    """What is to be copied, and where to."""
-
-    layout: RunLayout
-    run_id: str
-    attempt: int
-    address: str
-    keep_last: int
-    best: tuple[str, str] | None
-    piece_bytes: int
 
 
 class Uploader:
@@ -59,16 +75,14 @@ class Uploader:
         self._service = service
         self._tell = tell
         self._is_known = is_known  # as the run's mirror, which `status` shows
-        self._layout = service.layout
-        self._holder = Holder.of(service.layout, service.run_id, service.attempt)
+        self._layout = RunLayout(Path(service.folder))
+        self._holder = Holder.of(self._layout, service.run_id, service.attempt)
         self._index: MirrorIndex | None = None
         self.is_kept_waiting = False  # by another process that copies from this folder
         self._verified: set[str] = set()
         self._broken: set[str] = set()  # checkpoints that are damaged in the run folder
         self._voids: dict[int, int] | None = None  # the void steps at the last pruning
-        self._settled: tuple[object, ...] | None = (
-            None  # the state of the folder when everything was copied
-        )
+        self._settled: object = None  # the state of the folder when everything was copied
         self._trouble = ""
         self._moved_at = time.monotonic()
         self._told_at = 0.0
@@ -105,7 +119,7 @@ class Uploader:
             if failures or not is_done:
                 pause = _PAUSES_SECONDS[min(failures, len(_PAUSES_SECONDS)) - 1] if failures else 0
                 stalls = time.monotonic() - self._moved_at > _ALONE_SECONDS
-                if is_alone and (stalls or self._is_followed()):
+                if is_alone and (stalls or self._layout.is_followed(self._service.attempt)):
                     return
             elif is_alone:
                 return
@@ -120,7 +134,8 @@ class Uploader:
             if not is_ours:
                 time.sleep(1.0)  # an earlier attempt, or a person, copies now
                 return False
-            if (state := self._state_here()) == self._settled:
+            here = [path.name for _, _, path in self._layout.checkpoint_folders()]
+            if (state := (here, void_steps(self._layout))) == self._settled:
                 return True  # ask no store needlessly: some charge for each request
             if self._index is None:
                 index = MirrorIndex(open_store(self._service.address))
@@ -129,7 +144,7 @@ class Uploader:
             wanted = self._next()
             if wanted is None:
                 # Not earlier: the chunks of a cut upload belong to no checkpoint yet.
-                if void_steps(self._layout) != self._voids:
+                if state[1] != self._voids:
                     self._prune()
                 self._publish()
                 self._settled = state
@@ -137,16 +152,6 @@ class Uploader:
             self._copy(self._index, wanted)
             self._prune()
             return self._next() is None
-
-    def _state_here(self) -> tuple[object, ...]:
-        """What in the run folder decides on what is to be copied."""
-        here = [path.name for _, _, path in self._layout.checkpoint_folders()]
-        return here, void_steps(self._layout)
-
-    def _is_followed(self) -> bool:
-        with contextlib.suppress(OSError):
-            return self._layout.attempt_numbers()[-1] > self._service.attempt
-        return False
 
     # -- One checkpoint ---------------------------------------------------------------
 
@@ -174,9 +179,9 @@ class Uploader:
                 self._told_at = now
                 self._publish({"step": step, "done_bytes": done, "total_bytes": total})
 
-        upload = Upload(index, folder, self._service.piece_bytes, self._verified, progress)
+        upload = Upload(index, folder, self._verified, progress)
         try:
-            done = upload.run(lambda: self._may_commit(index, folder))
+            figures = upload.run(lambda: self._may_commit(index, folder))
         except DamagedCheckpoint as error:
             if folder.exists():
                 self._broken.add(folder.name)
@@ -193,26 +198,16 @@ class Uploader:
                 # Else the chunks of repeated tries would keep it full.
                 self._prune()
             raise
-        self._record_copied(folder.name, done, time.monotonic() - began)
+        figures["seconds"] = round(time.monotonic() - began, 3)
+        journal.append(self._layout.journal, "mirrored", address=self._service.address, **figures)
+        self._publish()
+        self._tell("mirrored", **figures)
 
     def _may_commit(self, index: MirrorIndex, folder: Path) -> None:
         index.enter(self._holder)  # again: the mirror may have been emptied by hand
         _, step, attempt = folder.name.removesuffix("-turn").split("-")
         if is_void(void_steps(self._layout), int(attempt[1:]), int(step)):
             raise FileNotFoundError(str(folder))  # a rule has called it bad, and it was set aside
-
-    def _record_copied(self, name: str, done: Uploaded, seconds: float) -> None:
-        figures = {
-            "step": done.step,
-            "attempt": done.attempt,
-            "name": name,
-            "size_bytes": done.size_bytes,
-            "sent_bytes": done.sent_bytes,
-            "seconds": round(seconds, 3),
-        }
-        journal.append(self._layout.journal, "mirrored", address=self._service.address, **figures)
-        self._publish()
-        self._tell("mirrored", **figures)
 
     def _prune(self) -> None:
         assert self._index is not None
@@ -236,10 +231,10 @@ class Uploader:
             ]
             newest = self._index.head(held[-1].path.name) if held else None
             self.record["newest_saved_at"] = None if newest is None else newest.saved_at
-        self.record |= {"time": time.time(), "under_way": under_way, "trouble": self._trouble}
-        self._write_record()
+        self._write_record(under_way)
 
-    def _write_record(self) -> None:
+    def _write_record(self, under_way: dict[str, int] | None = None) -> None:
+        self.record |= {"time": time.time(), "under_way": under_way, "trouble": self._trouble}
         if self._is_known:
             with contextlib.suppress(OSError):
                 write_json(self._layout.mirror, self.record, durable=False)
@@ -249,7 +244,6 @@ class Uploader:
             return
         self._trouble = text
         journal.append(self._layout.journal, "mirror-trouble", why=text)
-        self.record |= {"time": time.time(), "under_way": None, "trouble": text}
         self._write_record()
         self._tell("trouble", text=text)
 
@@ -259,7 +253,7 @@ class Uploader:
             journal.append(self._layout.journal, "mirror-goes-on")
             with contextlib.suppress(Exception):  # the record is only for display
                 self._publish()
-            self._tell("well", address=self._service.address)
+            self._tell("well")
 
 
 @contextlib.contextmanager
@@ -283,14 +277,13 @@ def locked(layout: RunLayout) -> Iterator[bool]:
 
 
 @contextlib.contextmanager
-def alone(layout: RunLayout, wait: Callable[[], None]) -> Iterator[None]:
+def alone(layout: RunLayout) -> Iterator[None]:
     """Wait until no other process copies from this folder or fetches into it."""
     while True:
         with locked(layout) as is_ours:
             if is_ours:
                 yield
                 return
-        wait()
         time.sleep(0.1)
 
 
@@ -308,3 +301,221 @@ def _wait_for_notification(seconds: float, is_alone: bool) -> bool:
         return True
     readable, _, _ = select.select([0], [], [], seconds)
     return bool(readable) and not os.read(0, 4096)
+
+
+# -- One checkpoint --------------------------------------------------------------------------------
+
+
+_CHUNK_BYTES = 16 << 20
+THREADS = 4  # a store answers several requests at once; each holds a chunk in memory
+
+
+class StoreDiffers(OSError):
+    """The store does not return what it was given."""
+
+
+class Upload:
+    """The copying of one checkpoint folder."""
+
+    def __init__(
+        self,
+        index: MirrorIndex,
+        folder: Path,
+        verified: set[str],
+        progress: Callable[[int, int], None] = lambda *_: None,
+    ) -> None:
+        self._index = index
+        self._store = index.store
+        self._folder = folder
+        self._chunk_bytes = variables.whole_number("HOLDFAST_MIRROR_PIECE_BYTES") or _CHUNK_BYTES
+        self._verified = verified  # chunks that this process knows to be complete there
+        self._progress = progress
+        self._sent: dict[str, str] = {}  # by key, the MD5 of what was sent
+        self._done = 0
+        self._lock = threading.Lock()
+
+    def run(self, may_commit: Callable[[], None]) -> dict[str, Any]:
+        """Copy it; `may_commit` raises if it must not count any more. Returns what it took.
+
+        FileNotFoundError if the run has removed it before all of its files were open.
+        """
+        raw = manifest.read_raw(self._folder)
+        found = manifest.parse(raw, str(self._folder))
+        files = files_of(found)
+        total = sum(file.size_bytes for file in files)
+        with contextlib.ExitStack() as stack:
+            # Open all files first: the run may remove the folder during the upload.
+            opened = []
+            for file in files:
+                path = place_of(self._folder, file.name)
+                if not self._folder.exists():
+                    raise FileNotFoundError(str(self._folder))
+                opened.append((file, open_file(path, file.size_bytes)))
+                stack.callback(os.close, opened[-1][1])
+            held = self._store.list(CHUNKS)
+            indexed: list[IndexedFile] = []
+            _in_threads(self._send_chunk, self._chunks(opened, held, total, indexed))
+        pass_point("mirror-sent")
+        self._verify_sent(total)
+        self._store.put(index_key(self._folder.name), encode_index(indexed))
+        pass_point("mirror-indexed")
+        may_commit()
+        self._store.put(manifest_key(self._folder.name), raw)
+        if self._store.get(manifest_key(self._folder.name)) != raw:
+            raise StoreDiffers(f"{self._store.address} gives back another manifest")
+        pass_point("mirror-committed")
+        self._index.remember(self._folder.name, found, indexed)
+        return {
+            "step": found.step,
+            "attempt": found.attempt,
+            "name": self._folder.name,
+            "size_bytes": total,
+            "sent_bytes": sum(size_of(key) for key in self._sent),
+        }
+
+    def _chunks(
+        self,
+        opened: list[tuple[StoredFile, int]],
+        held: dict[str, StoredObject],
+        total: int,
+        indexed: list[IndexedFile],
+    ) -> Iterator[tuple[str, bytes, StoredObject | None, int]]:
+        """The chunks of all files, each checked; `indexed` gets what the files consist of."""
+        size = self._chunk_bytes
+        for file, descriptor in opened:
+            check = PartsCheck(file)
+            checksums = []
+            for data in read_chunks(descriptor, file.size_bytes, size):
+                check.update(data)
+                checksums.append(digest(data).hex())
+                key = chunk_key(checksums[-1], len(data))
+                yield key, data, held.get(key), total
+            check.finish()
+            indexed.append(IndexedFile(file.name, file.size_bytes, size, tuple(checksums)))
+
+    def _send_chunk(self, key: str, data: bytes, held: StoredObject | None, total: int) -> None:
+        with self._lock:
+            is_there = key in self._sent or (held is not None and key in self._verified)
+        if not is_there:
+            md5 = hashlib.md5(data, usedforsecurity=False).hexdigest()
+            is_there = held is not None and self._is_whole(key, held, md5, data)
+            if not is_there:
+                self._store.put(key, data)
+                with self._lock:
+                    self._sent[key] = md5
+        with self._lock:
+            self._done += len(data)
+            done = self._done
+        self._progress(done, total)
+        if not is_there:
+            pass_point("mirror-piece")
+
+    def _is_whole(self, key: str, held: StoredObject, md5: str, data: bytes | None = None) -> bool:
+        """Whether the store has the right bytes for a key: by its own MD5, or read back."""
+        if held.size_bytes != size_of(key):
+            return False
+        # Tags of encrypted objects look like an MD5 but are not: then it is read back too.
+        if held.md5 != md5:
+            try:
+                found = self._store.get(key)
+            except FileNotFoundError:
+                return False
+            if (found != data) if data is not None else (checksum_of(key) != digest(found).hex()):
+                return False
+        with self._lock:
+            self._verified.add(key)
+        return True
+
+    def _verify_sent(self, total: int) -> None:
+        """Compare all that was sent with what the store reports, or returns."""
+        if self._sent:
+            held = self._store.list(CHUNKS)
+            sent = ((key, held.get(key), md5, total) for key, md5 in self._sent.items())
+            _in_threads(self._verify_chunk, sent)
+
+    def _verify_chunk(self, key: str, held: StoredObject | None, md5: str, total: int) -> None:
+        if held is None or not self._is_whole(key, held, md5):
+            self._store.remove([key])  # so that the next try sends it again
+            raise StoreDiffers(f"{self._store.address} has other bytes for {key} than it was sent")
+        self._progress(self._done, total)  # reading it all back may take minutes
+
+
+def _in_threads(work: Callable[..., None], calls: Iterable[tuple[Any, ...]]) -> None:
+    """Make the calls in a few threads, a few ahead at a time, which bounds the memory."""
+    with ThreadPoolExecutor(THREADS) as pool:
+        begun: deque[Future[None]] = deque()
+        for arguments in calls:
+            if len(begun) > THREADS:
+                begun.popleft().result()
+            begun.append(pool.submit(work, *arguments))
+        for each in begun:
+            each.result()
+
+
+# -- Retention --------------------------------------------------------------------------------
+
+
+def prune(
+    index: MirrorIndex,
+    holder: Holder,
+    layout: RunLayout,
+    keep_last: int,
+    best: tuple[str, str] | None,
+) -> list[str]:
+    """Remove checkpoints that are not kept or are void; returns their names.
+
+    StoreDiffers, after that, if one that is kept has lost chunks: it does not count any more.
+    """
+    held = index.checkpoints()
+    line = index.line(layout, holder.attempt)
+    voids = void_steps(layout)
+    good = [each for each in held if not is_void(voids, each.attempt, each.step)]
+    chosen = choose_kept(good, line, keep_last, best)
+    own = [each for each in good if is_on_line(line, each.attempt, each.step)]
+    oldest = min((each.attempt for each in own[-keep_last:]), default=0)
+    is_full = len(own) >= keep_last
+    # What an earlier attempt copied after this one had begun is on no lineage. Keep it only while
+    # there is little else.
+    kept = {
+        each.path.name
+        for each in good
+        if each.path in chosen and (each in own or not is_full or each.attempt >= oldest)
+    }
+    gone = [each.path.name for each in held if each.path.name not in kept] + index.damaged
+    there = index.store.list(CHUNKS)
+    needed: set[str] = set()
+    lost = []
+    for name in sorted(kept):
+        try:
+            keys = {key for file in index.files(name) for key, _, _ in file.chunks()}
+        except DamagedCheckpoint:
+            lost.append(name)  # it cannot be fetched; if the run still has it, it is sent again
+            continue
+        if all(key in there and there[key].size_bytes == size_of(key) for key in keys):
+            needed |= keys
+        else:
+            lost.append(name)
+    index.check(holder)
+    for name in [*gone, *lost]:
+        # The manifest first: half a checkpoint must not look complete.
+        index.store.remove([manifest_key(name)])
+        pass_point("mirror-half-removed")
+        index.store.remove([index_key(name)])
+        index.forget(name)
+    if not index.strange:  # else the chunks that those need are unknown
+        _sweep(index, needed)
+    index.drop_old_claims(holder)
+    if lost:
+        raise StoreDiffers(f"{index.store.address} has lost pieces of {', '.join(lost)}")
+    return gone
+
+
+def _sweep(index: MirrorIndex, needed: set[str]) -> None:
+    """Remove chunks that no checkpoint needs, of removed checkpoints and unfinished uploads."""
+    keys = index.store.list(CHECKPOINTS)
+    present = {checkpoint_of(key) for key in keys}
+    stray = [key for key in keys if key.split("/")[1] not in present]
+    idle = [key for key in index.store.list(CHUNKS) if key not in needed]
+    with contextlib.suppress(FileNotFoundError):
+        index.store.remove([*stray, *idle])
+    index.store.tidy(CHUNKS)

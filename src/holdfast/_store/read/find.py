@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 from holdfast._errors import DamagedCheckpoint, NoGoodCheckpoint
 from holdfast._store.folder import journal
 from holdfast._store.folder.atomic import move_aside
-from holdfast._store.folder.invalid import set_aside_void
 from holdfast._store.folder.layout import RunLayout
-from holdfast._store.folder.lineage import is_on_line
+from holdfast._store.folder.lineage import is_on_line, set_aside_void
 from holdfast._store.read.merge_ranks import join, read_checkpoint
 from holdfast._store.read.verify import (
     ChoosePlaces,

@@ -23,7 +23,7 @@ from holdfast._errors import (
 )
 from holdfast._run.exit.record import ExitRecord
 from holdfast._run.saving.direct import write_direct
-from holdfast._store.commit.checkpoint import Policy
+from holdfast._store.commit.write import Policy
 from holdfast._store.folder import journal
 from holdfast._store.folder.atomic import publish_folder, remove_folder, sync_folder
 from holdfast._store.folder.attempts import (

@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from holdfast._keeper.mapped_arenas import HeldArena
+from holdfast._keeper.storage import HeldArena
 from holdfast._store.format.checksum import digest
 from holdfast._store.format.image import plan_image
 from holdfast._store.memory.arena import Arena, arena_bytes
