@@ -83,7 +83,7 @@ class Settings:
     def __new__(cls, **chosen: object) -> Settings:
         unknown = [name for name in chosen if name not in cls.__dataclass_fields__]
         if unknown:
-            import difflib  # not for those who write it right
+            import difflib  # only for a misspelt name
 
             speak_plainly()
             near = difflib.get_close_matches(unknown[0], cls.__dataclass_fields__, n=1)
@@ -285,7 +285,7 @@ _FOR_ADDRESS = {
 
 
 def _check_address(text: str) -> None:
-    """Refuse at once what would be found out only by another process, and too late."""
+    """Refuse at once what only another process would find, and too late."""
     protocol, sep, rest = text.partition("://")
     if not sep and re.match(r"[a-z][a-z0-9]+:", text) and "::" not in text:
         raise SettingsError(
@@ -317,7 +317,7 @@ def check_count(value: object, what: str, least: int) -> None:
 
 
 def checked(settings: object, state: Mapping[str, object]) -> Settings:
-    """What a run was given as its settings, or the defaults; `state` is what stands beside it."""
+    """What a run was given as its settings, or the defaults; `state`: its other arguments."""
     for name in Settings.__dataclass_fields__.keys() & state.keys():
         if not isinstance(state[name], str | int | float | None):
             continue  # tensors and the like are state by any name

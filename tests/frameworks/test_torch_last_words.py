@@ -11,8 +11,13 @@ from pathlib import Path
 import pytest
 
 from holdfast._run.exit import exception_record
-from holdfast._run.exit.exception_frames import frames_of, view
-from holdfast._run.exit.exception_record import Scene, look_for_graphs, record_exception
+from holdfast._run.exit.exception_record import (
+    Scene,
+    frames_of,
+    look_for_graphs,
+    record_exception,
+    view,
+)
 from holdfast._store.folder.attempts import read_json, write_json
 from holdfast._store.folder.layout import RunLayout
 from tests.support import SCRIPTS, wait_until

@@ -15,24 +15,25 @@ from holdfast import _errors
 from holdfast._environment import variables
 from holdfast._environment.slurm.job import is_lonely_task
 from holdfast._errors import HoldfastError, Stopped, is_interactive
-from holdfast._run.attempt import RunAttempt, RunSpec, note_closed, note_open
-from holdfast._run.boundary import Boundary
+from holdfast._run.attempt import RunAttempt, RunSpec, StartRecord, note_closed, note_open
+from holdfast._run.boundary import Boundary, StopState
 from holdfast._run.exit.exception_record import Scene, is_failure, record_exception
 from holdfast._run.exit.leaving import (
+    ExitRecord,
     answer_late,
     bound_leaving,
     die_if_terminated,
+    reason_of,
     say_in_memory,
     say_leaving,
     say_unseen_fit,
     say_verdict,
+    status_of,
 )
-from holdfast._run.exit.record import ExitRecord, reason_of, status_of
 from holdfast._run.keeper_events import KeeperEvents
-from holdfast._run.loops import Loops
+from holdfast._run.loops import Loops, Phases
 from holdfast._run.metric_log import MetricLog
-from holdfast._run.phases import Phases
-from holdfast._run.progress import Progress
+from holdfast._run.progress.line import Progress
 from holdfast._run.ranks.world import find_world
 from holdfast._run.resume.from_mirror import MirrorClient
 from holdfast._run.resume.start import Resumed, Start, resume
@@ -48,11 +49,8 @@ from holdfast._run.saving.keeper_client import (
 from holdfast._run.saving.rank_orders import RankAgreement, join_ranks, prepare_ranks
 from holdfast._run.saving.saver import Saver
 from holdfast._run.saving.script_state import watch_optimizers
-from holdfast._run.signals.children import children_deferred
-from holdfast._run.signals.guard import Guard
+from holdfast._run.signals.guard import Guard, children_deferred
 from holdfast._run.signals.handlers import uninterruptible
-from holdfast._run.start_record import StartRecord
-from holdfast._run.stop_state import StopState
 from holdfast._run.witness.observer import RunObserver, open_run_observer
 from holdfast._store.commit.checkpoint import Policy
 from holdfast._store.commit.write import is_replaced
@@ -189,7 +187,7 @@ class Session:
         return cadence
 
     def _watch_signals(self, cadence: Cadence) -> None:
-        spec, attempt, words = self.spec, self.attempt, self.boundary.words
+        spec, attempt = self.spec, self.attempt
         stacks = attempt.layout.stacks(attempt.number, attempt.rank)
         numbers, wakeup = spec.settings.signal_numbers, self.keeper.wakeup
         self.guard = Guard(numbers, wakeup, stacks, in_job=attempt.in_job)
@@ -198,7 +196,7 @@ class Session:
         if attempt.launcher is not None:
             self.guard.set_children_apart()
         self.eye = open_run_observer(spec.folder, self.boundary.step)
-        self.phases = Phases(words, self.guard, self.keeper, self._leave_phase, self.eye)
+        self.phases = Phases(self)
         self.phases.recall(self.found.phases)
         self._ignore_optimizers = watch_optimizers(self.loops.note_optimizer)
         self.boundary.begin(cadence, self.guard.noted)
@@ -224,7 +222,7 @@ class Session:
         )
         if attempt.party is not None and self.ranks is not None:
             attempt.party.exchange("open", None)  # no rank trains before all can be stopped
-            attempt.party.opened()
+            attempt.party.stop_watching()
             prepare_ranks(spec.state, self.ranks)
         if found.by_hand and found.generators is not None:
             self.loops.restore_generators()  # no code of ours runs where the script's loop begins
@@ -235,17 +233,17 @@ class Session:
         """Where the keeper does not outlive this process, say so once."""
         if self.attempt.rank or not self.keeper.has_keeper:
             return
-        how = ""
         if os.getpid() == 1:
             how = "this is process 1 of its container"
         elif is_lonely_task(variables.of_job(), os.getpid(), os.getppid()):
             how = "SLURM ends a task with its first process"
-        if how:
-            say(
-                f"{how}: a kill -9 would end the keeper too, and cost the work since the last "
-                "checkpoint.\nStart it as: holdfast run -- python … (under SLURM: srun holdfast "
-                "run -- python …)."
-            )
+        else:
+            return
+        say(
+            f"{how}: a kill -9 would end the keeper too, and cost the work since the last "
+            "checkpoint.\nStart it as: holdfast run -- python … (under SLURM: srun holdfast "
+            "run -- python …)."
+        )
 
     def _abort(self, error: BaseException) -> None:
         """Opening failed: leave the run as it was found."""
@@ -300,10 +298,7 @@ class Session:
         newest, stops = self.saver.newest, self.stops
         is_held = newest is not None and newest.step == self.boundary.step
         if stops.signals and self.phases.rests and is_held and self.ranks is None:
-            raise self._leave_phase(stops.signals[0])
-
-    def _leave_phase(self, number: int) -> Stopped:
-        return self.stops.leave_phase(number, self.boundary.step)
+            raise stops.leave_phase(stops.signals[0], self.boundary.step)
 
     # -- closing ----------------------------------------------------------------------
 
@@ -430,7 +425,7 @@ class Session:
         return stopped
 
     def _release(self, error: BaseException | None) -> None:
-        """Let the keeper go, put the handlers back, free memory and files."""
+        """End the keeper, put the handlers back, free memory and files."""
         assert self._ignore_optimizers is not None
         self._ignore_optimizers()
         seconds = self.keeper.grace_seconds or _LEAVE_SECONDS

@@ -10,8 +10,8 @@ from typing import Any
 
 import jax
 
-from holdfast._adapters import shared
-from holdfast._adapters.adapter import Adapter, Places, Sharding
+from holdfast._adapters import numpy as shared
+from holdfast._adapters.adapter import Adapter, Generators, Objects, Places, Sharding
 from holdfast._store.format.image import TensorSpec
 from holdfast.jax import arrays, trees
 
@@ -25,8 +25,49 @@ _SETTINGS = (
 )
 
 
+class JaxObjects(Objects):
+    def load_targets(self, value: object) -> Any:
+        return trees.object_state(value) if trees.is_object(value) else None
+
+    def overrides_state_dict(self, value: object) -> bool:
+        # nnx.Rngs makes a stream of any attribute: calling its "state_dict" would draw a key.
+        return trees.is_object(value) and not hasattr(type(value), "state_dict")
+
+    def is_object(self, value: object) -> bool:
+        return trees.is_object(value)
+
+    def object_state(self, value: Any) -> dict[str, Any]:
+        return trees.object_state(value)
+
+    def load_object(self, value: Any, state: Mapping[str, Any]) -> None:
+        trees.load_object(value, state)
+
+    def strict_tensors(self, value: object) -> dict[str, Any] | None:
+        if not trees.is_object(value):
+            return None
+        state = trees.object_state(value)
+        return {key: item for key, item in state.items() if ADAPTER.is_array(item)}
+
+
+class JaxGenerators(Generators):
+    def states(self, *, devices: bool) -> dict[str, Any]:  # noqa: ARG002
+        # Keys are part of the user's state.
+        return {"jax": {name: _setting(name) for name in _SETTINGS}}
+
+    def restore_states(self, states: Mapping[str, Any]) -> list[str]:
+        # Nothing is changed: a setting that differs now is only reported.
+        stored = states.get("jax") or {}
+        return [
+            f"the setting {name}, which was {then!r} and is {_setting(name)!r}"
+            for name, then in stored.items()
+            if name in _SETTINGS and then != _setting(name)
+        ]
+
+
 class JaxAdapter(Adapter):
     kind = arrays.KIND
+    objects = JaxObjects()
+    generators = JaxGenerators()
     arrays_are_values = True
 
     def alias_key(self, value: Any) -> None:  # noqa: ARG002
@@ -93,10 +134,7 @@ class JaxAdapter(Adapter):
 
         return shards
 
-    def load_targets(self, value: object) -> Any:
-        return trees.object_state(value) if trees.is_object(value) else None
-
-    # -- Pytrees, and objects of flax.nnx ------------------------------------------
+    # -- Pytrees -------------------------------------------------------------------
 
     def is_node(self, value: object) -> bool:
         return trees.is_node(value)
@@ -106,19 +144,6 @@ class JaxAdapter(Adapter):
 
     def node_from(self, live: Any, parts: Mapping[str, Any]) -> Any:
         return trees.node_from(live, parts)
-
-    def overrides_state_dict(self, value: object) -> bool:
-        # nnx.Rngs makes a stream of any attribute: calling its "state_dict" would draw a key.
-        return trees.is_object(value) and not hasattr(type(value), "state_dict")
-
-    def is_object(self, value: object) -> bool:
-        return trees.is_object(value)
-
-    def object_state(self, value: Any) -> dict[str, Any]:
-        return trees.object_state(value)
-
-    def load_object(self, value: Any, state: Mapping[str, Any]) -> None:
-        trees.load_object(value, state)
 
     def same_form(self, then: Any, now: Any) -> bool:
         arrays_now, tree_now = jax.tree_util.tree_flatten(now)
@@ -131,27 +156,6 @@ class JaxAdapter(Adapter):
 
     def has_arrays(self, value: Any) -> bool:
         return any(isinstance(leaf, jax.Array) for leaf in jax.tree_util.tree_leaves(value))
-
-    def strict_tensors(self, value: object) -> dict[str, Any] | None:
-        if not trees.is_object(value):
-            return None
-        state = trees.object_state(value)
-        return {key: item for key, item in state.items() if self.is_array(item)}
-
-    # -- Settings, in place of generators -------------------------------------------
-
-    def generators(self, *, devices: bool) -> dict[str, Any]:  # noqa: ARG002
-        # Keys are part of the user's state.
-        return {"jax": {name: _setting(name) for name in _SETTINGS}}
-
-    def restore_generators(self, states: Mapping[str, Any]) -> list[str]:
-        # Nothing is changed: a setting that differs now is only reported.
-        stored = states.get("jax") or {}
-        return [
-            f"the setting {name}, which was {then!r} and is {_setting(name)!r}"
-            for name, then in stored.items()
-            if name in _SETTINGS and then != _setting(name)
-        ]
 
 
 ADAPTER = JaxAdapter()

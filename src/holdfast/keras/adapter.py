@@ -7,15 +7,13 @@ from typing import Any
 
 import keras
 
-from holdfast._adapters.adapter import Adapter
+from holdfast._adapters.adapter import Adapter, Generators, Objects
 from holdfast.keras import state
 
 _SEED = "keras.seed"
 
 
-class KerasAdapter(Adapter):
-    kind = "keras"
-
+class KerasObjects(Objects):
     def overrides_state_dict(self, value: object) -> bool:
         # On torch a layer has a state_dict(), but without its optimizer and metrics.
         return isinstance(value, keras.Layer)
@@ -34,15 +32,23 @@ class KerasAdapter(Adapter):
     def strict_tensors(self, value: object) -> dict[str, Any] | None:
         return state.strict_tensors(value)
 
-    def generators(self, *, devices: bool) -> dict[str, Any]:  # noqa: ARG002
+
+class KerasGenerators(Generators):
+    def states(self, *, devices: bool) -> dict[str, Any]:  # noqa: ARG002
         # Random functions of Keras that are given no seed draw from this one.
         generator = state.global_generator()
         return {} if generator is None else {_SEED: generator.state.numpy()}
 
-    def restore_generators(self, states: Mapping[str, Any]) -> list[str]:
+    def restore_states(self, states: Mapping[str, Any]) -> list[str]:
         if _SEED in states:
             state.global_generator(make=True).state.assign(states[_SEED])
         return []
+
+
+class KerasAdapter(Adapter):
+    kind = "keras"
+    objects = KerasObjects()
+    generators = KerasGenerators()
 
 
 ADAPTER = KerasAdapter()

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from holdfast._run.data.generators import apart, mix_all, seeds_of
+from holdfast._run.data.feed import apart, mix_all, seeds_of
 from holdfast._state.capture import capture_generators
 from holdfast.keras.fit_sources import FitSource, source_of
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from holdfast._adapters import shared
-from holdfast._adapters.adapter import Adapter, Places
+from holdfast._adapters import numpy as shared
+from holdfast._adapters.adapter import Adapter, Generators, Objects, Places
 from holdfast._store.format.image import TensorSpec
 from holdfast.tensorflow import distribute, objects, randomness
 
@@ -21,9 +21,74 @@ _GRAPH = (
 )
 
 
+class TensorFlowObjects(Objects):
+    def is_object(self, value: object) -> bool:
+        return objects.is_object(value)
+
+    def object_state(self, value: Any) -> dict[str, Any]:
+        return objects.object_state(value)
+
+    def load_object(self, value: Any, state: Mapping[str, Any]) -> None:
+        objects.load_object(value, state)
+
+    def object_parts(self, value: object) -> dict[str, Any] | None:
+        return objects.parts_of(value)
+
+    def refuse(self, value: object) -> str | None:
+        if isinstance(value, tf.compat.v1.Session | tf.compat.v1.train.Saver | tf.Graph):
+            return (
+                f"a {type(value).__name__} of TensorFlow 1 keeps its variables in a graph, where "
+                "no other code can read them.\n"
+                "Use eager code: tf.Module or Keras models, with tf.GradientTape or fit. Old "
+                "checkpoints can be taken over: see `holdfast adopt --help`."
+            )
+        if isinstance(value, tf.compat.v1.train.Optimizer):
+            return (
+                "an optimizer of TensorFlow 1 makes its slots when it is first used, so there is "
+                "nothing that they could be put back into.\nUse one of keras.optimizers."
+            )
+        is_ours = isinstance(value, tf.Variable | tf.Tensor) or objects.is_object(value)
+        return _GRAPH if is_ours and not tf.executing_eagerly() else None
+
+
+class TensorFlowGenerators(Generators):
+    global_generator = "tensorflow"
+
+    def is_generator(self, value: object) -> bool:
+        return randomness.is_generator(value)
+
+    def generator_state(self, value: Any) -> dict[str, Any]:
+        return randomness.generator_state(value)
+
+    def restore_generator(self, value: Any, state: Mapping[str, Any]) -> None:
+        randomness.restore_generator(value, state)
+
+    def reseed(self, value: Any, seed: int) -> None:
+        value.reset_from_seed(seed & 0x7FFFFFFFFFFFFFFF)
+
+    def is_global(self, value: object) -> bool:
+        return value is randomness.global_generator()
+
+    def global_state(self) -> Any:
+        return randomness.global_state()
+
+    def set_global_state(self, state: Any) -> None:
+        randomness.set_global_state(state)
+
+    def seed_global(self, seed: int) -> None:
+        randomness.seed_global(seed)
+
+    def states(self, *, devices: bool) -> dict[str, Any]:  # noqa: ARG002  they are on the host
+        return randomness.generators()
+
+    def restore_states(self, states: Mapping[str, Any]) -> list[str]:
+        return randomness.restore_generators(states)
+
+
 class TensorFlowAdapter(Adapter):
     kind = "tensorflow"
-    global_generator = "tensorflow"
+    objects = TensorFlowObjects()
+    generators = TensorFlowGenerators()
 
     def destinations(self, buffer: Any, places: Places, start: int) -> list[shared.Array]:
         return shared.views(buffer, places, start)
@@ -82,36 +147,6 @@ class TensorFlowAdapter(Adapter):
             return False
         return bool(value.shape.is_compatible_with(size))
 
-    # -- Objects --------------------------------------------------------------------
-
-    def is_object(self, value: object) -> bool:
-        return objects.is_object(value)
-
-    def object_state(self, value: Any) -> dict[str, Any]:
-        return objects.object_state(value)
-
-    def load_object(self, value: Any, state: Mapping[str, Any]) -> None:
-        objects.load_object(value, state)
-
-    def object_parts(self, value: object) -> dict[str, Any] | None:
-        return objects.parts_of(value)
-
-    def refuse(self, value: object) -> str | None:
-        if isinstance(value, tf.compat.v1.Session | tf.compat.v1.train.Saver | tf.Graph):
-            return (
-                f"a {type(value).__name__} of TensorFlow 1 keeps its variables in a graph, where "
-                "no other code can read them.\n"
-                "Use eager code: tf.Module or Keras models, with tf.GradientTape or fit. Old "
-                "checkpoints can be taken over: see `holdfast adopt --help`."
-            )
-        if isinstance(value, tf.compat.v1.train.Optimizer):
-            return (
-                "an optimizer of TensorFlow 1 makes its slots when it is first used, so there is "
-                "nothing that they could be put back into.\nUse one of keras.optimizers."
-            )
-        is_ours = isinstance(value, tf.Variable | tf.Tensor) or objects.is_object(value)
-        return _GRAPH if is_ours and not tf.executing_eagerly() else None
-
     # -- Values made of parts, and other values --------------------------------------
 
     def is_node(self, value: object) -> bool:
@@ -139,38 +174,6 @@ class TensorFlowAdapter(Adapter):
             return tf.dtypes.as_dtype(value)
         items = [base64.b64decode(item) for item in value["items"]]
         return tf.reshape(tf.constant(items, tf.string), value["shape"])
-
-    # -- Random generators ----------------------------------------------------------
-
-    def is_generator(self, value: object) -> bool:
-        return randomness.is_generator(value)
-
-    def generator_state(self, value: Any) -> dict[str, Any]:
-        return randomness.generator_state(value)
-
-    def restore_generator(self, value: Any, state: Mapping[str, Any]) -> None:
-        randomness.restore_generator(value, state)
-
-    def reseed(self, value: Any, seed: int) -> None:
-        value.reset_from_seed(seed & 0x7FFFFFFFFFFFFFFF)
-
-    def is_global(self, value: object) -> bool:
-        return value is randomness.global_generator()
-
-    def global_state(self) -> Any:
-        return randomness.global_state()
-
-    def set_global_state(self, state: Any) -> None:
-        randomness.set_global_state(state)
-
-    def seed_global(self, seed: int) -> None:
-        randomness.seed_global(seed)
-
-    def generators(self, *, devices: bool) -> dict[str, Any]:  # noqa: ARG002  they are on the host
-        return randomness.generators()
-
-    def restore_generators(self, states: Mapping[str, Any]) -> list[str]:
-        return randomness.restore_generators(states)
 
 
 ADAPTER = TensorFlowAdapter()

@@ -7,9 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast._run.data.course import Lap
-from holdfast._run.data.feed import Feed, FeedAround
+from holdfast._run.data.feed import Feed, FeedAround, Seeds
 from holdfast._run.data.feeds import Feeds
-from holdfast._run.data.generators import Seeds
 
 
 class TrainData:

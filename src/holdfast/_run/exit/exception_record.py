@@ -10,30 +10,21 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any
 
 from holdfast._environment import variables
 from holdfast._environment.processes.identity import host_name
-from holdfast._environment.processes.proc import FairDeadline
+from holdfast._environment.processes.proc import FairDeadline, is_leaving, read_bytes
 from holdfast._errors import Stopped
-from holdfast._run.exit.exception_frames import (
-    Frames,
-    errors_of,
-    frames_of,
-    frames_of_thread,
-    is_users,
-    places_of,
-    view,
-    workers_of,
-    written_targets,
-)
-from holdfast._run.exit.record import sentence_of, text_of
+from holdfast._run.exit.leaving import sentence_of, text_of
 from holdfast._store.folder.attempts import read_json, write_json
 from holdfast._store.folder.layout import RunLayout
 from holdfast._text import say
@@ -74,39 +65,32 @@ def is_failure(error: BaseException | None) -> bool:
 
 
 def record_exception(error: BaseException, scene: Scene) -> dict[str, Any]:
-    """Record what is known of an exception, and return it."""
     known: dict[str, Any] = {}
     with contextlib.suppress(Exception):  # the exception itself must come through
         errors, frames = errors_of(error), frames_of(error)
         record = {**_of_run(scene), **_of_error(error, errors, frames)}
         deadline = time.monotonic() + _SECONDS
-        looks: list[Callable[[], dict[str, Any]]] = [
+        facts: list[Callable[[], dict[str, Any]]] = [
             lambda: {"workers": workers_of(frames)},
             lambda: _of_disks(scene.layout.folder, errors),
             lambda: _of_memory(scene),
             lambda: _of_torch(error, errors, scene, deadline),
             lambda: _traceback(error),
         ]
-        _within(_SECONDS, lambda: _look(looks, record))
+
+        def observe() -> None:
+            for each in facts:
+                with contextlib.suppress(BaseException):  # code of the user may run here
+                    record.update(each())
+
+        with contextlib.suppress(RuntimeError):  # no more threads
+            thread = threading.Thread(target=observe, name="holdfast-last-words", daemon=True)
+            thread.start()
+            _join([thread], _SECONDS)
         known = dict(record)  # a thread that hangs may still write to it
         write_json(scene.layout.error(scene.attempt, scene.rank), known)
         known["is_recorded"] = True
     return known
-
-
-def _look(looks: list[Callable[[], dict[str, Any]]], record: dict[str, Any]) -> None:
-    for look in looks:
-        # Code of the user may run here, and raise anything.
-        with contextlib.suppress(BaseException):
-            record.update(look())
-
-
-def _within(seconds: float, work: Callable[[], None]) -> None:
-    """Run in a thread, and wait for at most so long."""
-    thread = threading.Thread(target=work, name="holdfast-last-words", daemon=True)
-    with contextlib.suppress(RuntimeError):  # no more threads
-        thread.start()
-        _join([thread], seconds)
 
 
 def _join(threads: list[threading.Thread], seconds: float) -> None:
@@ -219,35 +203,210 @@ _SUSPECTS_SECONDS = 1.0
 
 def look_for_graphs(scene: Scene, thread: int) -> None:
     """Search a thread's variables in the background, and say what keeps graphs."""
-    if "torch" not in sys.modules:
-        return
-
-    def look() -> None:
-        with contextlib.suppress(Exception):  # objects of any kind are inspected
-            _find_suspects(scene, thread)
-
-    with contextlib.suppress(RuntimeError):
-        threading.Thread(target=look, name="holdfast-suspects", daemon=True).start()
+    if "torch" in sys.modules:
+        with contextlib.suppress(RuntimeError):  # no more threads
+            threading.Thread(target=_find_suspects, args=(scene, thread), daemon=True).start()
 
 
 def _find_suspects(scene: Scene, thread: int) -> None:
-    graphs = importlib.import_module("holdfast.torch.memory_report")
-    views = view([each for each in frames_of_thread(thread) if is_users(each[0])])
-    counts = (scene.steps, scene.batch)
-    found = graphs.find_kept_graphs(views, counts, time.monotonic() + _SUSPECTS_SECONDS)
-    # A graph that was freed by its backward pass is small.
-    found = [each for each in found if not each["freed"]]
-    if not found:
-        return
-    most = found[0]
-    say(
-        f"{most['holder']} ({most['where']}) keeps {most['count']} losses or outputs with all that "
-        "their backward pass would need.\nKeep loss.item() or loss.detach() instead.",
-        each=True,
-    )
-    # The record of an exception says more: it replaces this one, and is not replaced by it.
-    path = scene.layout.error(scene.attempt, scene.rank)
-    if "type" in read_json(path):
-        return
-    record = {"time": time.time(), "rank": scene.rank, "step": scene.step, "graphs": found}
-    write_json(path, record, durable=False)
+    with contextlib.suppress(Exception):  # objects of any kind are inspected
+        graphs = importlib.import_module("holdfast.torch.memory_report")
+        frames = _with_callers(sys._current_frames().get(thread))
+        views = view([each for each in frames if is_users(each[0])])
+        counts = (scene.steps, scene.batch)
+        found = graphs.find_kept_graphs(views, counts, time.monotonic() + _SUSPECTS_SECONDS)
+        # A graph that was freed by its backward pass is small.
+        found = [each for each in found if not each["freed"]]
+        if not found:
+            return
+        most = found[0]
+        say(
+            f"{most['holder']} ({most['where']}) keeps {most['count']} losses or outputs with all "
+            "that their backward pass would need.\nKeep loss.item() or loss.detach() instead.",
+            each=True,
+        )
+        # The record of an exception says more: it replaces this one, and is not replaced by it.
+        path = scene.layout.error(scene.attempt, scene.rank)
+        if "type" in read_json(path):
+            return
+        record = {"time": time.time(), "rank": scene.rank, "step": scene.step, "graphs": found}
+        write_json(path, record, durable=False)
+
+
+# -- What the frames of an exception show: its place, the files being written, the workers ---------
+# The frames belong to the user and to libraries. None of their code is called here, and no
+# reference to them is kept.
+
+
+Frames = list[tuple[FrameType, int]]  # each with its line, the outermost first
+View = tuple[CodeType, int, dict[str, Any], dict[str, Any]]  # its variables, and its module's
+
+_MOST_FRAMES = 4000  # an endless recursion has many more
+_SHOWN_FIRST, _SHOWN_LAST = 10, 30
+_VIEWED_LAST = 150
+_CO_OPTIMIZED = 1  # the code of a function
+_MOST_CAUSES = 10
+_MOST_TARGETS = 6
+_MOST_WORKERS = 64
+_DYING_SECONDS = 1.0  # for a worker that has closed its connections to end
+_PAUSE_SECONDS = 0.005
+_PACKAGE = str(Path(__file__).parents[2])
+_LIBRARY = str(Path(re.__file__).parents[1])  # Python's own
+_INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
+# A disk that is only read may be full without harm: only functions that write name a target.
+_WRITES = re.compile(r"save|write|dump|export|store|flush|checkpoint|log", re.IGNORECASE)
+_TARGETS = re.compile(
+    r"f|fp|fh|out|output|target|dest|destination|to|(.*_)?(path|file|filename|fname|filepath|dir)",
+    re.IGNORECASE,
+)
+
+
+def errors_of(error: BaseException) -> list[BaseException]:
+    """An exception and those that it came from, the nearest first."""
+    found: list[BaseException] = []
+    following: BaseException | None = error
+    while following is not None and len(found) < _MOST_CAUSES:
+        if any(following is each for each in found):
+            break
+        found.append(following)
+        context = None if following.__suppress_context__ else following.__context__
+        following = following.__cause__ or context
+    return found
+
+
+def frames_of(error: BaseException) -> Frames:
+    trace = error.__traceback__
+    if trace is None:
+        return []
+    return (_with_callers(trace.tb_frame.f_back) + _passed(error))[-_MOST_FRAMES:]
+
+
+def _with_callers(frame: FrameType | None) -> Frames:
+    found: Frames = []
+    while frame is not None and len(found) < _MOST_FRAMES:
+        found.append((frame, frame.f_lineno))
+        frame = frame.f_back
+    return found[::-1]
+
+
+def _passed(error: BaseException) -> Frames:
+    """The frames that an exception has left, without their callers."""
+    found: Frames = []
+    trace = error.__traceback__
+    while trace is not None:
+        found.append((trace.tb_frame, trace.tb_lineno))
+        trace = trace.tb_next
+    return found
+
+
+def places_of(frames: Frames) -> list[list[Any]]:
+    """File, line and function of the frames; of many the first and the last."""
+    if len(frames) > _SHOWN_FIRST + _SHOWN_LAST:
+        frames = frames[:_SHOWN_FIRST] + frames[-_SHOWN_LAST:]
+    return [[frame.f_code.co_filename, line, frame.f_code.co_name] for frame, line in frames]
+
+
+def view(frames: Frames) -> list[View]:
+    """The variables of the frames; of many the first and the last."""
+    if len(frames) > _SHOWN_FIRST + _VIEWED_LAST:
+        frames = frames[:_SHOWN_FIRST] + frames[-_VIEWED_LAST:]
+    return [(f.f_code, line, variables_of(f), f.f_globals) for f, line in frames]
+
+
+def variables_of(frame: FrameType) -> dict[str, Any]:
+    held = frame.f_locals
+    found = dict(held)
+    # Up to Python 3.12 a frame keeps this dict until it returns: a function that tries again with
+    # a smaller batch would still hold the memory of the last try. It may be cleared unless the
+    # function has called `locals()` itself, or a debugger is attached.
+    if (
+        sys.version_info < (3, 13)
+        and frame.f_code.co_flags & _CO_OPTIMIZED
+        and frame.f_trace is None
+        and sys.getrefcount(held) <= 3  # the frame, this function, and the call
+    ):
+        held.clear()
+    return found
+
+
+def is_users(frame: FrameType) -> bool:
+    """True if a frame runs the user's own code, not a library's."""
+    name = frame.f_code.co_filename
+    return not name.startswith((_PACKAGE, _LIBRARY, "<frozen")) and not _INSTALLED.search(name)
+
+
+def written_targets(errors: list[BaseException]) -> list[str]:
+    """The files that were being written, by the variables of the frames."""
+    found: dict[str, None] = {}
+    for error in errors:
+        for name in (getattr(error, "filename", None), getattr(error, "filename2", None)):
+            if isinstance(name, str) and isinstance(error, OSError):
+                found[name] = None
+        for frame, _ in reversed(_passed(error)):
+            if _WRITES.search(frame.f_code.co_name):
+                found.update(dict.fromkeys(_targets_in(frame)))
+    return [str(Path(name).absolute()) for name in list(found)[:_MOST_TARGETS]]
+
+
+def _targets_in(frame: FrameType) -> Iterator[str]:
+    for name, value in variables_of(frame).items():
+        if not _TARGETS.fullmatch(name):
+            continue
+        if isinstance(value, Path | str):
+            # A text that is being written is no path.
+            if 0 < len(str(value)) < 4096 and "\n" not in str(value):
+                yield str(value)
+        elif hasattr(type(value), "write"):  # an open file
+            place = getattr(value, "name", None)
+            if isinstance(place, str) and not place.startswith("<"):
+                yield place
+
+
+def workers_of(frames: Frames) -> list[dict[str, Any]]:
+    """The worker processes of this one; those that have ended come first."""
+    found: dict[int, dict[str, Any]] = {}
+    workers = [*_children(), *_loader_workers(frames)]
+    # The connection to a dying process is reset before its exit status is known.
+    deadline = FairDeadline(_DYING_SECONDS, lambda: map(_pid_of, workers))
+    while any(map(_is_dying, workers)) and not deadline.is_over():
+        time.sleep(_PAUSE_SECONDS)
+    for process in workers:
+        with contextlib.suppress(Exception):  # objects of any library
+            status = process.exitcode
+            if process.pid is not None:
+                found[process.pid] = {
+                    "pid": process.pid,
+                    "alive": status is None,
+                    "exitcode": status,
+                }
+    return sorted(found.values(), key=lambda each: bool(each["alive"]))[:_MOST_WORKERS]
+
+
+def _is_dying(process: Any) -> bool:
+    """True if a process is ending and its status is not known yet."""
+    with contextlib.suppress(Exception):  # as above
+        return process.exitcode is None and is_leaving(
+            read_bytes(f"/proc/{_pid_of(process)}/stat") or b""
+        )
+    return False
+
+
+def _pid_of(process: Any) -> int:
+    found = getattr(process, "pid", None)
+    return found if isinstance(found, int) else 0
+
+
+def _children() -> list[Any]:
+    # `active_children()` would leave out the dead.
+    return list(getattr(sys.modules.get("multiprocessing.process"), "_children", ()))
+
+
+def _loader_workers(frames: Frames) -> list[Any]:
+    """Workers of torch's loaders, which are in `_workers` of the running iterators."""
+    found: list[Any] = []
+    for frame, _ in frames[-_VIEWED_LAST:]:
+        owner = variables_of(frame).get("self")
+        workers = getattr(owner, "__dict__", {}).get("_workers")
+        if isinstance(workers, list):
+            found += workers
+    return found

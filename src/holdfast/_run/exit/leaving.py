@@ -13,15 +13,18 @@ import os
 import signal
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from holdfast import _errors
 from holdfast._errors import HoldfastError, Stopped, is_interactive
-from holdfast._run.exit.record import ExitRecord, reason_of
-from holdfast._store.folder.attempts import read_json
+from holdfast._store.folder import journal
+from holdfast._store.folder.atomic import write_atomic
+from holdfast._store.folder.attempts import read_json, release, write_json
 from holdfast._store.folder.layout import RunLayout
 from holdfast._text import say
 
@@ -45,9 +48,8 @@ def leave_at_once(
     place: ExitRecord, reason: str, record: dict[str, Any], *, asked: bool, then: str = ""
 ) -> None:
     """Say so, record it, and end the process without waiting for the step."""
-    step, status = record["durable_step"], record["status"]
-    kept = "nothing is durable yet" if step is None else f"step {step} is durable"
-    say(f"leaving at once ({reason}): {kept}. Status {status}.")
+    status = record["status"]
+    say(f"leaving at once ({reason}): {_kept(record['durable_step'])}. Status {status}.")
     if then:
         say(then)
     place.write({"how": reason, **record}, asked=asked)
@@ -126,7 +128,6 @@ _DONE = "The next start goes on from there. If training is complete, call run.fi
 
 
 def say_leaving(stopped: Stopped, durable_step: int | None, *, in_job: bool = False) -> None:
-    """Say what is durable as a run stops, and how to go on."""
     kept = _kept(durable_step)
     if isinstance(stopped, KeyboardInterrupt):
         stopped.message = f"{_as_a_person_says(stopped.reason)}: {kept}. {_AGAIN}"
@@ -137,7 +138,6 @@ def say_leaving(stopped: Stopped, durable_step: int | None, *, in_job: bool = Fa
 
 
 def say_in_memory(stopped: Stopped, step: int, *, is_removed: bool) -> None:
-    """Say where the last state is, if the disk did not take it."""
     how = "Make room on the disk, or make the folder writable. Then start the same command again on"
     then = "it goes on there"
     if is_removed:
@@ -235,8 +235,10 @@ def _say_verdict(words: dict[str, Any], folder: Path) -> None:
         evidence.is_live = False  # except for this process
         verdict = judge(evidence)
         culprit = verdict.rank
-        if culprit not in (None, rank) and _has_failed(folder, attempt, culprit):
-            return
+        if culprit not in (None, rank) and "type" in read_json(
+            RunLayout(folder).error(attempt, culprit)
+        ):
+            return  # that rank has recorded its exception, and has said so
     better = {
         *(Cause.CUDA_OOM, Cause.CUDA_ERROR, Cause.DISK_FULL, Cause.SHM_FULL, Cause.WORKER_DIED),
         *(Cause.OOM_WORKER, Cause.OOM_CGROUP, Cause.OOM_MACHINE, Cause.PEER_LOST, Cause.KILLED),
@@ -252,6 +254,76 @@ def _say_verdict(words: dict[str, Any], folder: Path) -> None:
         say(verdict.advice[0], each=not is_victim)
 
 
-def _has_failed(folder: Path, attempt: int, rank: int) -> bool:
-    """True if a rank has recorded an exception, and so has said it itself."""
-    return "type" in read_json(RunLayout(folder).error(attempt, rank))
+# -- How an attempt ended: its exit status, its reason, and the record of both ---------------------
+
+
+_MESSAGE_LENGTH = 4000
+_MOST_PARTS = 8  # of a group of exceptions
+
+
+def status_of(error: BaseException | None) -> int:
+    """The exit status that Python will give for this exception."""
+    if error is None:
+        return _errors.FINISHED
+    if isinstance(error, Stopped):
+        return error.status
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    return _errors.PERSON if isinstance(error, KeyboardInterrupt) else 1
+
+
+def reason_of(error: BaseException | None) -> str:
+    if error is None:
+        return "closed"
+    if isinstance(error, Stopped):
+        return error.reason
+    return sentence_of(error)
+
+
+def sentence_of(error: BaseException) -> str:
+    """An exception as Python prints it, of bounded length."""
+    return f"{type(error).__name__}: {text_of(error)}".strip(": ")
+
+
+def text_of(error: BaseException) -> str:
+    """The text of an exception; of a group also those of its parts."""
+    try:
+        said = str(error)[:_MESSAGE_LENGTH]
+    except BaseException as broken:  # noqa: BLE001  the user's __str__ may raise anything
+        return f"(its text could not be had: {type(broken).__name__})"
+    if isinstance(error, BaseExceptionGroup):  # its own text only counts them
+        parts = [sentence_of(each) for each in error.exceptions[:_MOST_PARTS]]
+        said = f"{said}: {'; '.join(parts)}"[:_MESSAGE_LENGTH]
+    return said
+
+
+@dataclass(frozen=True)
+class ExitRecord:
+    """Writes the end of an attempt; of several ranks the first writes for all."""
+
+    layout: RunLayout
+    attempt: int
+    rank: int = 0
+    launcher: dict[str, Any] | None = None  # the process that restarts the run by itself
+
+    def write(self, record: dict[str, Any], *, asked: bool) -> None:
+        """Record the end, so that no other process waits for this attempt."""
+        release(self.layout, self.attempt)  # first: the rest may fail on a full disk
+        if self.rank:
+            return
+        journal.append(self.layout.journal, "exit", attempt=self.attempt, **record)
+        told: dict[str, Any] = {**record, "time": time.time()}
+        if asked and self.launcher is not None:
+            # A launcher that restarts any failed process must not undo a stop.
+            told = {**told, "asked": True, "launcher": self.launcher}
+        with contextlib.suppress(OSError):
+            write_json(self.layout.exit(self.attempt), told)
+
+    def write_trouble(self, error: BaseException) -> None:
+        """Keep a traceback that the user is not shown."""
+        import traceback
+
+        with contextlib.suppress(OSError):
+            text = "".join(traceback.format_exception(error))
+            path = self.layout.trouble(self.attempt, self.rank)
+            write_atomic(path, text.encode("utf-8", "backslashreplace"), durable=False)

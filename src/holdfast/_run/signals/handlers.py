@@ -65,15 +65,14 @@ class SignalWatch:
         self.is_alone = False  # True: there is no keeper
         self.defers = True  # False: outside the loop, where a signal acts at once
         self.holds_warnings = False  # True: a scheduler's warning is only recorded
-        self.leave: Callable[[int], BaseException] | None = (
-            None  # set: a signal raises this at once
-        )
+        self.leave: Callable[[int], BaseException] | None = None  # set: raised at once
         self.leaves_when_nudged = False  # True: all ranks decide together when to leave
         self.nudged = False  # the next SIGINT comes from our own thread
         self.ends_the_step = False  # True: the nudge does not wait for the boundary
         self._pressed_at: float | None = None
         self._numbers = tuple(n for n in numbers if n != _SIGQUIT)
-        self._takes_quit = _SIGQUIT is not None and _SIGQUIT in numbers
+        is_quit = stacks is not None and _SIGQUIT in numbers
+        self._quit: int | None = _SIGQUIT if is_quit else None
         self._wakeup = wakeup
         self._stacks = stacks
         self._former: dict[int, _Handler] = {}
@@ -96,15 +95,15 @@ class SignalWatch:
             self._at_c_level[number] = c_handler(number)
         if self._wakeup >= 0:
             self._former_wakeup = signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
-        if self._takes_quit and self._stacks is not None and _SIGQUIT is not None:
+        if self._quit is not None and self._stacks is not None:
             if os.getpid() == 1:
                 # Process 1 cannot die of a signal, and its end would end the keeper. So Python
                 # tells the keeper, which saves and ends it.
-                self._former_quit = signal.signal(_SIGQUIT, self._quit_as_first)
+                self._former_quit = signal.signal(self._quit, self._quit_as_first)
             # At C level: it works while a call holds the GIL. With `chain` the process then dies
             # of the signal, as Ctrl-\ should do. Only this thread's stack: the others change
             # meanwhile, and reading them can be a SIGSEGV.
-            faulthandler.register(_SIGQUIT, file=self._stacks, all_threads=False, chain=True)
+            faulthandler.register(self._quit, file=self._stacks, all_threads=False, chain=True)
         self._outer, _installed = _installed, self
         if not _fork_hook_set and hasattr(os, "register_at_fork"):
             os.register_at_fork(
@@ -120,7 +119,6 @@ class SignalWatch:
             self._former[number] = signal.SIG_IGN
 
     def remove(self) -> None:
-        """Put everything back as it was."""
         global _installed
         if _installed is self:
             _installed = self._outer
@@ -133,10 +131,10 @@ class SignalWatch:
             if signal.getsignal(number) is self._handler:
                 signal.signal(number, signal.SIG_DFL if former is None else former)
         self._former.clear()
-        if self._takes_quit and self._stacks is not None and _SIGQUIT is not None:
-            faulthandler.unregister(_SIGQUIT)
+        if self._quit is not None:
+            faulthandler.unregister(self._quit)
             if self._former_quit is not None:
-                signal.signal(_SIGQUIT, self._former_quit)
+                signal.signal(self._quit, self._former_quit)
 
     def mend(self) -> list[str]:
         """Reinstall what another library has replaced, and return names of that."""
@@ -212,17 +210,16 @@ class SignalWatch:
             signal.set_wakeup_fd(-1)
             for number, former in self._former.items():
                 signal.signal(number, signal.SIG_DFL if former is None else former)
-            if self._takes_quit and _SIGQUIT is not None:
-                faulthandler.unregister(_SIGQUIT)
+            if self._quit is not None:
+                faulthandler.unregister(self._quit)
 
 
 def _block_signals() -> None:
     # What reaches a child before its handlers are put back would be noted by ours and
     # lost, and be told to the keeper as if it had come for the trainer.
     if _installed is not None and _installed.defers:
-        numbers = set(_installed._former)
-        if _installed._takes_quit and _SIGQUIT is not None:
-            numbers.add(_SIGQUIT)
+        quit_number = () if _installed._quit is None else (_installed._quit,)
+        numbers = {*_installed._former, *quit_number}
         _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
 
 

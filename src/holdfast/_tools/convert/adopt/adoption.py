@@ -20,7 +20,7 @@ from holdfast._errors import (
     SaveFailed,
     install_command,
 )
-from holdfast._run.exit.record import ExitRecord
+from holdfast._run.exit.leaving import ExitRecord
 from holdfast._run.saving.direct import write_direct
 from holdfast._store.commit.checkpoint import Policy
 from holdfast._store.folder import journal

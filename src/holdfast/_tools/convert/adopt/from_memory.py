@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from holdfast._errors import HoldfastError
-from holdfast._run.exit.record import ExitRecord
+from holdfast._run.exit.leaving import ExitRecord
 from holdfast._store.folder import journal
 from holdfast._store.folder.attempts import note_origin, read_json, write_json
 from holdfast._store.folder.layout import RunLayout

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from holdfast._run.witness.fingerprint import digest_of
+from holdfast._run.witness.observer import digest_of
 from holdfast._state.capture import capture_generators
 
 if TYPE_CHECKING:

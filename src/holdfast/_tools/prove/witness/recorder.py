@@ -10,8 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from holdfast._run.witness.fingerprint import digest_of
-from holdfast._run.witness.observer import Observer
+from holdfast._run.witness.observer import Observer, digest_of
 from holdfast._tools.prove.witness.bootstrap import SEEDS, in_handler, record_seeds
 
 _MOST_BATCHES = 4096

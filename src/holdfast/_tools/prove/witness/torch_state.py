@@ -10,8 +10,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from holdfast._run.witness.fingerprint import leaf_of, whole_leaf
-from holdfast._run.witness.observer import Observer
+from holdfast._run.witness.observer import Observer, leaf_of, whole_leaf
 from holdfast._tools.prove.witness.state_reader import (
     MOST_VALUES,
     Items,
