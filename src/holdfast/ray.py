@@ -19,7 +19,7 @@ from typing import Any
 from holdfast import _errors
 from holdfast._errors import HoldfastError, Stopped, missing_framework
 from holdfast._run.exit.leaving import goes_on
-from holdfast._run.signals.guard import set_host
+from holdfast._run.signals.handlers import set_host
 
 if importlib.util.find_spec("ray") is None:
     raise missing_framework("ray", "Ray Train")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._run.exit import exception_record
-from holdfast._run.exit.exception_record import (
+from holdfast._run.exit import leaving
+from holdfast._run.exit.leaving import (
     Scene,
     frames_of,
     look_for_graphs,
@@ -254,7 +254,7 @@ def look_at_losses(layout, *, are_freed):
     thread = threading.Thread(target=train)
     thread.start()
     assert grown.wait(30)
-    exception_record._find_suspects(Scene(layout, 1, steps=50), thread.ident)
+    leaving._find_suspects(Scene(layout, 1, steps=50), thread.ident)
     over.set()
     thread.join()
 

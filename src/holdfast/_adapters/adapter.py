@@ -42,7 +42,8 @@ class _Part:
 
     def __init_subclass__(cls) -> None:
         [part] = [each for each in cls.__mro__ if _Part in each.__bases__]
-        for name in [name for name in vars(cls) if not name.startswith("_") and cls is not part]:
+        own = () if cls is part else [name for name in vars(cls) if not name.startswith("_")]
+        for name in own:
             # A misspelt method would leave its default in place, a missing one raise in a run.
             if not hasattr(part, name):
                 raise TypeError(f"{cls.__name__} has {name}, which {part.__name__} lacks")

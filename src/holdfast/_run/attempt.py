@@ -1,4 +1,4 @@
-"""What a run was given, which attempt of it this process makes, and which runs it has open."""
+"""An attempt of a run: what the run was given, its number, its start record, and open runs."""
 
 from __future__ import annotations
 

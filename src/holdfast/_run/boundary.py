@@ -15,8 +15,12 @@ from holdfast._run.exit.leaving import say_leaving
 from holdfast._run.saving.cadence import Cadence
 from holdfast._run.saving.keeper_client import Handle
 from holdfast._run.saving.rank_orders import RankAgreement
-from holdfast._run.signals.guard import Guard, announce_signal, children_deferred
-from holdfast._run.signals.handlers import uninterruptible
+from holdfast._run.signals.handlers import (
+    Guard,
+    announce_signal,
+    children_deferred,
+    uninterruptible,
+)
 from holdfast._run.witness.observer import RunObserver
 from holdfast._store.folder.requests import StopRequest, request_from_signal
 from holdfast._store.memory.control import (

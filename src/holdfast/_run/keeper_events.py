@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 from holdfast import _errors
 from holdfast._errors import RanksError, RunIsLive, is_interactive
 from holdfast._keeper.hangs.record import told_of
-from holdfast._run.exit.exception_record import look_for_graphs
-from holdfast._run.exit.leaving import leave_at_once
+from holdfast._run.exit.leaving import leave_at_once, look_for_graphs
 from holdfast._run.saving.keeper_client import Handle
 from holdfast._run.saving.rank_orders import Decision
-from holdfast._run.signals.guard import announce_signal
+from holdfast._run.signals.handlers import announce_signal
 from holdfast._store.folder.requests import StopRequest, stop_from_file
 from holdfast._store.memory.control import IN_LOOP, MARK, REST
 from holdfast._text import say, size, speak_as

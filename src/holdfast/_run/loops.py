@@ -22,8 +22,7 @@ from holdfast._run.data.feed import say_reached
 from holdfast._run.data.feeds import END, DataCursor
 from holdfast._run.progress.line import Standing
 from holdfast._run.resume.start import Resumed
-from holdfast._run.signals.guard import children_deferred
-from holdfast._run.signals.handlers import uninterruptible
+from holdfast._run.signals.handlers import children_deferred, uninterruptible
 from holdfast._state.capture import capture_generators, restore_generators
 from holdfast._store.memory.control import (
     DONE,

@@ -19,8 +19,7 @@ from holdfast._run.loops import Batches
 from holdfast._run.saving.keeper_client import Handle
 from holdfast._run.saving.script_state import StateView, hand_over
 from holdfast._run.session import Session, not_open
-from holdfast._run.signals.guard import as_the_script_means
-from holdfast._run.signals.handlers import uninterruptible
+from holdfast._run.signals.handlers import as_the_script_means, uninterruptible
 from holdfast._settings import Settings, check_count, checked
 from holdfast._state.capture import capture_generators, refuse_unstorable, restore_generators
 from holdfast._store.folder.errand import current as current_errand

@@ -17,13 +17,15 @@ from holdfast._environment.slurm.job import is_lonely_task
 from holdfast._errors import HoldfastError, Stopped, is_interactive
 from holdfast._run.attempt import RunAttempt, RunSpec, StartRecord, note_closed, note_open
 from holdfast._run.boundary import Boundary, StopState
-from holdfast._run.exit.exception_record import Scene, is_failure, record_exception
 from holdfast._run.exit.leaving import (
     ExitRecord,
+    Scene,
     answer_late,
     bound_leaving,
     die_if_terminated,
+    is_failure,
     reason_of,
+    record_exception,
     say_in_memory,
     say_leaving,
     say_unseen_fit,
@@ -49,8 +51,7 @@ from holdfast._run.saving.keeper_client import (
 from holdfast._run.saving.rank_orders import RankAgreement, join_ranks, prepare_ranks
 from holdfast._run.saving.saver import Saver
 from holdfast._run.saving.script_state import watch_optimizers
-from holdfast._run.signals.guard import Guard, children_deferred
-from holdfast._run.signals.handlers import uninterruptible
+from holdfast._run.signals.handlers import Guard, children_deferred, uninterruptible
 from holdfast._run.witness.observer import RunObserver, open_run_observer
 from holdfast._store.commit.checkpoint import Policy
 from holdfast._store.commit.write import is_replaced

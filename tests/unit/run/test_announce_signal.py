@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from holdfast._run.signals import guard
-from holdfast._run.signals.guard import announce_signal
+from holdfast._run.signals import handlers
+from holdfast._run.signals.handlers import announce_signal
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from holdfast._run.signals.guard import announce_signal
 )
 def test_only_what_is_durable_is_certain(monkeypatch, held, durable, needed, promise):
     said: list[str] = []
-    monkeypatch.setattr(guard, "say", said.append)
+    monkeypatch.setattr(handlers, "say", said.append)
     announce_signal(signal.SIGTERM, 203, held, durable, grace=10.0, needed=needed)
     assert said[0].startswith("SIGTERM: step 203 is being finished and saved; ")
     assert promise in said[0]

@@ -16,7 +16,7 @@ from typing import Any
 import xxhash
 
 from holdfast._adapters.adapter import Adapter, Generators
-from holdfast._adapters.registry import adapters, generators_of
+from holdfast._adapters.registry import adapter_of, adapters, generators_of
 from holdfast._errors import HoldfastError
 from holdfast._run.data.course import Lap, Position, Tally, one_number
 from holdfast._state.capture import capture, capture_generators, is_stateful, restore_generators
@@ -479,8 +479,7 @@ def digest_states(states: Any) -> int:
     captured = capture({"states": states})
     hasher = xxhash.xxh3_64(repr(captured.tree).encode())
     for spec, value in zip(captured.specs, captured.values, strict=True):
-        adapter = next(a for a in adapters() if spec.kind == a.kind)
-        hasher.update(adapter.bytes_of(value))
+        hasher.update(adapter_of(spec.kind).bytes_of(value))
     return hasher.intdigest()
 
 

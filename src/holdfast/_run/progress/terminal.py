@@ -82,9 +82,11 @@ class WrappedStream:
     def unwrap(self) -> None:
         own = getattr(self.stream, "__dict__", {})
         for name, ours in self._ours.items():
-            if own.get(name) is ours:  # else wrapped again by another library: ours only passes on
-                del own[name]
-                own.update({name: self._before[name]} if name in self._before else {})
+            if own.get(name) is not ours:
+                continue  # wrapped again by another library: leave it, ours only passes on
+            del own[name]
+            if name in self._before:
+                own[name] = self._before[name]
 
     def _wrapped_write(self, text: str, /) -> int:
         # Not sys._getframe(1): the interpreter itself also writes, without a frame.
