@@ -29,8 +29,8 @@ from holdfast._settings import Settings
 from holdfast._store.folder import journal
 from holdfast._store.folder.attempts import claim, read_json, write_json
 from holdfast._store.folder.layout import RunLayout
+from holdfast._text import cut, say, text
 from holdfast._text import record as record_in
-from holdfast._text import say, text
 from holdfast.rules import Rule
 
 if TYPE_CHECKING:
@@ -277,21 +277,19 @@ def _script_and_arguments(record: dict[str, Any]) -> list[str]:
     return words
 
 
+def _count_alike(old: list[str], new: list[str]) -> int:
+    pairs = zip(old, new, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
 def _difference(old: list[str], new: list[str]) -> str:
     """The words in the middle that differ, with the option that they belong to."""
-    first = 0
-    while first < min(len(old), len(new)) and old[first] == new[first]:
-        first += 1
-    last = 0
-    while last < min(len(old), len(new)) - first and old[-1 - last] == new[-1 - last]:
-        last += 1
+    first = _count_alike(old, new)
+    last = _count_alike(old[first:][::-1], new[first:][::-1])
     if first and old[first - 1].startswith("-"):
         first -= 1
-    shown = []
-    for words in (old, new):
-        text = shlex.join(words[first : len(words) - last]) or "nothing"
-        shown.append(text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 1]}…")
-    return " → ".join(shown)
+    shown = [shlex.join(words[first : len(words) - last]) or "nothing" for words in (old, new)]
+    return " → ".join(cut(text, _MOST_SHOWN) for text in shown)
 
 
 # -- The hyperparameters that `Run(config=…)` was given, as JSON values of a bounded size ----------
@@ -364,7 +362,7 @@ class _Recorder:
         if isinstance(value, float) and type(value) is float:
             return value if math.isfinite(value) else repr(value)
         if isinstance(value, str) and type(value) is str:
-            return _shorten(value, _MOST_TEXT)
+            return cut(value, _MOST_TEXT)
         if depth < _MOST_DEPTH:
             value = _by_name(value)
             if isinstance(value, Mapping):
@@ -382,7 +380,7 @@ class _Recorder:
                 yield "…", f"{size - number} more"
                 return
             self._left -= 1
-            yield _shorten(str(key), _MOST_REPR), self.value(each, depth + 1)
+            yield cut(str(key), _MOST_REPR), self.value(each, depth + 1)
 
 
 def _describe(value: object) -> Any:
@@ -394,10 +392,6 @@ def _describe(value: object) -> Any:
                 return number
         if isinstance(value, type):
             return f"{value.__module__}.{value.__qualname__}"
-        return _shorten(repr(value), _MOST_REPR)
+        return cut(repr(value), _MOST_REPR)
     except Exception:  # noqa: BLE001  a repr of the user must not fail the run
         return f"<{type(value).__name__}>"
-
-
-def _shorten(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -25,6 +25,7 @@ from holdfast._store.format.image import STORED_AS, TensorSpec
 from holdfast._store.format.tree import tensor_leaves
 from holdfast._store.read.checked_copy import move
 from holdfast._store.read.verify import Loaded, Placement, StoredShard
+from holdfast._text import cut
 
 _PIECE_BYTES = 16 << 20
 
@@ -566,15 +567,10 @@ def _compare_plain(then: Any, now: Any, path: str, changed: list[str]) -> None:
         for index, (a, b) in enumerate(zip(then, now, strict=True)):
             _compare_plain(a, b, f"{path}.{index}", changed)
     elif then != now:
-        changed.append(f"{path} (stored {_short(then)}, now {_short(now)})")
+        changed.append(f"{path} (stored {cut(repr(then), 40)}, now {cut(repr(now), 40)})")
 
 
 def _is_tensor(encoded: Any) -> bool:
     if not isinstance(encoded, dict):
         return False
     return "$t" in encoded or "$shard" in encoded or bool(copies_of(encoded))
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}…"
