@@ -17,21 +17,8 @@ from holdfast._environment.slurm.job import is_lonely_task
 from holdfast._errors import HoldfastError, Stopped, is_interactive
 from holdfast._run.attempt import RunAttempt, RunSpec, StartRecord, note_closed, note_open
 from holdfast._run.boundary import Boundary, StopState
-from holdfast._run.exit.leaving import (
-    ExitRecord,
-    Scene,
-    answer_late,
-    bound_leaving,
-    die_if_terminated,
-    is_failure,
-    reason_of,
-    record_exception,
-    say_in_memory,
-    say_leaving,
-    say_unseen_fit,
-    say_verdict,
-    status_of,
-)
+from holdfast._run.exit import leaving
+from holdfast._run.exit.leaving import ExitRecord, Scene, reason_of, status_of
 from holdfast._run.keeper_events import KeeperEvents
 from holdfast._run.loops import Loops, Phases
 from holdfast._run.metric_log import MetricLog
@@ -40,14 +27,10 @@ from holdfast._run.ranks.world import find_world
 from holdfast._run.resume.from_mirror import MirrorClient
 from holdfast._run.resume.start import Resumed, Start, resume
 from holdfast._run.ruling import Ruling
+from holdfast._run.saving import keeper_client
 from holdfast._run.saving.cadence import Cadence, begin_cadence
 from holdfast._run.saving.job import JobClient, start_facts
-from holdfast._run.saving.keeper_client import (
-    KeeperClient,
-    grace_of,
-    hang_policy,
-    keep_memory_of,
-)
+from holdfast._run.saving.keeper_client import KeeperClient
 from holdfast._run.saving.rank_orders import RankAgreement, join_ranks, prepare_ranks
 from holdfast._run.saving.saver import Saver
 from holdfast._run.saving.script_state import watch_optimizers
@@ -155,13 +138,13 @@ class Session:
             rank=attempt.rank,
             size=attempt.size,
             requeue_limit=settings.requeue_limit,
-            **hang_policy(settings),
+            **keeper_client.hang_policy(settings),
             **self.mirror.policy(),
             notices=variables.notices() if settings.notices == "auto" else settings.notices,
-            keep_memory_seconds=keep_memory_of(settings, in_job=attempt.in_job),
+            keep_memory_seconds=keeper_client.keep_memory_of(settings, in_job=attempt.in_job),
         )
         receive = KeeperEvents(self).receive
-        terms = (policy, grace_of(settings), settings.signal_numbers, receive)
+        terms = (policy, keeper_client.grace_of(settings), settings.signal_numbers, receive)
         if attempt.party is None:
             self.keeper = KeeperClient(*terms)
         else:
@@ -249,10 +232,10 @@ class Session:
     def _abort(self, error: BaseException) -> None:
         """Opening failed: leave the run as it was found."""
         attempt = self.attempt
-        if is_failure(error):
+        if leaving.is_failure(error):
             of = (attempt.layout, attempt.number, attempt.rank, attempt.size)
-            words = record_exception(error, Scene(*of, where="opening"))
-            say_verdict(error, words, self.spec.folder)
+            words = leaving.record_exception(error, Scene(*of, where="opening"))
+            leaving.say_verdict(error, words, self.spec.folder)
         self._record_exit(status_of(error), f"could not start: {reason_of(error)}", None)
         if hasattr(self, "keeper"):
             self.keeper.close()
@@ -329,10 +312,10 @@ class Session:
         self.progress.close()
         self.guard.rest(None)
         if error is None and loops.number < 0 and not loops.is_by_hand:
-            say_unseen_fit(self.spec.state, step)
+            leaving.say_unseen_fit(self.spec.state, step)
         words = {}
-        if error is not None and is_failure(error) and stops.is_unasked:
-            words = record_exception(error, self.scene(error))
+        if error is not None and leaving.is_failure(error) and stops.is_unasked:
+            words = leaving.record_exception(error, self.scene(error))
         if error is None and stops.stopped is None and ruling.is_bad():
             ruling.stop_bad()  # the values of the last steps arrived after the last boundary
         if error is None and stops.stopped is None and loops.running:
@@ -342,56 +325,56 @@ class Session:
         if error is None and self.found.resumed_from is None and step > 1:
             for line in self.saver.forgotten.check_numbers():
                 say(line)
-        leaving = stops.stopped or error
+        outcome = stops.stopped or error
         answered = len(stops.signals)
         if stops.stopped is None and not isinstance(error, Stopped):
-            leaving = self._answer_late(error, durable) or error
-            if error is not None and leaving is error:
-                say_verdict(error, words, folder)
-            if isinstance(leaving, Stopped) and durable and self.job is not None:
-                self.job.requeue(leaving)
+            outcome = self._answer_late(error, durable) or error
+            if error is not None and outcome is error:
+                leaving.say_verdict(error, words, folder)
+            if isinstance(outcome, Stopped) and durable and self.job is not None:
+                self.job.requeue(outcome)
         elif stops.stopped is None and durable:
             assert isinstance(error, Stopped)
             self._stop_outside_steps(error)
-        if not durable and isinstance(leaving, Stopped | None):
-            reason = leaving.reason if leaving is not None else "closed"
-            leaving = Stopped(_errors.NOT_DURABLE, reason, step)
+        if not durable and isinstance(outcome, Stopped | None):
+            reason = outcome.reason if outcome is not None else "closed"
+            outcome = Stopped(_errors.NOT_DURABLE, reason, step)
             if self.keeper.has_keeper and self.saver.newest is not None:
                 is_removed = not self.attempt.layout.identity.exists()
-                say_in_memory(leaving, self.saver.newest.step, is_removed=is_removed)
+                leaving.say_in_memory(outcome, self.saver.newest.step, is_removed=is_removed)
         durable_step = self.keeper.durable_step
-        how = f"finished: {ruling.over}" if leaving is None and ruling.over else reason_of(leaving)
-        self._record_exit(status_of(leaving), how, durable_step, asked=isinstance(leaving, Stopped))
-        self.log.end(status_of(leaving))
+        how = f"finished: {ruling.over}" if outcome is None and ruling.over else reason_of(outcome)
+        self._record_exit(status_of(outcome), how, durable_step, asked=isinstance(outcome, Stopped))
+        self.log.end(status_of(outcome))
         layout = self.attempt.layout
         self.mirror.part(layout, durable_step, lambda: len(stops.signals) > answered)
-        self._release(leaving)
+        self._release(outcome)
         stops.forget()
-        if isinstance(leaving, Stopped):
-            die_if_terminated(leaving)
-        if leaving is not None and leaving is not error:
-            raise leaving from error
-        for number in stops.signals[answered:] if leaving is None else ():
+        if isinstance(outcome, Stopped):
+            leaving.die_if_terminated(outcome)
+        if outcome is not None and outcome is not error:
+            raise outcome from error
+        for number in stops.signals[answered:] if outcome is None else ():
             signal.raise_signal(number)  # it came while we were closing: let it act now
 
     def _keep_last(self, error: BaseException | None) -> bool:
         """Make the last boundary in memory durable, with all ranks if there are several."""
         if self.ranks is None:
             return self.saver.keep_last("exception" if error is not None else "closed")
-        leaving = self.stops.stopped or error
-        clean = isinstance(leaving, Stopped | None)
+        outcome = self.stops.stopped or error
+        clean = isinstance(outcome, Stopped | None)
         bye = self.ranks.say_farewell(
             clean=clean,
-            status=status_of(leaving),
-            reason=reason_of(leaving) if clean else f"failed: {reason_of(leaving)}",
-            error=None if clean else reason_of(leaving),
+            status=status_of(outcome),
+            reason=reason_of(outcome) if clean else f"failed: {reason_of(outcome)}",
+            error=None if clean else reason_of(outcome),
         )
         if bye is not None and bye["step"] is not None:
             self.keeper.record_durable(bye["step"])
         if bye is not None and bye.get("said"):
             say(bye["said"])
-            if isinstance(leaving, Stopped):
-                leaving.change(bye["status"], leaving.reason)
+            if isinstance(outcome, Stopped):
+                outcome.change(bye["status"], outcome.reason)
         return True
 
     def _stop_outside_steps(self, stopped: Stopped) -> None:
@@ -401,7 +384,7 @@ class Session:
             self.job.settle(stopped, number, self.keeper.durable_step)
         facts = {"reason": stopped.reason, "status": stopped.status}
         self.attempt.journal("stop", step=self.boundary.step, **facts)
-        say_leaving(stopped, self.durable_step(), in_job=self.attempt.in_job)
+        leaving.say_leaving(stopped, self.durable_step(), in_job=self.attempt.in_job)
         if self.job is not None:
             self.job.requeue(stopped)
         if number:
@@ -418,7 +401,7 @@ class Session:
             if self.job is not None and durable:
                 self.job.settle(stopped, request.number, self.keeper.durable_step)
         is_left = loops.left_at == step != loops.finished_at
-        answer_late(stopped, error, step, self.durable_step(), is_left=is_left)
+        leaving.answer_late(stopped, error, step, self.durable_step(), is_left=is_left)
         if stopped is not None and error is not None:
             self.exit_record().write_trouble(error)
         elif request is not None:
@@ -432,7 +415,7 @@ class Session:
         seconds = self.keeper.grace_seconds or _LEAVE_SECONDS
         if isinstance(error, Stopped):
             self.keeper.close(leaving=(error.status, seconds))
-            bound_leaving(error, seconds, self.keeper.stay)
+            leaving.bound_leaving(error, seconds, self.keeper.stay)
         else:
             self.keeper.close()
         self.saver.close()
