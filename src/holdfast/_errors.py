@@ -39,10 +39,10 @@ from typing import Any
 FINISHED = 0
 BAD = 65  # a rule called the training bad
 NOT_DURABLE = 74  # asked to stop, and the disk would not take the state
-IDLE = 76  # came back again and again without a step: somebody must look
-REQUEUE = 75  # interrupted: whoever started it should start it again
+IDLE = 76  # came back again and again without a step: a person must look
+REQUEUE = 75  # interrupted: its starter should start it again
 PERSON = 130  # Ctrl-C, `holdfast stop`, run.stop()
-HUNG = 77  # no step for too long, and whoever leads it starts it again
+HUNG = 77  # no step for too long: its supervisor starts it again
 TERMINATED = 143
 HUNG_UP = 129  # SIGHUP: the terminal was closed, or the connection was lost
 
@@ -60,18 +60,13 @@ def of_signal(number: int) -> int:
 
 
 # -- Whether the interpreter outlives the run: a notebook, IPython, `python -i` --------------------
-# There an exception ends the cell and not the process, so nothing of ours may end
-# the process either: with the kernel would go everything else that a person has in it.
+# There an exception ends the cell and not the process. So nothing of ours may end the process
+# either: everything else in the kernel would be lost.
 
 
 def is_interactive() -> bool:
-    """Whether somebody sits at a prompt or a notebook, and goes on after an exception."""
+    """Whether a person is at a prompt or a notebook, which goes on after an exception."""
     return hasattr(sys, "ps1") or bool(sys.flags.inspect)  # IPython and its kernel set ps1 too
-
-
-def ends_a_cell() -> bool:
-    """Whether an exception raised here comes out at a prompt; in a thread it would not."""
-    return is_interactive() and threading.current_thread() is threading.main_thread()
 
 
 _PACKAGE = str(Path(__file__).parent)
@@ -82,7 +77,10 @@ _PLACE = re.compile(r"holdfast: (epoch \d+, batch \d+[^\n]*)")
 class HoldfastError(Exception):
     """Base of all errors of holdfast."""
 
-    __module__ = "holdfast"
+    __module__ = "holdfast"  # tracebacks name the public module
+
+    def __init_subclass__(cls) -> None:
+        cls.__module__ = "holdfast"
 
     def _render_traceback_(self) -> list[str]:
         """What IPython shows in place of a traceback."""
@@ -131,25 +129,17 @@ def missing_framework(extra: str, name: str) -> ImportError:
 class SettingsError(HoldfastError, ValueError):
     """A setting has a value that it cannot have."""
 
-    __module__ = "holdfast"
-
 
 class FolderError(HoldfastError):
     """The run folder cannot be used."""
-
-    __module__ = "holdfast"
 
 
 class NotARun(FolderError):
     """There is no run in this folder."""
 
-    __module__ = "holdfast"
-
 
 class RunIsLive(FolderError):
     """Another process trains in this folder now."""
-
-    __module__ = "holdfast"
 
     def __init__(self, message: str, *, pid: int, host: str) -> None:
         super().__init__(message)
@@ -160,13 +150,9 @@ class RunIsLive(FolderError):
 class StateError(HoldfastError):
     """The state cannot be stored, or does not fit."""
 
-    __module__ = "holdfast"
-
 
 class UnstorableState(StateError, TypeError):
     """A value of a type that holdfast cannot store."""
-
-    __module__ = "holdfast"
 
     def __init__(self, message: str, *, path: str) -> None:
         super().__init__(message)
@@ -175,8 +161,6 @@ class UnstorableState(StateError, TypeError):
 
 class StateMismatch(StateError):
     """The checkpoint does not fit the objects of today."""
-
-    __module__ = "holdfast"
 
     def __init__(
         self,
@@ -195,8 +179,6 @@ class StateMismatch(StateError):
 class RestoreDiffers(StateError):
     """An object did not take back what it had given."""
 
-    __module__ = "holdfast"
-
     def __init__(self, message: str, *, paths: tuple[str, ...]) -> None:
         super().__init__(message)
         self.paths = paths
@@ -205,49 +187,33 @@ class RestoreDiffers(StateError):
 class CheckpointError(HoldfastError):
     """Something is wrong with the checkpoints on disk."""
 
-    __module__ = "holdfast"
-
 
 class DamagedCheckpoint(CheckpointError):
     """A checkpoint's bytes are not those that were written."""
-
-    __module__ = "holdfast"
 
 
 class UnreadableCheckpoint(CheckpointError):
     """A checkpoint that cannot be read now, or not by this version; it may well be whole."""
 
-    __module__ = "holdfast"
-
 
 class NoGoodCheckpoint(CheckpointError):
     """There were checkpoints, and none of them is whole."""
-
-    __module__ = "holdfast"
 
 
 class SaveFailed(HoldfastError):
     """A checkpoint could not be made durable."""
 
-    __module__ = "holdfast"
-
 
 class MirrorError(HoldfastError):
     """The mirror cannot be read, or is another run's."""
-
-    __module__ = "holdfast"
 
 
 class RanksError(HoldfastError):
     """The ranks cannot be one run."""
 
-    __module__ = "holdfast"
-
 
 class ProofError(HoldfastError):
     """A script that is interrupted does not end as it should; `proof` has all that is known."""
-
-    __module__ = "holdfast"
 
     def __init__(self, message: str, *, proof: Any) -> None:
         super().__init__(message)
@@ -260,14 +226,20 @@ class Stopped(BaseException):
     Not an Exception, so that code after the loop, which believes that training is
     complete, does not run, while `finally` blocks do. In a script it is a SystemExit
     too, with `status`. At a prompt or in a notebook it is a KeyboardInterrupt instead:
-    the cell ends, and the ones that wait behind it, and the interpreter lives on.
+    the cell and those that wait behind it end, and the interpreter goes on.
     """
 
     __module__ = "holdfast"
 
+    def __init_subclass__(cls) -> None:
+        # The two ways to be Stopped are one class to the user.
+        cls.__module__, cls.__name__, cls.__qualname__ = "holdfast", "Stopped", "Stopped"
+
     def __new__(cls, *_arguments: Any, **_named: Any) -> Stopped:
         if cls is Stopped:
-            cls = _StoppedCell if ends_a_cell() else _StoppedScript
+            # Only in the main thread does an exception come out at the prompt.
+            is_main = threading.current_thread() is threading.main_thread()
+            cls = _StoppedCell if is_interactive() and is_main else _StoppedScript
         return super().__new__(cls)
 
     def __init__(self, status: int, reason: str = "", step: int = 0) -> None:
@@ -278,7 +250,7 @@ class Stopped(BaseException):
         self.message = f"stopped at step {step}" + (f" ({reason})." if reason else ".")
 
     def change(self, status: int, reason: str) -> None:
-        """Leave for another reason: the scheduler knew better than the signal told."""
+        """Leave for another reason: the scheduler knows more than the signal says."""
         self.status, self.reason = status, reason
         self.args = (status,)
         self.message = f"stopped at step {self.step} ({reason})."
@@ -288,26 +260,18 @@ class Stopped(BaseException):
 
 
 class _StoppedScript(Stopped, SystemExit):
-    __module__ = "holdfast"
-
     def change(self, status: int, reason: str) -> None:
         super().change(status, reason)
         self.code = status
 
 
 class _StoppedCell(Stopped, KeyboardInterrupt):
-    __module__ = "holdfast"
-
     def __str__(self) -> str:
         return self.message
 
     def _render_traceback_(self) -> list[str]:
-        # As a SystemExit, IPython would tell how to leave it; as another exception, where we raise.
+        # For a SystemExit IPython would say how to leave it, for others where it was raised.
         return [f"holdfast: {self.message}"]
-
-
-for _kind in (_StoppedScript, _StoppedCell):  # two ways to be one thing
-    _kind.__name__ = _kind.__qualname__ = "Stopped"
 
 
 def place_of(error: BaseException) -> str | None:
@@ -325,9 +289,9 @@ def place_of(error: BaseException) -> str | None:
 
 
 def name_place(error: BaseException, epoch: int, batch: int, more: str = "") -> None:
-    """Add to an error of the data set where it happened; what a worker has said stays."""
+    """Add to an error of the data set where it happened, unless a worker has added it."""
     if any(_PLACE.search(note) for note in getattr(error, "__notes__", ())):
         return
-    said = _PLACE.search(str(error))  # torch gives a worker's error on as text
+    said = _PLACE.search(str(error))  # torch passes a worker's error on as text
     place = said[1] if said else f"epoch {epoch}, batch {batch}{more}"
     error.add_note(f"holdfast: {place}")

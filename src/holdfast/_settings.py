@@ -6,6 +6,7 @@ import math
 import os
 import re
 import signal
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,7 +84,7 @@ class Settings:
     def __new__(cls, **chosen: object) -> Settings:
         unknown = [name for name in chosen if name not in cls.__dataclass_fields__]
         if unknown:
-            import difflib  # not for those who write it right
+            import difflib  # only for a misspelt name
 
             speak_plainly()
             near = difflib.get_close_matches(unknown[0], cls.__dataclass_fields__, n=1)
@@ -126,8 +127,10 @@ class Settings:
                 "Valid: None (10 s for SIGTERM, none for Ctrl-C) or a number of seconds above 0."
             )
         check_count(self.requeue_limit, f"requeue_limit={self.requeue_limit!r}", least=0)
-        self._check_hang_timeout()
-        self._check_keep_memory()
+        learned = "learned from the run's own steps), seconds above 0, or a duration such as '5min'"
+        self._check_time("hang_timeout", sys.float_info.min, learned)
+        kept = "5 minutes), 0 (not at all), seconds, or a duration such as '10min'"
+        self._check_time("keep_memory", 0.0, kept)
         self._check_mirror()
         if self.notices not in NOTICES:
             raise SettingsError(
@@ -161,28 +164,12 @@ class Settings:
             "Valid: None, a size such as '8GB', a number of bytes, or a fraction such as 0.25."
         )
 
-    def _check_hang_timeout(self) -> None:
-        found = self.hang_timeout
-        if found is None or (isinstance(found, str) and parse_seconds(found, "hang_timeout") > 0):
-            return
-        if isinstance(found, int | float) and _is_number(found) and found > 0:
-            return
-        raise SettingsError(
-            f"hang_timeout={found!r} is not a time.\n"
-            "Valid: None (learned from the run's own steps), seconds above 0, or a duration such "
-            "as '5min'."
-        )
-
-    def _check_keep_memory(self) -> None:
-        found = self.keep_memory
-        if found is None or (isinstance(found, str) and parse_seconds(found, "keep_memory") >= 0):
-            return
-        if isinstance(found, int | float) and _is_number(found) and found >= 0:
-            return
-        raise SettingsError(
-            f"keep_memory={found!r} is not a time.\n"
-            "Valid: None (5 minutes), 0 (not at all), seconds, or a duration such as '10min'."
-        )
+    def _check_time(self, name: str, least: float, valid: str) -> None:
+        """None, a duration or a number of seconds that is not below `least`."""
+        found = getattr(self, name)
+        seconds = parse_seconds(found, name) if isinstance(found, str) else found
+        if seconds is not None and not (_is_number(seconds) and seconds >= least):
+            raise SettingsError(f"{name}={found!r} is not a time.\nValid: None ({valid}.")
 
     def _check_mirror(self) -> None:
         found = self.mirror
@@ -285,7 +272,7 @@ _FOR_ADDRESS = {
 
 
 def _check_address(text: str) -> None:
-    """Refuse at once what would be found out only by another process, and too late."""
+    """Refuse at once what only another process would find, and too late."""
     protocol, sep, rest = text.partition("://")
     if not sep and re.match(r"[a-z][a-z0-9]+:", text) and "::" not in text:
         raise SettingsError(
@@ -317,7 +304,7 @@ def check_count(value: object, what: str, least: int) -> None:
 
 
 def checked(settings: object, state: Mapping[str, object]) -> Settings:
-    """What a run was given as its settings, or the defaults; `state` is what stands beside it."""
+    """What a run was given as its settings, or the defaults; `state`: its other arguments."""
     for name in Settings.__dataclass_fields__.keys() & state.keys():
         if not isinstance(state[name], str | int | float | None):
             continue  # tensors and the like are state by any name

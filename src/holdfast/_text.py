@@ -174,7 +174,7 @@ def _hours(seconds: float) -> tuple[int, int, int]:
 
 
 def clock(moment: float) -> str:
-    """A moment by the clock of this machine; empty if it is none."""
+    """A moment by the clock of this machine; empty if it cannot be shown."""
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
     except (OverflowError, ValueError, OSError):
@@ -297,7 +297,7 @@ def real(value: object) -> float | None:
 
 
 def text(value: object, most: int | None = None) -> str:
-    """A text, shortened to `most` characters; empty if it is none."""
+    """A text, shortened to `most` characters; empty for any other value."""
     if not isinstance(value, str):
         return ""
     return value if most is None else cut(value, most)

@@ -12,14 +12,14 @@ from __future__ import annotations
 import functools
 import importlib.util
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from holdfast import _errors
 from holdfast._errors import HoldfastError, Stopped, missing_framework
 from holdfast._run.exit.leaving import goes_on
-from holdfast._run.signals.hosted import enter_host, leave_host
+from holdfast._run.signals.handlers import set_host
 
 if importlib.util.find_spec("ray") is None:
     raise missing_framework("ray", "Ray Train")
@@ -41,7 +41,9 @@ def fit(trainer: Any) -> Any:
     settings = trainer.run_config
     loop, surroundings = trainer.train_loop_per_worker, settings.worker_runtime_env
     trainer.train_loop_per_worker = led(loop, str(Path.cwd()))
-    settings.worker_runtime_env = _with_variables(surroundings or {})
+    chosen = surroundings or {}  # a variable that the user has set stays
+    variables = _SPARE_CHILDREN | chosen.get("env_vars", {})
+    settings.worker_runtime_env = {**chosen, "env_vars": variables}
     try:
         result = trainer.fit()
     finally:
@@ -51,11 +53,6 @@ def fit(trainer: Any) -> Any:
     return result
 
 
-def _with_variables(surroundings: Mapping[str, Any]) -> dict[str, Any]:
-    """What the workers are started in, with our variables; one that somebody has set stays."""
-    return {**surroundings, "env_vars": _SPARE_CHILDREN | surroundings.get("env_vars", {})}
-
-
 def led(loop: Callable[..., Any], folder: str) -> Callable[..., Any]:
     """A loop that returns the stop that it was asked for, and raises one that Ray must undo."""
 
@@ -63,7 +60,7 @@ def led(loop: Callable[..., Any], folder: str) -> Callable[..., Any]:
     def run_loop(*config: Any) -> Any:
         is_in_thread = threading.current_thread() is not threading.main_thread()
         if is_in_thread:
-            enter_host(folder)
+            set_host(folder)
         try:
             return loop(*config)
         except Stopped as stopped:
@@ -73,7 +70,7 @@ def led(loop: Callable[..., Any], folder: str) -> Callable[..., Any]:
                 goes_on()  # the worker ends when Ray wants it to
             return stopped
         finally:
-            leave_host()
+            set_host(None)
 
     return run_loop
 

@@ -9,7 +9,7 @@ import traceback
 import pytest
 
 import holdfast
-from holdfast._run.signals.children import children_deferred
+from holdfast._run.signals.handlers import children_deferred
 from tests.data.lives_here import train
 
 torch = pytest.importorskip("torch", reason="pip install torch")

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from holdfast._adapters.registry import adapter_of
 from holdfast._errors import UnstorableState
 from holdfast._state.capture import Captured, capture, capture_generators
-from holdfast._state.capture_cache import CaptureCache
-from holdfast._state.rank_shares import _Living
+from holdfast._state.capture_cache import CaptureCache, _Living
 from holdfast.torch.fast_capture import flat_state
 
 

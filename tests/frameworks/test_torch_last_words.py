@@ -10,9 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._run.exit import exception_record
-from holdfast._run.exit.exception_frames import frames_of, view
-from holdfast._run.exit.exception_record import Scene, look_for_graphs, record_exception
+from holdfast._run.exit import leaving
+from holdfast._run.exit.leaving import (
+    Scene,
+    frames_of,
+    look_for_graphs,
+    record_exception,
+    view,
+)
 from holdfast._store.folder.attempts import read_json, write_json
 from holdfast._store.folder.layout import RunLayout
 from tests.support import SCRIPTS, wait_until
@@ -249,7 +254,7 @@ def look_at_losses(layout, *, are_freed):
     thread = threading.Thread(target=train)
     thread.start()
     assert grown.wait(30)
-    exception_record._find_suspects(Scene(layout, 1, steps=50), thread.ident)
+    leaving._find_suspects(Scene(layout, 1, steps=50), thread.ident)
     over.set()
     thread.join()
 

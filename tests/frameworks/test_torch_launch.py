@@ -21,9 +21,8 @@ from tests.support import environment, wait_until
 torch = pytest.importorskip("torch", reason="pip install torch")
 
 import holdfast.torch
-from holdfast._run.ranks import roll_call
-from holdfast._run.ranks.address import AddressPatience, Endpoint
-from holdfast._run.ranks.roll_call import call_the_roll, describe_caller
+from holdfast._run.ranks import address
+from holdfast._run.ranks.address import AddressPatience, Endpoint, call_the_roll, describe_caller
 
 SCRIPT = Path(__file__).with_name("launched_ranks.py")
 Start = Callable[..., Forked]
@@ -173,9 +172,9 @@ def test_ranks_that_wait_in_vain_hear_of_two_with_one_rank():
         return str(error.value)
 
     other = {"process": "pid 7 on node7", "command": "train.py"}
-    store.set(f"holdfast/0/{roll_call._calls}/rank-1", json.dumps(other))
+    store.set(f"holdfast/0/{address._calls}/rank-1", json.dumps(other))
     store.set(
-        f"holdfast/0/{roll_call._calls}/rank-0", json.dumps(describe_caller({"WORLD_SIZE": "3"}))
+        f"holdfast/0/{address._calls}/rank-0", json.dumps(describe_caller({"WORLD_SIZE": "3"}))
     )
     assert "two processes say that they are rank 1: pid 7 on node7 (train.py), and" in call(1)
     assert "ranks 0 and 1 are there, and two processes say that they are rank 1." in call(0)

@@ -56,7 +56,7 @@ def test_a_run_that_was_moved_or_whose_end_could_not_be_noted_goes_on_in_the_sam
 import pathlib
 import numpy as np
 import holdfast
-from holdfast._run.exit import record
+from holdfast._run.exit import leaving as record
 
 def refuse(*_, **__):
     raise OSError("no room")

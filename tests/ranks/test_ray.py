@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 import holdfast
-from holdfast._run.signals import hosted
+from holdfast._run.signals import handlers
 from tests.ports import free_port
 from tests.ranks.test_examples import EXAMPLES, check_nothing_left, find_line
 from tests.support import Trainer, environment, journal_events, wait_for_keeper_gone, wait_until
@@ -226,7 +226,7 @@ def test_a_stop_is_raised_where_fit_was_called(status):
     with pytest.raises(holdfast.Stopped) as found:
         holdfast.ray.fit(Trained(stopping(status)))
     assert (found.value.status, found.value.reason, found.value.step) == (status, "why", 7)
-    assert not hosted.is_led()
+    assert not handlers.is_led()
 
 
 @pytest.mark.parametrize("status", [75, 77])

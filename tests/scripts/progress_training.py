@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from holdfast._run.progress import Progress, Standing
+from holdfast._run.progress.line import Progress, Standing
 
 gates = Path(sys.argv[1])
 

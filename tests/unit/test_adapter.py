@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast._adapters.adapter import Adapter
+from holdfast._adapters.adapter import _NEEDS, Adapter, Generators, Objects
 from holdfast._adapters.registry import adapter_of, adapters
 from holdfast._errors import StateMismatch
 
@@ -19,17 +19,36 @@ def test_a_misspelt_method_of_an_adapter_is_refused():
                 return True
 
 
+@pytest.mark.parametrize(
+    ("part", "given", "lacking"),
+    [
+        (Adapter, "is_array", "alias_key"),
+        (Adapter, "is_node", "node_parts"),
+        (Objects, "is_object", "object_state"),
+        (Generators, "is_generator", "generator_state"),
+    ],
+)
+def test_an_adapter_that_is_not_complete_is_refused(part, given, lacking):
+    with pytest.raises(TypeError, match=f"Half has {given} and lacks {lacking}"):
+        type("Half", (part,), {given: lambda _self, _value: True})
+
+
+def test_what_a_method_needs_has_no_default_and_exists():
+    known = {**vars(Adapter), **vars(Objects), **vars(Generators)}
+    assert {*_NEEDS, *(name for names in _NEEDS.values() for name in names)} <= known.keys()
+
+
 def test_an_adapter_without_methods_has_nothing():
     class Empty(Adapter):
         kind = "empty"
 
     empty = Empty()
     assert not empty.is_array(1)
-    assert not empty.is_object(1)
+    assert not empty.objects.is_object(1)
     assert not empty.is_node(1)
-    assert not empty.is_generator(1)
-    assert empty.generators(devices=True) == {}
-    assert empty.restore_generators({}) == []
+    assert not empty.generators.is_generator(1)
+    assert empty.generators.states(devices=True) == {}
+    assert empty.generators.restore_states({}) == []
     assert empty.part_here(1) == 1
     with pytest.raises(NotImplementedError):
         empty.spec("x", 1)

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import holdfast
 from holdfast import _errors
+from holdfast._run.boundary import StopState
 from holdfast._run.signals.handlers import _is_uninterruptible, uninterruptible
-from holdfast._run.stop_state import StopState
 from holdfast._store.folder.requests import StopRequest
 
 _PACKAGE = Path(holdfast.__file__).parent

@@ -1,8 +1,8 @@
 """The contract between holdfast and a framework.
 
-Each framework has one object of a class derived from `Adapter`, and `registry.py` finds it. A
-default means that the framework has nothing of the kind. If `is_array` can be True, override also
-the methods that raise NotImplementedError: they have no default.
+Each framework has one object of a class derived from `Adapter`, and `registry.py` finds it. It
+answers for arrays and other values; its `objects` and its `generators` answer for those. An adapter
+that is not complete is refused where its class is defined.
 Standard library only: this module is loaded where there is no framework at all.
 """
 
@@ -17,24 +17,151 @@ from typing import TYPE_CHECKING, Any, Protocol
 from holdfast._store.format.image import TensorSpec
 
 if TYPE_CHECKING:
-    from holdfast._store.read.verify import DeviceBatch
+    from holdfast._store.read.verify import DeviceBatch, StoredShard
 
 Places = Sequence[tuple[TensorSpec, int]]  # tensors, and where each begins in a slot
 
 
-class Adapter:
+# A method that an adapter overrides, and those that it must override with it: they have no default.
+_NEEDS = {
+    "is_array": ("alias_key", "spec", "item_bytes", "bytes_of", "own", "destinations", "copy_all"),
+    "exact_types": ("placement_guard", "receiving"),
+    "copies_by_itself": ("device_copies",),
+    "is_sharded": ("check_sharded", "sharding"),
+    "is_node": ("node_parts", "node_from"),
+    "encode_other": ("decode_other",),
+    "is_object": ("object_state", "load_object"),
+    "is_generator": ("generator_state", "restore_generator", "reseed", "is_global"),
+    "is_global": ("global_state", "set_global_state", "seed_global"),
+    "states": ("restore_states",),
+}
+
+
+class _Part:
+    """Methods with defaults; a default means that the framework has nothing of the kind."""
+
+    def __init_subclass__(cls) -> None:
+        [part] = [each for each in cls.__mro__ if _Part in each.__bases__]
+        own = () if cls is part else [name for name in vars(cls) if not name.startswith("_")]
+        for name in own:
+            # A misspelt method would leave its default in place, a missing one raise in a run.
+            if not hasattr(part, name):
+                raise TypeError(f"{cls.__name__} has {name}, which {part.__name__} lacks")
+            for needed in _NEEDS.get(name, ()):
+                if getattr(cls, needed) is getattr(part, needed):
+                    raise TypeError(f"{cls.__name__} has {name} and lacks {needed}")
+
+
+class Objects(_Part):
+    """The objects of a framework that have a state: modules, optimizers."""
+
+    def overrides_state_dict(self, value: object) -> bool:
+        """Whether the adapter knows a better state of an object than its own state_dict()."""
+        return False
+
+    def is_object(self, value: object) -> bool:
+        """Whether `object_state` knows the state of an object."""
+        return False
+
+    def object_state(self, value: Any) -> Any:
+        raise NotImplementedError
+
+    def load_object(self, value: Any, state: Any) -> None:
+        raise NotImplementedError
+
+    def object_parts(self, value: object) -> dict[str, Any] | None:
+        """The parts of an object whose state is theirs, each loaded by itself; else None."""
+        return None
+
+    def refuse(self, value: object) -> str | None:
+        """Why an object cannot be stored, if there is more to say than its type."""
+        return None
+
+    def flat_state(self, value: object) -> tuple[list[Any], list[Any]] | None:
+        """The form of an object's state_dict() and its tensors, without making one."""
+        return None
+
+    def strict_tensors(self, value: object) -> dict[str, Any] | None:
+        """The tensors that a stored state must match name by name; None if any state may fit."""
+        return None
+
+    def only_tensors(self, value: object) -> list[Any] | None:
+        """The tensors of an object whose state is nothing else; None otherwise."""
+        return None
+
+    def copies_what_it_loads(self, value: object) -> bool:
+        """Whether loading only copies from the tensors that the object is given."""
+        return False
+
+    def copied_into(self, value: object) -> dict[str, Any] | None:
+        """The tensors of an object by their stored names, if loading is to copy into them.
+
+        Only if all of the object's state is in them, its loading does nothing else, and the bytes
+        of each are in this process, in C order.
+        """
+        return None
+
+    def loads_exactly(self, value: object) -> bool:
+        """Whether loading runs code of the framework alone, which keeps tensors as they are."""
+        return False
+
+    def after_load(self, value: object, stored: Any) -> None:
+        """Undo what loading has changed in the stored state."""
+
+    def load_targets(self, value: object) -> Any:
+        """What is now where an object's stored state will go, if any of it may be sharded."""
+        return None
+
+
+class Generators(_Part):
+    """The random generators of a framework."""
+
+    global_generator: str = "python"  # the name of its global generator, if it has one
+
+    def is_generator(self, value: object) -> bool:
+        return False
+
+    def generator_state(self, value: Any) -> Any:
+        raise NotImplementedError
+
+    def restore_generator(self, value: Any, state: Any) -> None:
+        raise NotImplementedError
+
+    def reseed(self, value: Any, seed: int) -> None:
+        """Seed a generator that an object holds."""
+        raise NotImplementedError
+
+    def is_global(self, value: object) -> bool:
+        """Whether a generator is the one behind the framework's own functions."""
+        return False
+
+    def global_state(self) -> Any:
+        """The state of the global generator, for this process only."""
+        return None
+
+    def set_global_state(self, state: Any) -> None:
+        """Restore what `global_state` returned."""
+
+    def seed_global(self, seed: int) -> None:
+        """Seed the global generator."""
+
+    def states(self, *, devices: bool) -> dict[str, Any]:
+        """The states of all global generators to be stored; those of devices if asked for."""
+        return {}
+
+    def restore_states(self, states: Mapping[str, Any]) -> list[str]:
+        """Restore what `states` returned; returns what could not be restored."""
+        return []
+
+
+class Adapter(_Part):
     """What one framework can do; arguments of type Any are values of that framework."""
 
     kind = ""  # of its tensors, as checkpoints name it
-    global_generator: str = "python"  # the name of its global generator, if it has one
+    objects = Objects()
+    generators = Generators()
     exact_types: tuple[type, ...] = ()  # objects of these very classes are plain tensors
     arrays_are_values = False  # True if an array never changes: a step makes new ones
-
-    def __init_subclass__(cls) -> None:
-        # A misspelt method would silently leave its default in place.
-        unknown = [n for n in vars(cls) if not n.startswith("_") and not hasattr(Adapter, n)]
-        if unknown:
-            raise TypeError(f"{cls.__name__} has {', '.join(unknown)}, which Adapter lacks")
 
     # -- Arrays: described and read -------------------------------------------------
 
@@ -138,65 +265,6 @@ class Adapter:
         """Imported where it is needed: it may load much of a framework."""
         raise NotImplementedError
 
-    def load_targets(self, value: object) -> Any:
-        """What is now where an object's stored state will go, if any of it may be sharded."""
-        return None
-
-    # -- Objects with a state -------------------------------------------------------
-
-    def overrides_state_dict(self, value: object) -> bool:
-        """Whether the adapter knows a better state of an object than its own state_dict()."""
-        return False
-
-    def is_object(self, value: object) -> bool:
-        """Whether `object_state` knows the state of an object."""
-        return False
-
-    def object_state(self, value: Any) -> Any:
-        raise NotImplementedError
-
-    def load_object(self, value: Any, state: Any) -> None:
-        raise NotImplementedError
-
-    def object_parts(self, value: object) -> dict[str, Any] | None:
-        """The parts of an object whose state is theirs, each loaded by itself; else None."""
-        return None
-
-    def refuse(self, value: object) -> str | None:
-        """Why an object cannot be stored, if there is more to say than its type."""
-        return None
-
-    def flat_state(self, value: object) -> tuple[list[Any], list[Any]] | None:
-        """The form of an object's state_dict() and its tensors, without making one."""
-        return None
-
-    def strict_tensors(self, value: object) -> dict[str, Any] | None:
-        """The tensors that a stored state must match name by name; None if any state may fit."""
-        return None
-
-    def only_tensors(self, value: object) -> list[Any] | None:
-        """The tensors of an object whose state is nothing else; None otherwise."""
-        return None
-
-    def copies_what_it_loads(self, value: object) -> bool:
-        """Whether loading only copies from the tensors that the object is given."""
-        return False
-
-    def copied_into(self, value: object) -> dict[str, Any] | None:
-        """The tensors of an object by their stored names, if loading is to copy into them.
-
-        Only if all of the object's state is in them, its loading does nothing else, and the bytes
-        of each are in this process, in C order.
-        """
-        return None
-
-    def loads_exactly(self, value: object) -> bool:
-        """Whether loading runs code of the framework alone, which keeps tensors as they are."""
-        return False
-
-    def after_load(self, value: object, stored: Any) -> None:
-        """Undo what loading has changed in the stored state."""
-
     # -- Values made of parts, and other values --------------------------------------
 
     def is_node(self, value: object) -> bool:
@@ -225,43 +293,6 @@ class Adapter:
     def decode_other(self, tag: str, value: Any) -> Any:
         raise NotImplementedError
 
-    # -- Random generators ----------------------------------------------------------
-
-    def is_generator(self, value: object) -> bool:
-        return False
-
-    def generator_state(self, value: Any) -> Any:
-        raise NotImplementedError
-
-    def restore_generator(self, value: Any, state: Any) -> None:
-        raise NotImplementedError
-
-    def reseed(self, value: Any, seed: int) -> None:
-        """Seed a generator that an object holds."""
-        raise NotImplementedError
-
-    def is_global(self, value: object) -> bool:
-        """Whether a generator is the one behind the framework's own functions."""
-        return False
-
-    def global_state(self) -> Any:
-        """The state of the global generator, for this process only."""
-        return None
-
-    def set_global_state(self, state: Any) -> None:
-        """Restore what `global_state` returned."""
-
-    def seed_global(self, seed: int) -> None:
-        """Seed the global generator."""
-
-    def generators(self, *, devices: bool) -> dict[str, Any]:
-        """The states of all global generators to be stored; those of devices if asked for."""
-        return {}
-
-    def restore_generators(self, states: Mapping[str, Any]) -> list[str]:
-        """Restore what `generators` returned; returns what could not be restored."""
-        return []
-
 
 class PlacementGuard(Protocol):
     """Remembers where tensors are, without holding them."""
@@ -270,24 +301,13 @@ class PlacementGuard(Protocol):
         """Which are at another place than before; None if their forms are no longer the same."""
 
 
-class StoredPart(Protocol):
-    """What one rank stored of a sharded array."""
-
-    @property
-    def description(self) -> dict[str, Any]: ...
-    @property
-    def spec(self) -> TensorSpec: ...
-    @property
-    def data(self) -> memoryview: ...
-
-
 @dataclass(frozen=True)
 class StoredArray:
     """An array as a checkpoint has it: in parts, or whole, which is a single part."""
 
     description: dict[str, Any]  # of the part that this rank stored, or would have
-    own: StoredPart | None  # that part, if it stored one
-    parts: Callable[[], Sequence[StoredPart]]  # those of all ranks: read only if needed
+    own: StoredShard | None  # that part, if it stored one
+    parts: Callable[[], Sequence[StoredShard]]  # those of all ranks: read only if needed
     is_whole: bool
 
 

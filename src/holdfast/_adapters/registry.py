@@ -9,16 +9,16 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Any
 
-from holdfast._adapters.adapter import Adapter
-from holdfast._adapters.plain import ADAPTER as PLAIN
+from holdfast._adapters.adapter import Adapter, Generators, Places
 from holdfast._errors import StateMismatch
 from holdfast._store.format.image import TensorSpec
 
 if TYPE_CHECKING:
     from holdfast._store.read.verify import DeviceBatch
+
 
 # Modules with an object named ADAPTER. The order counts: a Keras model may be a module of its
 # backend as well.
@@ -49,6 +49,16 @@ def _is_loaded(kind: str) -> bool:
     return hasattr(sys.modules.get(kind), "__version__")
 
 
+def array_adapter(value: object) -> Adapter | None:
+    return next((each for each in adapters() if each.is_array(value)), None)
+
+
+def generators_of(value: object) -> Generators | None:
+    """The generators of the framework that this random generator is of; None for other values."""
+    found = (each.generators for each in adapters())
+    return next((each for each in found if each.is_generator(value)), None)
+
+
 def exact_types(all_adapters: list[Adapter]) -> dict[type, Adapter]:
     """Classes whose direct instances are plain tensors."""
     return {kind: adapter for adapter in all_adapters for kind in adapter.exact_types}
@@ -74,3 +84,91 @@ def send_to_device(
     if {spec.kind for spec in specs} != {"torch"}:
         return None
     return adapter_of("torch").receiving().send(device, specs, views, hashed=hashed)
+
+
+# -- The adapter for Python's own bytes and generators, which need no framework --------------------
+
+
+_INLINE_BYTES = 1024
+
+
+class PlainGenerators(Generators):
+    def is_generator(self, value: object) -> bool:
+        random = sys.modules.get("random")  # not loaded: there is no generator of its kind
+        if random is None:
+            return False
+        return isinstance(value, random.Random) and not isinstance(value, random.SystemRandom)
+
+    def generator_state(self, value: Any) -> Any:
+        return value.getstate()
+
+    def restore_generator(self, value: Any, state: Any) -> None:
+        version, words, gauss = state
+        value.setstate((version, tuple(words), gauss))
+
+    def reseed(self, value: Any, seed: int) -> None:
+        value.seed(seed)
+
+    def is_global(self, value: object) -> bool:
+        return value is getattr(sys.modules.get("random"), "_inst", None)
+
+    def global_state(self) -> Any:
+        import random
+
+        return random.getstate()
+
+    def set_global_state(self, state: Any) -> None:
+        import random
+
+        random.setstate(state)
+
+    def seed_global(self, seed: int) -> None:
+        import random
+
+        random.seed(seed)
+
+
+class PlainAdapter(Adapter):
+    kind = "bytes"
+    generators = PlainGenerators()
+
+    def is_array(self, value: object) -> bool:
+        return isinstance(value, bytes | bytearray) and len(value) > _INLINE_BYTES
+
+    def alias_key(self, value: bytes | bytearray) -> Hashable | None:
+        return ("bytes", id(value), type(value), len(value))
+
+    def spec(self, name: str, value: bytes | bytearray) -> TensorSpec:
+        dtype = "bytes" if isinstance(value, bytes) else "bytearray"
+        return TensorSpec(name, self.kind, dtype, "U8", (len(value),), None, 1, len(value))
+
+    def item_bytes(self, dtype: str) -> int:
+        if dtype not in ("bytes", "bytearray"):
+            raise ValueError(f"there are no bytes of type {dtype!r}")
+        return 1
+
+    def destinations(self, buffer: Any, places: Places, start: int) -> list[memoryview]:
+        whole = memoryview(buffer)
+        return [whole[start + at : start + at + s.size_bytes] for s, at in places]
+
+    def copy_all(self, targets: Sequence[memoryview], values: Sequence[bytes]) -> None:
+        for target, value in zip(targets, values, strict=True):
+            target[:] = value
+
+    def bytes_of(self, value: bytes | bytearray) -> memoryview:
+        return memoryview(value)
+
+    def borrow(self, spec: TensorSpec, data: memoryview) -> bytes:  # noqa: ARG002
+        return bytes(data)
+
+    def own(self, spec: TensorSpec, data: memoryview) -> bytes | bytearray:
+        return bytes(data) if spec.dtype == "bytes" else bytearray(data)
+
+    def load_in_place(self, live: object, spec: TensorSpec, data: memoryview) -> bool:
+        if not isinstance(live, bytearray) or spec.dtype != "bytearray":
+            return False
+        live[:] = data
+        return True
+
+
+PLAIN = PlainAdapter()

@@ -1,27 +1,41 @@
-"""What a run was given, which attempt of it this process makes, and which runs it has open."""
+"""An attempt of a run: what the run was given, its number, its start record, and open runs."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import itertools
+import math
 import os
+import platform
+import shlex
+import sys
 import threading
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+import types
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import asdict, dataclass, field
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any
 
 from holdfast._adapters.metrics import Metrics
 from holdfast._environment import variables
-from holdfast._environment.processes.identity import host_name
+from holdfast._environment.processes.identity import host_name, of_process
 from holdfast._environment.slurm.job import find_job
-from holdfast._errors import RunIsLive, is_interactive
-from holdfast._run.ranks.party import Party, come_together, leave_again, stopped_before
+from holdfast._errors import RunIsLive, SettingsError, is_interactive
+from holdfast._run.ranks.meeting import Party, come_together, leave_again, stopped_before
 from holdfast._run.ranks.world import Launcher, World, find_launcher
 from holdfast._run.signals.handlers import uninterruptible
 from holdfast._settings import Settings
 from holdfast._store.folder import journal
-from holdfast._store.folder.attempts import claim
+from holdfast._store.folder.attempts import claim, read_json, write_json
 from holdfast._store.folder.layout import RunLayout
-from holdfast._text import say
+from holdfast._text import cut, say, text
+from holdfast._text import record as record_in
 from holdfast.rules import Rule
+
+if TYPE_CHECKING:
+    from holdfast._environment.secrets import Redacted
+    from holdfast._run.session import Session
 
 
 @dataclass(frozen=True)
@@ -36,19 +50,19 @@ class RunSpec:
     config: dict[str, Any]  # hyperparameters, as JSON values
 
 
+@dataclass(eq=False)
 class RunAttempt:
     """The number of one attempt, and the process and the ranks that make it."""
 
-    def __init__(self, folder: Path, layout: RunLayout, run_id: str) -> None:
-        self.folder = folder
-        self.layout = layout
-        self.run_id = run_id
-        self.number = 0  # until it is claimed
-        self.party: Party | None = None  # the ranks that opened the run together
-        self.launcher: Launcher | None = None  # a process that restarts the run by itself
-        self.in_job = find_job(variables.of_job()) is not None
-        self.pid = os.getpid()
-        self.thread = threading.get_ident()
+    folder: Path
+    layout: RunLayout
+    run_id: str
+    number: int = 0  # until it is claimed
+    party: Party | None = None  # the ranks that opened the run together
+    launcher: Launcher | None = None  # a process that restarts the run by itself
+    in_job: bool = field(default_factory=lambda: find_job(variables.of_job()) is not None)
+    pid: int = field(default_factory=os.getpid)
+    thread: int = field(default_factory=threading.get_ident)
 
     @property
     def rank(self) -> int:
@@ -64,11 +78,11 @@ class RunAttempt:
         if world.is_alone:
             stopped = stopped_before(self.layout, self.launcher)
             if stopped is not None:
-                raise leave_again(self.folder, stopped, say)
+                raise leave_again(self.folder, stopped)
             self.number = claim(self.layout, self.folder, say)
         else:
             self.party = come_together(world, self.layout, self.run_id, state, self.folder)
-            self.number = self.party.take_attempt(self.layout, self.folder, say)
+            self.number = self.party.take_attempt(self.layout)
 
     @uninterruptible
     def journal(self, event: str, **fields: Any) -> None:
@@ -84,17 +98,10 @@ class RunAttempt:
 # is closed, and the new one resumes from it.
 
 
-class Closable(Protocol):
-    """An open session, as far as it is needed here."""
-
-    def close_forgotten(self) -> None: ...
+_open: dict[str, tuple[Session, int, threading.Thread]] = {}
 
 
-_open: dict[str, tuple[Closable, int, threading.Thread]] = {}
-
-
-def note_open(folder: Path, session: Closable) -> None:
-    """Remember that this process and thread have the folder open."""
+def note_open(folder: Path, session: Session) -> None:
     _open[os.path.realpath(folder)] = (session, os.getpid(), threading.current_thread())
 
 
@@ -118,3 +125,273 @@ def close_forgotten(folder: Path) -> None:
         )
     say(f"{folder} was still open; closed, and continued from there. `with` closes it in time.")
     session.close_forgotten()
+
+
+# -- start.json: how an attempt was started, and what has changed since the attempt before it ------
+# Rank 0 writes it, in a thread: the opening of a run must not wait for it. The keeper adds what
+# takes longer: see `_keeper/start_facts.py`. No run fails because of this record.
+
+
+_MOST_BYTES = 64 << 10  # of a command, or of all variables
+_MOST_NAMES = 100
+_MOST_SHOWN = 80
+_PATIENCE_SECONDS = 0.02  # so that the line mostly follows the one that it belongs to
+
+
+class StartRecord:
+    """Writes the record of one attempt, and says what differs from an earlier one."""
+
+    def __init__(self, attempt: RunAttempt, config: dict[str, Any]) -> None:
+        self._layout, self._number = attempt.layout, attempt.number
+        self._ranks = attempt.size
+        self._config = config
+        self._before: int | None = None
+        self._may_speak = threading.Event()
+        self._thread: threading.Thread | None = None
+        if attempt.rank == 0:
+            with contextlib.suppress(RuntimeError):  # no thread can be started
+                thread = threading.Thread(target=self._work, name="holdfast-record", daemon=True)
+                thread.start()
+                self._thread = thread
+
+    def say_changes(self, before: int | None) -> None:
+        """Say them, now or as soon as they are known; `before` is the attempt it goes on from."""
+        self._before = before
+        self._may_speak.set()
+        if self._thread is not None and before is not None:
+            self._thread.join(_PATIENCE_SECONDS)
+
+    def close(self) -> None:
+        """The run could not be opened: the thread waits for nothing any more."""
+        self._may_speak.set()
+
+    def _work(self) -> None:
+        with contextlib.suppress(Exception):  # no run fails because of it
+            facts = _facts(str(self._layout.folder), self._ranks, self._config)
+            write_json(self._layout.start(self._number), facts, durable=False)
+            if sys.platform != "linux":  # there is no keeper that would do it
+                from holdfast._keeper.start_facts import complete_start
+
+                complete_start(self._layout, self._number)
+            if self._may_speak.wait(600) and self._before is not None:
+                changes = find_changes(read_json(self._layout.start(self._before)), facts)
+                if changes:
+                    say(
+                        f"changed since attempt {self._before}: {', '.join(changes)}. "
+                        "The same bits are not promised across such a change."
+                    )
+
+
+def _facts(run_folder: str, ranks: int, config: dict[str, Any]) -> dict[str, Any]:
+    # Here, since they take long to import.
+    from holdfast._environment.git import find_repository, read_commit
+    from holdfast._environment.secrets import redact_tree, redact_variables, redact_words
+    from holdfast._environment.started import (
+        find_start,
+        own_command,
+        own_folder,
+        package_versions,
+        relevant,
+    )
+
+    environment = variables.whole_at_start()
+    start = find_start(environment)
+    command, words = own_command(), _bounded(redact_words(start.command))
+    known, hidden = redact_variables(relevant(environment))
+    # Also those that are not recorded: a script may need them.
+    _, secrets = redact_variables({n: v for n, v in environment.items() if n not in known})
+    folder = own_folder(command)
+    work_tree = find_repository(Path(folder)) if folder else None
+    commit = None if work_tree is None else read_commit(work_tree)
+    job = find_job(environment)
+    return {
+        "command": _bounded(redact_words(command)).words,
+        "cwd": folder,
+        "environment": _bounded_variables(known),
+        "host": host_name(),
+        "python": platform.python_version(),
+        "packages": package_versions(),
+        "git": {} if commit is None else {"commit": commit, "folder": str(work_tree)},
+        "config": redact_tree(config),
+        "launcher": start.launcher,
+        "folder": run_folder,
+        "ranks": ranks,
+        "job": None if job is None else job.id,
+        "start": {
+            "command": words.words,
+            "left_out": words.left_out,
+            "cwd": start.cwd,
+            "process": asdict(of_process(start.pid)),
+        },
+        "left_out": sorted({*hidden, *secrets})[:_MOST_NAMES],
+    }
+
+
+def _bounded(words: Redacted) -> Redacted:
+    from holdfast._environment.secrets import Redacted
+
+    sizes = itertools.accumulate(map(len, words.words))
+    kept = words.words[: sum(size <= _MOST_BYTES for size in sizes)]
+    count = len(words.words) - len(kept)
+    if not count:
+        return words
+    return Redacted(kept, [*words.left_out, f"the last {count} words, since the command is long"])
+
+
+def _bounded_variables(known: dict[str, str]) -> dict[str, str]:
+    shortest = sorted(known.items(), key=lambda item: len(item[1]))
+    sizes = itertools.accumulate(len(name) + len(value) for name, value in shortest)
+    return dict(sorted(shortest[: sum(size <= _MOST_BYTES for size in sizes)]))
+
+
+def find_changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """The command, the commit, and the versions that two records do not share."""
+    found: list[str] = []
+    words = _script_and_arguments(old), _script_and_arguments(new)
+    # A kernel and a worker of Ray have other numbers in their commands at each start.
+    is_own = not {old.get("launcher"), new.get("launcher")} & {"interactive", "ray"}
+    if is_own and words[0] and words[1] and words[0] != words[1]:
+        found.append(f"the command ({_difference(*words)})")
+    commits = [text(record_in(each.get("git")).get("commit")) for each in (old, new)]
+    if all(commits) and commits[0] != commits[1]:
+        found.append(f"the commit {commits[0][:10]} → {commits[1][:10]}")
+    if (was := text(old.get("python"))) != (now := text(new.get("python"))) and was:
+        found.append(f"Python {was} → {now}")
+    packages = record_in(old.get("packages")), record_in(new.get("packages"))
+    for name in packages[0].keys() & packages[1].keys():
+        if packages[0][name] != packages[1][name]:
+            found.append(f"{name} {packages[0][name]} → {packages[1][name]}")
+    return found
+
+
+def _script_and_arguments(record: dict[str, Any]) -> list[str]:
+    """The words after the interpreter, with the script by its whole path."""
+    command, folder = record.get("command"), text(record.get("cwd"))
+    words = [str(word) for word in command[1:]] if isinstance(command, list) else []
+    for at, word in enumerate(words):
+        if word == "-m":
+            break
+        if not word.startswith("-"):
+            path = word if PurePath(word).is_absolute() else os.path.join(folder, word)  # noqa: PTH118
+            return [*words[:at], os.path.normpath(path), *words[at + 1 :]]
+    return words
+
+
+def _count_alike(old: list[str], new: list[str]) -> int:
+    pairs = zip(old, new, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _difference(old: list[str], new: list[str]) -> str:
+    """The words in the middle that differ, with the option that they belong to."""
+    first = _count_alike(old, new)
+    last = _count_alike(old[first:][::-1], new[first:][::-1])
+    if first and old[first - 1].startswith("-"):
+        first -= 1
+    shown = [shlex.join(words[first : len(words) - last]) or "nothing" for words in (old, new)]
+    return " → ".join(cut(text, _MOST_SHOWN) for text in shown)
+
+
+# -- The hyperparameters that `Run(config=…)` was given, as JSON values of a bounded size ----------
+# Secrets are still in them: they are left out when the record is written.
+
+
+_MOST_ITEMS = 2000  # of all levels together
+_MOST_DEPTH = 8
+_MOST_TEXT = 2000
+_MOST_REPR = 200
+_STATEFUL = ("state_dict", "load_state_dict", "get_state", "set_state", "parameters")
+
+
+def checked_config(config: object) -> dict[str, Any]:
+    """The values by name; SettingsError if it is state, or nothing that has names.
+
+    Values of other types than numbers, texts, booleans, lists and dicts are recorded by their repr.
+    """
+    if config is None:
+        return {}
+    values = _by_name(config)
+    if not isinstance(values, Mapping):
+        raise SettingsError(
+            f"config is a {type(config).__name__}: config has the hyperparameters of the run, "
+            "and is never restored.\nGive a dict, a dataclass or an argparse namespace. State has "
+            "any other name: holdfast.Run(folder, model=model)"
+        )
+    for name, value in values.items():
+        if _is_stateful(value):
+            raise SettingsError(
+                f"config[{name!r}] is a {type(value).__name__}: config has the hyperparameters, "
+                "and is never restored.\nGive state by its own name: "
+                f"holdfast.Run(folder, {name}=…)"
+            )
+    found = _Recorder().value(values, 0)
+    assert isinstance(found, dict)
+    return found
+
+
+def _is_stateful(value: object) -> bool:
+    if isinstance(value, type):
+        return False
+    has_state = any(callable(getattr(value, name, None)) for name in _STATEFUL)
+    return has_state or (hasattr(value, "dtype") and getattr(value, "shape", ()) != ())
+
+
+def _by_name(value: object) -> object:
+    """A namespace or a dataclass as a dict, without copies of its values; all else as it is."""
+    argparse = sys.modules.get("argparse")  # a namespace of it exists only where it is imported
+    if isinstance(value, types.SimpleNamespace) or (
+        argparse is not None and isinstance(value, argparse.Namespace)
+    ):
+        return vars(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {each.name: getattr(value, each.name, None) for each in dataclasses.fields(value)}
+    return value
+
+
+class _Recorder:
+    """Counts what it has recorded: a config may hold a whole data set."""
+
+    def __init__(self) -> None:
+        self._left = _MOST_ITEMS
+
+    def value(self, value: object, depth: int) -> Any:
+        if value is None or isinstance(value, bool):
+            return value
+        if isinstance(value, int) and type(value) is int:
+            return value if abs(value) < 1 << 53 else str(value)[:_MOST_REPR]
+        if isinstance(value, float) and type(value) is float:
+            return value if math.isfinite(value) else repr(value)
+        if isinstance(value, str) and type(value) is str:
+            return cut(value, _MOST_TEXT)
+        if depth < _MOST_DEPTH:
+            value = _by_name(value)
+            if isinstance(value, Mapping):
+                return dict(self._items(value.items(), len(value), depth))
+            if isinstance(value, Sequence | Set) and not isinstance(value, bytes | bytearray | str):
+                found = self._items(enumerate(value), len(value), depth)
+                return [each if key != "…" else f"… {each}" for key, each in found]
+        return _describe(value)
+
+    def _items(
+        self, items: Iterable[tuple[Any, Any]], size: int, depth: int
+    ) -> Iterator[tuple[str, Any]]:
+        for number, (key, each) in enumerate(items):
+            if self._left <= 0:
+                yield "…", f"{size - number} more"
+                return
+            self._left -= 1
+            yield cut(str(key), _MOST_REPR), self.value(each, depth + 1)
+
+
+def _describe(value: object) -> Any:
+    """A scalar of NumPy or of a framework as its number, anything else by its repr."""
+    try:
+        if getattr(value, "shape", None) == () and hasattr(value, "item"):
+            number = value.item()
+            if isinstance(number, bool) or (isinstance(number, int | float) and number == number):
+                return number
+        if isinstance(value, type):
+            return f"{value.__module__}.{value.__qualname__}"
+        return cut(repr(value), _MOST_REPR)
+    except Exception:  # noqa: BLE001  a repr of the user must not fail the run
+        return f"<{type(value).__name__}>"

@@ -10,15 +10,19 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from holdfast import _errors
-from holdfast._errors import Stopped
+from holdfast._errors import HoldfastError, Stopped
 from holdfast._run.exit.leaving import say_leaving
 from holdfast._run.saving.cadence import Cadence
 from holdfast._run.saving.keeper_client import Handle
 from holdfast._run.saving.rank_orders import RankAgreement
-from holdfast._run.signals.children import children_deferred
-from holdfast._run.signals.handlers import uninterruptible
+from holdfast._run.signals.handlers import (
+    Guard,
+    announce_signal,
+    children_deferred,
+    uninterruptible,
+)
 from holdfast._run.witness.observer import RunObserver
-from holdfast._store.folder.requests import StopRequest
+from holdfast._store.folder.requests import StopRequest, request_from_signal
 from holdfast._store.memory.control import (
     BOUNDARY_NS,
     DUE,
@@ -31,6 +35,7 @@ from holdfast._store.memory.control import (
 
 if TYPE_CHECKING:
     from holdfast._run.session import Session
+
 
 _POLL_SECONDS = 0.1
 
@@ -51,7 +56,6 @@ class Boundary:
         self._signals: list[int] = []
 
     def share(self, words: Any, ranks: RankAgreement | None, *, at_epoch_end: bool) -> None:
-        """Show the keeper each boundary from now on."""
         self.words, self._ranks = words, ranks
         words[STEP] = self.step
         words[MARK] = mark_of(self.step, at_epoch_end)
@@ -228,3 +232,78 @@ class Boundary:
         )
         if wants_checkpoint:
             session.saver.want(Handle("prove"))
+
+
+# -- Why a session is to stop, and what it leaves with ---------------------------------------------
+# Requests come from signals, from the keeper's thread and from `run.stop()`; the next boundary acts
+# on them. Only this class writes its fields.
+
+
+class StopState:
+    """Everything that says that one session is asked to stop, or has stopped."""
+
+    def __init__(self) -> None:
+        self.asked: StopRequest | None = None  # other than by a signal
+        self.signals: list[int] = []  # that wait for a boundary; the signal handler appends
+        self.error: HoldfastError | None = None  # to raise at the next boundary
+        self.stopped: Stopped | None = None  # what the session leaves with
+        self.last_step: int | None = None  # the step that is being saved as the last one
+        self._asked_late: StopRequest | None = None  # in the last step of a loop
+        self._is_announced = False
+        self._guard: Guard | None = None
+
+    def watch(self, guard: Guard) -> None:
+        self._guard, self.signals = guard, guard.noted
+
+    # -- requests ---------------------------------------------------------------------
+
+    def ask(self, request: StopRequest, *, replaces: bool = False) -> None:
+        """Stop at the next boundary. An earlier request stays, unless it is only a deadline."""
+        if self.asked is None or self.asked.is_by_clock or replaces:
+            self.asked = request
+
+    def fail(self, error: HoldfastError) -> None:
+        """Raise this at the next boundary."""
+        self.error = error
+
+    def request(self) -> StopRequest | None:
+        """The stop that the next boundary is to make."""
+        return self.asked if self._guard is None else self._guard.request(self.asked)
+
+    @property
+    def is_unasked(self) -> bool:
+        return self.stopped is None and self.request() is None
+
+    def announce(self, step: int) -> None:
+        """Say once which signal came, where no keeper does."""
+        if self.signals and not self._is_announced:
+            self._is_announced = True
+            announce_signal(self.signals[0], step)
+
+    # -- a loop ends ------------------------------------------------------------------
+
+    def postpone(self) -> None:
+        """The training is complete: a stop in its last step interrupts only a later loop."""
+        self._asked_late, self.asked = self.request(), None
+        self.signals.clear()
+
+    def resume_postponed(self) -> None:
+        self.asked, self._asked_late = self.asked or self._asked_late, None
+
+    # -- leaving ----------------------------------------------------------------------
+
+    def leave_phase(self, number: int, step: int) -> Stopped:
+        """The exception that leaves a phase; called in the signal handler."""
+        request = self.asked or request_from_signal(number)
+        return Stopped(request.status, request.reason, step)
+
+    def begin_last_save(self, step: int) -> None:
+        self.last_step = step
+
+    def stop(self, stopped: Stopped) -> Stopped:
+        self.stopped = stopped
+        return stopped
+
+    def forget(self) -> None:
+        """Drop the exception: a script that keeps the run would keep its frames too."""
+        self.stopped = self.last_step = None

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 from holdfast import _errors
 from holdfast._errors import RanksError, RunIsLive, is_interactive
 from holdfast._keeper.hangs.record import told_of
-from holdfast._run.exit.exception_record import look_for_graphs
-from holdfast._run.exit.leaving import leave_at_once
+from holdfast._run.exit.leaving import leave_at_once, look_for_graphs
 from holdfast._run.saving.keeper_client import Handle
 from holdfast._run.saving.rank_orders import Decision
-from holdfast._run.signals.guard import TimeLeft, announce_signal
+from holdfast._run.signals.handlers import announce_signal
 from holdfast._store.folder.requests import StopRequest, stop_from_file
 from holdfast._store.memory.control import IN_LOOP, MARK, REST
 from holdfast._text import say, size, speak_as
@@ -33,14 +32,14 @@ class KeeperEvents:
         self._failure_said: tuple[str, int | None] | None = None
         self._by_kind: dict[str, Callable[[Message], None]] = {
             "noted": self._on_signal,
-            "void": self._on_void,
+            "void": lambda m: session.ruling.receive_bad(m["reason"], m["step"], m["rank"]),
             "request": self._on_request,
             "ending": self._on_ending,
             "failed": self._on_failed_checkpoint,
             "fenced": self._on_fenced,
-            "uneven": self._on_uneven,
+            "uneven": lambda m: session.stops.fail(uneven(m["epoch"], m["batches"])),
             "leave": self._on_leave,
-            "tick": self._on_tick,
+            "tick": lambda _: session.stops.announce(session.loops.step_at_hand()),
         }
 
     def receive(self, message: Message) -> None:
@@ -74,7 +73,7 @@ class KeeperEvents:
         step = -(-decision.mark // 2)
         then = f"all ranks finish step {step} and save it, then the run leaves"
         if decision.status == _errors.BAD:
-            then = f"all ranks leave at step {step}, which nobody saves"
+            then = f"all ranks leave at step {step}, which is not saved"
         elif decision.status == _errors.FINISHED:
             then = f"all ranks end their training with step {step}"
         say(f"{decision.reason}{whom}: {then}.")
@@ -89,9 +88,8 @@ class KeeperEvents:
         session = self._session
         newest, durable = session.saver.newest, session.durable_step()
         held = durable if newest is None else newest.step
-        time_left = TimeLeft(message["grace"], message["needed"])
-        step = session.loops.step_at_hand()
-        announce_signal(message["signal"], step, held, durable, time_left)
+        step, left = session.loops.step_at_hand(), {k: message[k] for k in ("grace", "needed")}
+        announce_signal(message["signal"], step, held, durable, **left)
 
     def _on_request(self, message: Message) -> None:
         if message["request"] == "stop":
@@ -134,13 +132,7 @@ class KeeperEvents:
         details = {"asked": bool(message.get("asked", True)), "then": message.get("said", "")}
         leave_at_once(session.exit_record(), message["reason"], record, **details)
 
-    def _on_tick(self, _: Message) -> None:
-        self._session.stops.announce(self._session.loops.step_at_hand())
-
     # -- states -----------------------------------------------------------------------
-
-    def _on_void(self, message: Message) -> None:
-        self._session.ruling.receive_bad(message["reason"], message["step"], message["rank"])
 
     def _on_failed_checkpoint(self, message: Message) -> None:
         """Say so once, until another checkpoint is durable."""
@@ -157,9 +149,6 @@ class KeeperEvents:
         text = f"{folder}: {message['error']}.\nThis process writes nothing any more."
         self._session.stops.fail(RunIsLive(text, pid=0, host=""))
 
-    def _on_uneven(self, message: Message) -> None:
-        self._session.stops.fail(uneven(message["epoch"], message["batches"]))
-
 
 # -- Messages that are only said -------------------------------------------------------------------
 
@@ -170,14 +159,6 @@ def sentence_of(message: Message) -> str | None:
     """The words for a message; None if it is not to be said."""
     words = _WORDS.get(message["kind"])
     return None if words is None else words(message)
-
-
-def _of_failed(message: Message) -> str:
-    return f"a checkpoint could not be made: {message['error']}. It will be tried again."
-
-
-def _of_mirror(message: Message) -> str:
-    return str(message["text"])
 
 
 def _of_twins(message: Message) -> str:
@@ -195,10 +176,6 @@ def _of_short_warning(message: Message) -> str:
         f"save takes {message['needed']:.0f} s here.\n"
         f"Ask for more: --signal=USR2@{2 * message['needed'] + 30:.0f}"
     )
-
-
-def _of_hang_over(_: Message) -> str:
-    return "it goes on: a step was made after all."
 
 
 def _of_paused(message: Message) -> str | None:
@@ -254,12 +231,12 @@ def _of_memory(message: Message) -> str | None:
 
 
 _WORDS: dict[str, Callable[[Message], str | None]] = {
-    "failed": _of_failed,
-    "mirror": _of_mirror,
+    "failed": lambda m: f"a checkpoint could not be made: {m['error']}. It will be tried again.",
+    "mirror": lambda m: str(m["text"]),
     "twins": _of_twins,
     "short-warning": _of_short_warning,
     "hang": told_of,
-    "hang-over": _of_hang_over,
+    "hang-over": lambda _: "it goes on: a step was made after all.",
     "paused": _of_paused,
     "notice": _of_notice,
     "memory": _of_memory,

@@ -16,23 +16,34 @@ from collections.abc import Generator, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from holdfast._errors import HoldfastError, SaveFailed
+from holdfast._errors import HoldfastError, SaveFailed, Stopped
 from holdfast._run.data.course import completes_step, expect_steps
-from holdfast._run.data.cursor import END, DataCursor
 from holdfast._run.data.feed import say_reached
-from holdfast._run.progress import Standing
+from holdfast._run.data.feeds import END, DataCursor
+from holdfast._run.progress.line import Standing
 from holdfast._run.resume.start import Resumed
-from holdfast._run.signals.children import children_deferred
-from holdfast._run.signals.handlers import uninterruptible
+from holdfast._run.signals.handlers import children_deferred, uninterruptible
 from holdfast._state.capture import capture_generators, restore_generators
-from holdfast._store.memory.control import DONE, EPOCH, EPOCHS, IN_LOOP, begin_loop
+from holdfast._store.memory.control import (
+    DONE,
+    EPOCH,
+    EPOCHS,
+    HEARD,
+    IN_LOOP,
+    REST,
+    RESTS,
+    begin_loop,
+    begin_rest,
+    end_rest,
+)
 from holdfast._text import say
 
 if TYPE_CHECKING:
     from holdfast._run.session import Session
 
-# What a frame does as it lets a loop's iterator go: `break` and `return`, or the end of the loop
-# where something around the iterator (islice, zip) ends it. None of these is an exception.
+
+# The instructions by which a frame drops a loop's iterator: `break` and `return`, or the end of the
+# loop where something around the iterator (islice, zip) ends it. None of these is an exception.
 _LEAVING = frozenset({"POP_TOP", "POP_ITER", "FOR_ITER"})
 
 
@@ -207,10 +218,11 @@ class Loops:
 
     def show_batch(self, number: int, batch: Any) -> None:
         """Let a proof see this batch, and other ranks compare it."""
-        if self._session.eye is not None:
-            self._session.eye.batch(number, batch)
-        if self._session.ranks is not None:
-            self._session.ranks.show_batch(batch)
+        eye, ranks = self._session.eye, self._session.ranks
+        if eye is not None:
+            eye.batch(number, batch)
+        if ranks is not None:
+            ranks.show_batch(batch)
 
     # -- what a trainer knows better --------------------------------------------------
 
@@ -226,8 +238,18 @@ class Loops:
     def pass_by_hand(self) -> bool:
         """`run.boundary()`."""
         session, boundary = self._session, self._boundary
-        if self.running:
-            self._check_by_hand()
+        if self.running and not self.is_between_passes:
+            raise HoldfastError(
+                f"run.boundary() inside {self.running[-1].name}(), which passes the boundaries "
+                "itself.\nUse one of the two."
+            )
+        if self.running and not self._has_warned:
+            self._has_warned = True
+            say(
+                "run.boundary() inside run.epochs(): where in the epoch a step stands cannot be "
+                "known, so an interrupted epoch starts over.\n"
+                "Loop over run.batches(loader), which knows, or keep the position in the state."
+            )
         if not session.found.is_released:
             self._generators = None  # the step that ends here has drawn from them already
             session.found.release()
@@ -236,34 +258,18 @@ class Loops:
             return session.ruling.was_ended_before()  # this step does not count
         if not boundary.words[IN_LOOP]:
             self._enter()
-        leave = boundary.pass_step()
-        if leave and session.stops.stopped is None:
+        leaves = boundary.pass_step()
+        if leaves and session.stops.stopped is None:
             self.finish()
-            return True
-        if leave and not self.running:
+        elif leaves and not self.running:
             self.leave()
-        return leave
-
-    def _check_by_hand(self) -> None:
-        if not self.is_between_passes:
-            raise HoldfastError(
-                f"run.boundary() inside {self.running[-1].name}(), which passes the boundaries "
-                "itself.\nUse one of the two."
-            )
-        if not self._has_warned:
-            self._has_warned = True
-            say(
-                "run.boundary() inside run.epochs(): where in the epoch a step stands cannot be "
-                "known, so an interrupted epoch starts over.\n"
-                "Loop over run.batches(loader), which knows, or keep the position in the state."
-            )
+        return leaves
 
     def note_update(self) -> None:
         """Values were handed over: the step at hand counts if the loop ends within it."""
         self._made_at = self._boundary.step
 
     def note_optimizer(self, optimizer: Any) -> None:
-        """An optimizer has stepped."""
         if not self._session.phases.rests:
             self._made_at = self._boundary.step
             self._session.saver.forgotten.note_optimizer(optimizer, self._boundary.step)
@@ -280,7 +286,6 @@ class Loops:
 
     @uninterruptible
     def finish(self) -> None:
-        """Make the last step durable."""
         session, boundary, folder = self._session, self._boundary, self._session.spec.folder
         ruling, stops, step = session.ruling, session.stops, boundary.step
         if ruling.over is not None and self.finished_at == step and not self.running:
@@ -532,7 +537,7 @@ class Batches(Iterator[Any]):
         return next(self._batches)
 
     def __len__(self) -> int:
-        """All batches of a pass: the same number in every life."""
+        """All batches of a pass: the same number in every attempt."""
         return min(len(source) for source in self._sources)
 
     def __bool__(self) -> bool:
@@ -555,3 +560,102 @@ def is_left_by_script(frame: FrameType | None) -> bool:
             return False
         frame = frame.f_back  # a generator around ours, such as tqdm's, that is closed itself
     return False
+
+
+# -- Phases: work that passes no boundary, such as an evaluation -----------------------------------
+# The boundary before a phase is in memory when the phase begins. So a stop inside leaves at once
+# and loses nothing: the phase is repeated as a whole.
+
+
+class Phases:
+    """The running phases of a session, the outermost first."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._words, self._guard = session.boundary.words, session.guard
+        self._names: list[str] = []
+        self._resting = 0  # phases that pass no boundary
+        self._last_step = -1  # at which a phase began between steps
+        self._every: int | None = None
+        self._has_rested = False  # in this epoch, outside its loops
+        self._left_by: tuple[int, str] | None = None  # an exception, and the phase it came from
+        self.follows_loops = True  # True until an epoch had none after its loops
+
+    @property
+    def name(self) -> str | None:
+        """The innermost phase."""
+        return self._names[-1] if self._names else None
+
+    @property
+    def rests(self) -> bool:
+        return self._resting > 0
+
+    @property
+    def expected_step(self) -> int:
+        """The step before the next phase between steps, if they are regular."""
+        return sys.maxsize if self._every is None else self._last_step + self._every
+
+    def expect(self, step: int) -> None:
+        """A phase will begin after this step, as a trainer knows."""
+        self._every = step - self._last_step
+
+    def remember(self) -> list[int | None]:
+        """When phases come, for the next attempt."""
+        return [self._last_step, self._every]
+
+    def recall(self, memory: list[int | None] | None) -> None:
+        if memory is not None:
+            self._last_step, self._every = memory[0] or 0, memory[1]
+
+    def end_epoch(self) -> None:
+        self.follows_loops, self._has_rested = self._has_rested, False
+
+    def begin(self, name: str, *, trains: bool, step: int, is_amid_steps: bool) -> None:
+        if not trains and not self._resting and self._words[IN_LOOP]:
+            if is_amid_steps:
+                # Between steps, the boundary before a phase is in memory only if it was expected.
+                every, self._last_step = step - self._last_step, step
+                self._every = every if every > 0 else self._every
+            self._has_rested |= not is_amid_steps
+            self._words[REST] = RESTS
+            self._guard.rest(self._hear)
+        if not trains and not self._resting:
+            begin_rest(self._words)
+        self._names.append(name)
+        self._resting += not trains
+        self._session.keeper.send_phase(name)
+        if self._session.eye is not None:
+            self._session.eye.phase(name)
+
+    def end(self, *, trains: bool) -> None:
+        name, error = self._names.pop(), sys.exc_info()[1]
+        if error is not None and not self.was_left_by(error):
+            # Not the exception itself, which would keep all that its frames hold.
+            self._left_by = (id(error), name)
+        self._resting -= not trains
+        self._session.keeper.send_phase(self.name)
+        if not self._resting:
+            self._guard.rest(None)
+            self._words[REST] = 0
+            if not trains:
+                end_rest(self._words)
+
+    def was_left_by(self, error: BaseException) -> str | None:
+        """The innermost phase that an exception has left."""
+        known = self._left_by
+        return known[1] if known is not None and known[0] == id(error) else None
+
+    def refuse(self, what: str) -> None:
+        """Refuse boundaries inside a phase that is to be repeated as a whole."""
+        if self._resting:
+            raise HoldfastError(
+                f"{what}() inside run.phase({self.name!r}): a phase is repeated as a whole, so it "
+                "has no boundaries.\n"
+                f"If it trains, say so: run.phase({self.name!r}, trains=True)."
+            )
+
+    def _hear(self, number: int) -> Stopped:
+        """In the signal handler: the exception that leaves the phase."""
+        self._guard.rest(None)  # only once: a second signal means something else
+        self._words[REST] = HEARD
+        return self._session.stops.leave_phase(number, self._session.boundary.step)

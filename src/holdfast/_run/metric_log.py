@@ -38,7 +38,7 @@ class MetricLog:
         self._judge = judge
         self._keeper_log: Logged | None = None  # while a keeper takes it
         self._listeners: list[Listener] = []
-        self._sinks: tuple[MetricSink, ...] = ()
+        self.sinks: tuple[MetricSink, ...] = ()
 
     def send_to_keeper(self, keeper_log: Logged | None) -> None:
         self._keeper_log = keeper_log
@@ -59,13 +59,9 @@ class MetricLog:
 
     # -- loggers ----------------------------------------------------------------------
 
-    @property
-    def sinks(self) -> tuple[MetricSink, ...]:
-        return self._sinks
-
     def add(self, sink: MetricSink, listener: Listener) -> None:
         self._listeners.append(listener)
-        self._sinks = (*self._sinks, sink)
+        self.sinks = (*self.sinks, sink)
 
     def replace(self, listener: Listener, other: Listener) -> None:
         self._listeners[self._listeners.index(listener)] = other
@@ -73,15 +69,15 @@ class MetricLog:
     def remove(self, sink: MetricSink, listener: Listener) -> None:
         with contextlib.suppress(ValueError):
             self._listeners.remove(listener)
-        self._sinks = tuple(each for each in self._sinks if each is not sink)
+        self.sinks = tuple(each for each in self.sinks if each is not sink)
 
     def flush(self) -> None:
         """Send everything to the loggers' processes before a snapshot."""
-        for sink in self._sinks:
+        for sink in self.sinks:
             sink.hand_over()
 
     def end(self, status: int) -> None:
-        sinks = list(self._sinks)
+        sinks = list(self.sinks)
         for sink in sinks:
             with contextlib.suppress(Exception):  # the state is durable: a curve may be cut
                 sink.begin_end(status)

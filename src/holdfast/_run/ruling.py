@@ -8,21 +8,23 @@ a kill at any instant leaves no bad state from which a run would resume.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import struct
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast import _errors
+from holdfast._adapters.registry import adapter_of
 from holdfast._errors import CheckpointError, Stopped
 from holdfast._run.resume.start import Resumed
 from holdfast._run.saving.rank_orders import Decision
-from holdfast._state.finite import has_not_finite, nan_at_start, not_finite, trained
+from holdfast._state.capture import capture
 from holdfast._store.commit.write import Policy
 from holdfast._store.folder.layout import rank_file
 from holdfast._store.folder.lineage import is_on_line, note_void, set_aside_void
 from holdfast._store.folder.plain_file import open_file
 from holdfast._store.format import manifest
-from holdfast._store.format.image import parse_header
+from holdfast._store.format.image import TensorSpec, parse_header
 from holdfast._store.format.manifest import DataFile, Part
 from holdfast._text import say
 from holdfast.rules._judge import Judge, RuleVerdict
@@ -31,6 +33,7 @@ from holdfast.rules._rules import FAILURE
 if TYPE_CHECKING:
     from holdfast._run.saving.saver import Saver
     from holdfast._run.session import Session
+
 
 _MOST_NAMES = 8
 _BY_SCRIPT = "run.finish()"  # why a run is over that no rule has ended
@@ -237,7 +240,11 @@ def first_tainted(
     A tensor that is not finite in the oldest state is meant so, as a mask of infinities is. But a
     NaN in a trained parameter is not: then no good state is left.
     """
-    candidates = sorted([*_in_memory(saver, step), *_on_disk(policy, step)], key=lambda c: -c[0])
+    candidates = [(at, _inspect_image(image)) for at, image in saver.slots() if at < step]
+    for at, attempt, folder in policy.layout.checkpoint_folders():
+        if at < step and is_on_line(policy.line, attempt, at):
+            candidates.append((at, _inspect_checkpoint(folder, rank_file(policy.rank))))
+    candidates.sort(key=lambda each: -each[0])
     if not candidates or not names:
         return step
     suspects = frozenset([name for name in names if not name.endswith(".grad")][:_MOST_NAMES])
@@ -257,18 +264,6 @@ def first_tainted(
     return found
 
 
-def _in_memory(saver: Saver, step: int) -> Iterator[tuple[int, _Inspect]]:
-    for at, image in saver.slots():
-        if at < step:
-            yield at, _inspect_image(image)
-
-
-def _on_disk(policy: Policy, step: int) -> Iterator[tuple[int, _Inspect]]:
-    for at, attempt, folder in policy.layout.checkpoint_folders():
-        if at < step and is_on_line(policy.line, attempt, at):
-            yield at, _inspect_checkpoint(folder, rank_file(policy.rank))
-
-
 def _inspect_checkpoint(folder: Path, name: str) -> _Inspect:
     def inspect(names: frozenset[str], only_nan: bool) -> frozenset[str]:
         with contextlib.suppress(OSError, ValueError, CheckpointError):
@@ -286,21 +281,20 @@ def _inspect_parts(
     folder: Path, file: DataFile, names: frozenset[str], *, only_nan: bool
 ) -> frozenset[str]:
     """The tensors of one rank that are not finite, in any of its files."""
-    header = _read(folder, file, file.parts[0])
-    stored_as = {spec.name: spec.stored_as for spec in parse_header(header).specs}
-    found = set()
-    for part in file.parts:
-        if part.name in names and part.name in stored_as:
-            data = memoryview(_read(folder, file, part))
-            if has_not_finite(data, stored_as[part.name], only_nan=only_nan):
-                found.add(part.name)
-    return frozenset(found)
 
+    def read(part: Part) -> bytes:
+        with open_file(folder / (part.file or file.name)) as opened:
+            opened.seek(part.offset)
+            return opened.read(part.size_bytes)
 
-def _read(folder: Path, file: DataFile, part: Part) -> bytes:
-    with open_file(folder / (part.file or file.name)) as opened:
-        opened.seek(part.offset)
-        return opened.read(part.size_bytes)
+    stored_as = {spec.name: spec.stored_as for spec in parse_header(read(file.parts[0])).specs}
+    return frozenset(
+        part.name
+        for part in file.parts
+        if part.name in names
+        and part.name in stored_as
+        and has_not_finite(read(part), stored_as[part.name], only_nan=only_nan)
+    )
 
 
 def _inspect_image(image: memoryview) -> _Inspect:
@@ -315,3 +309,102 @@ def _inspect_image(image: memoryview) -> _Inspect:
         return frozenset(found)
 
     return inspect
+
+
+# -- Which tensors of a state are not finite: searched when a rule has called it bad ---------------
+
+
+# Bytes of an item, and the bits of its exponent: if all are set, it is NaN or infinite.
+_EXPONENTS = {
+    "F64": (8, 0x7FF0_0000_0000_0000),
+    "F32": (4, 0x7F80_0000),
+    "F16": (2, 0x7C00),
+    "BF16": (2, 0x7F80),
+    "C64": (4, 0x7F80_0000),  # of its two parts
+}
+_FORMATS = {8: "Q", 4: "I", 2: "H"}
+_CHUNK_BYTES = 16 << 20
+
+
+def not_finite(state: Mapping[str, Any]) -> list[str]:
+    """The names of tensors in a state, and of gradients, that hold a NaN or an infinity."""
+    captured = capture(dict(state))
+    found = [
+        spec.name
+        for spec, value in zip(captured.specs, captured.values, strict=True)
+        if spec.stored_as in _EXPONENTS
+        and has_not_finite(adapter_of(spec.kind).bytes_of(value), spec.stored_as)
+    ]
+    return [*found, *_gradients(state)]
+
+
+def has_not_finite(data: Any, stored_as: str, *, only_nan: bool = False) -> bool:
+    """Whether the bytes of a tensor hold a NaN or an infinity, or a NaN at least."""
+    size, mask = _EXPONENTS.get(stored_as, (0, 0))
+    if not size:
+        return False
+    view = memoryview(data).cast("B")
+    return any(
+        _any_set(view[start : start + _CHUNK_BYTES], size, mask, only_nan)
+        for start in range(0, view.nbytes, _CHUNK_BYTES)
+    )
+
+
+def _any_set(view: memoryview, size: int, mask: int, only_nan: bool) -> bool:
+    # Without its sign, an infinity is the exponent alone, and a NaN is more than that.
+    unsigned, least = (1 << (8 * size - 1)) - 1, mask + only_nan
+    try:
+        import numpy as np
+    except ImportError:  # slow, but it runs once
+        read = struct.unpack(f"={view.nbytes // size}{_FORMATS[size]}", view)
+        return any(item & unsigned >= least for item in read)
+    items = np.frombuffer(view, dtype=f"u{size}")
+    return bool(((items & items.dtype.type(unsigned)) >= least).any())
+
+
+def nan_at_start(state: Mapping[str, Any]) -> list[str]:
+    """The names of arrays that hold a NaN before anything is trained, so by intention.
+
+    Tensors of torch are left out: a module says which of them are trained.
+    """
+    return sorted(
+        name
+        for name, spec, value in _arrays(state)
+        if has_not_finite(adapter_of(spec.kind).bytes_of(value), spec.stored_as, only_nan=True)
+    )
+
+
+def _arrays(state: Mapping[str, Any]) -> Iterator[tuple[str, TensorSpec, Any]]:
+    captured = capture(dict(state))
+    for spec, value in zip(captured.specs, captured.values, strict=True):
+        if spec.kind != "torch" and spec.stored_as in _EXPONENTS:
+            yield spec.name, spec, value
+
+
+def trained(state: Mapping[str, Any], meant: Collection[str] | None = None) -> frozenset[str]:
+    """The names of parameters that are trained: a NaN there is never intended.
+
+    `meant` are the arrays that held one at the start, if that is known.
+    """
+    names = {
+        name for name, parameter in _parameters(state) if getattr(parameter, "requires_grad", False)
+    }
+    if meant is not None:
+        names.update(name for name, _, _ in _arrays(state) if name not in meant)
+    return frozenset(names)
+
+
+def _gradients(state: Mapping[str, Any]) -> list[str]:
+    found = []
+    for name, parameter in _parameters(state):
+        gradient = getattr(parameter, "grad", None)
+        if gradient is not None and not bool(gradient.detach().isfinite().all()):
+            found.append(f"{name}.grad")
+    return found
+
+
+def _parameters(state: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, module in state.items():
+        named = getattr(module, "named_parameters", None)
+        for path, parameter in named() if callable(named) else ():
+            yield f"{name}.{path}", parameter

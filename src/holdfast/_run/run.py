@@ -12,15 +12,14 @@ from typing import Any, Self
 from holdfast import _errors
 from holdfast._adapters.metrics import Metrics
 from holdfast._errors import HoldfastError, SettingsError, is_interactive
-from holdfast._run.attempt import RunSpec, close_forgotten
+from holdfast._run.attempt import RunSpec, checked_config, close_forgotten
+from holdfast._run.boundary import StopState
 from holdfast._run.exit.leaving import goes_on
 from holdfast._run.loops import Batches
 from holdfast._run.saving.keeper_client import Handle
 from holdfast._run.saving.script_state import StateView, hand_over
 from holdfast._run.session import Session, not_open
-from holdfast._run.signals.handlers import uninterruptible
-from holdfast._run.signals.hosted import as_the_script_means
-from holdfast._run.stop_state import StopState
+from holdfast._run.signals.handlers import as_the_script_means, uninterruptible
 from holdfast._settings import Settings, check_count, checked
 from holdfast._state.capture import capture_generators, refuse_unstorable, restore_generators
 from holdfast._store.folder.errand import current as current_errand
@@ -59,11 +58,7 @@ class Run:
         place = as_the_script_means(Path(folder))
         place = place if errand is None else errand.redirected(place)
         settings, rule = checked(settings, state), checked_rule(stop_when)
-        known: dict[str, Any] = {}
-        if config is not None:
-            from holdfast._run.config import checked_config  # few scripts give one
-
-            known = checked_config(config)
+        known = checked_config(config)
         refuse_unstorable(state)  # now, and not at the first save
         metrics = Metrics(settings.best_metric)
         self._spec = RunSpec(place, settings, rule, dict(state), metrics, known)

@@ -15,44 +15,26 @@ from holdfast import _errors
 from holdfast._environment import variables
 from holdfast._environment.slurm.job import is_lonely_task
 from holdfast._errors import HoldfastError, Stopped, is_interactive
-from holdfast._run.attempt import RunAttempt, RunSpec, note_closed, note_open
-from holdfast._run.boundary import Boundary
-from holdfast._run.exit.exception_record import Scene, is_failure, record_exception
-from holdfast._run.exit.leaving import (
-    answer_late,
-    bound_leaving,
-    die_if_terminated,
-    say_in_memory,
-    say_leaving,
-    say_unseen_fit,
-    say_verdict,
-)
-from holdfast._run.exit.record import ExitRecord, reason_of, status_of
+from holdfast._run.attempt import RunAttempt, RunSpec, StartRecord, note_closed, note_open
+from holdfast._run.boundary import Boundary, StopState
+from holdfast._run.exit import leaving
+from holdfast._run.exit.leaving import ExitRecord, Scene, reason_of, status_of
 from holdfast._run.keeper_events import KeeperEvents
-from holdfast._run.loops import Loops
+from holdfast._run.loops import Loops, Phases
 from holdfast._run.metric_log import MetricLog
-from holdfast._run.phases import Phases
-from holdfast._run.progress import Progress
+from holdfast._run.progress.line import Progress
 from holdfast._run.ranks.world import find_world
 from holdfast._run.resume.from_mirror import MirrorClient
 from holdfast._run.resume.start import Resumed, Start, resume
 from holdfast._run.ruling import Ruling
+from holdfast._run.saving import keeper_client
 from holdfast._run.saving.cadence import Cadence, begin_cadence
 from holdfast._run.saving.job import JobClient, start_facts
-from holdfast._run.saving.keeper_client import (
-    KeeperClient,
-    grace_of,
-    hang_policy,
-    keep_memory_of,
-)
+from holdfast._run.saving.keeper_client import KeeperClient
 from holdfast._run.saving.rank_orders import RankAgreement, join_ranks, prepare_ranks
 from holdfast._run.saving.saver import Saver
 from holdfast._run.saving.script_state import watch_optimizers
-from holdfast._run.signals.children import children_deferred
-from holdfast._run.signals.guard import Guard
-from holdfast._run.signals.handlers import uninterruptible
-from holdfast._run.start_record import StartRecord
-from holdfast._run.stop_state import StopState
+from holdfast._run.signals.handlers import Guard, children_deferred, uninterruptible
 from holdfast._run.witness.observer import RunObserver, open_run_observer
 from holdfast._store.commit.write import Policy, is_replaced
 from holdfast._store.folder.attempts import beating, cannot_write, open_folder, release
@@ -155,13 +137,13 @@ class Session:
             rank=attempt.rank,
             size=attempt.size,
             requeue_limit=settings.requeue_limit,
-            **hang_policy(settings),
+            **keeper_client.hang_policy(settings),
             **self.mirror.policy(),
             notices=variables.notices() if settings.notices == "auto" else settings.notices,
-            keep_memory_seconds=keep_memory_of(settings, in_job=attempt.in_job),
+            keep_memory_seconds=keeper_client.keep_memory_of(settings, in_job=attempt.in_job),
         )
         receive = KeeperEvents(self).receive
-        terms = (policy, grace_of(settings), settings.signal_numbers, receive)
+        terms = (policy, keeper_client.grace_of(settings), settings.signal_numbers, receive)
         if attempt.party is None:
             self.keeper = KeeperClient(*terms)
         else:
@@ -188,7 +170,7 @@ class Session:
         return cadence
 
     def _watch_signals(self, cadence: Cadence) -> None:
-        spec, attempt, words = self.spec, self.attempt, self.boundary.words
+        spec, attempt = self.spec, self.attempt
         stacks = attempt.layout.stacks(attempt.number, attempt.rank)
         numbers, wakeup = spec.settings.signal_numbers, self.keeper.wakeup
         self.guard = Guard(numbers, wakeup, stacks, in_job=attempt.in_job)
@@ -197,7 +179,7 @@ class Session:
         if attempt.launcher is not None:
             self.guard.set_children_apart()
         self.eye = open_run_observer(spec.folder, self.boundary.step)
-        self.phases = Phases(words, self.guard, self.keeper, self._leave_phase, self.eye)
+        self.phases = Phases(self)
         self.phases.recall(self.found.phases)
         self._ignore_optimizers = watch_optimizers(self.loops.note_optimizer)
         self.boundary.begin(cadence, self.guard.noted)
@@ -223,7 +205,7 @@ class Session:
         )
         if attempt.party is not None and self.ranks is not None:
             attempt.party.exchange("open", None)  # no rank trains before all can be stopped
-            attempt.party.opened()
+            attempt.party.stop_watching()
             prepare_ranks(spec.state, self.ranks)
         if found.by_hand and found.generators is not None:
             self.loops.restore_generators()  # no code of ours runs where the script's loop begins
@@ -234,25 +216,25 @@ class Session:
         """Where the keeper does not outlive this process, say so once."""
         if self.attempt.rank or not self.keeper.has_keeper:
             return
-        how = ""
         if os.getpid() == 1:
             how = "this is process 1 of its container"
         elif is_lonely_task(variables.of_job(), os.getpid(), os.getppid()):
             how = "SLURM ends a task with its first process"
-        if how:
-            say(
-                f"{how}: a kill -9 would end the keeper too, and cost the work since the last "
-                "checkpoint.\nStart it as: holdfast run -- python … (under SLURM: srun holdfast "
-                "run -- python …)."
-            )
+        else:
+            return
+        say(
+            f"{how}: a kill -9 would end the keeper too, and cost the work since the last "
+            "checkpoint.\nStart it as: holdfast run -- python … (under SLURM: srun holdfast "
+            "run -- python …)."
+        )
 
     def _abort(self, error: BaseException) -> None:
         """Opening failed: leave the run as it was found."""
         attempt = self.attempt
-        if is_failure(error):
+        if leaving.is_failure(error):
             of = (attempt.layout, attempt.number, attempt.rank, attempt.size)
-            words = record_exception(error, Scene(*of, where="opening"))
-            say_verdict(error, words, self.spec.folder)
+            words = leaving.record_exception(error, Scene(*of, where="opening"))
+            leaving.say_verdict(error, words, self.spec.folder)
         self._record_exit(status_of(error), f"could not start: {reason_of(error)}", None)
         if hasattr(self, "keeper"):
             self.keeper.close()
@@ -299,10 +281,7 @@ class Session:
         newest, stops = self.saver.newest, self.stops
         is_held = newest is not None and newest.step == self.boundary.step
         if stops.signals and self.phases.rests and is_held and self.ranks is None:
-            raise self._leave_phase(stops.signals[0])
-
-    def _leave_phase(self, number: int) -> Stopped:
-        return self.stops.leave_phase(number, self.boundary.step)
+            raise stops.leave_phase(stops.signals[0], self.boundary.step)
 
     # -- closing ----------------------------------------------------------------------
 
@@ -332,10 +311,10 @@ class Session:
         self.progress.close()
         self.guard.rest(None)
         if error is None and loops.number < 0 and not loops.is_by_hand:
-            say_unseen_fit(self.spec.state, step)
+            leaving.say_unseen_fit(self.spec.state, step)
         words = {}
-        if error is not None and is_failure(error) and stops.is_unasked:
-            words = record_exception(error, self.scene(error))
+        if error is not None and leaving.is_failure(error) and stops.is_unasked:
+            words = leaving.record_exception(error, self.scene(error))
         if error is None and stops.stopped is None and ruling.is_bad():
             ruling.stop_bad()  # the values of the last steps arrived after the last boundary
         if error is None and stops.stopped is None and loops.running:
@@ -345,56 +324,56 @@ class Session:
         if error is None and self.found.resumed_from is None and step > 1:
             for line in self.saver.forgotten.check_numbers():
                 say(line)
-        leaving = stops.stopped or error
+        outcome = stops.stopped or error
         answered = len(stops.signals)
         if stops.stopped is None and not isinstance(error, Stopped):
-            leaving = self._answer_late(error, durable) or error
-            if error is not None and leaving is error:
-                say_verdict(error, words, folder)
-            if isinstance(leaving, Stopped) and durable and self.job is not None:
-                self.job.requeue(leaving)
+            outcome = self._answer_late(error, durable) or error
+            if error is not None and outcome is error:
+                leaving.say_verdict(error, words, folder)
+            if isinstance(outcome, Stopped) and durable and self.job is not None:
+                self.job.requeue(outcome)
         elif stops.stopped is None and durable:
             assert isinstance(error, Stopped)
             self._stop_outside_steps(error)
-        if not durable and isinstance(leaving, Stopped | None):
-            reason = leaving.reason if leaving is not None else "closed"
-            leaving = Stopped(_errors.NOT_DURABLE, reason, step)
+        if not durable and isinstance(outcome, Stopped | None):
+            reason = outcome.reason if outcome is not None else "closed"
+            outcome = Stopped(_errors.NOT_DURABLE, reason, step)
             if self.keeper.has_keeper and self.saver.newest is not None:
                 is_removed = not self.attempt.layout.identity.exists()
-                say_in_memory(leaving, self.saver.newest.step, is_removed=is_removed)
+                leaving.say_in_memory(outcome, self.saver.newest.step, is_removed=is_removed)
         durable_step = self.keeper.durable_step
-        how = f"finished: {ruling.over}" if leaving is None and ruling.over else reason_of(leaving)
-        self._record_exit(status_of(leaving), how, durable_step, asked=isinstance(leaving, Stopped))
-        self.log.end(status_of(leaving))
+        how = f"finished: {ruling.over}" if outcome is None and ruling.over else reason_of(outcome)
+        self._record_exit(status_of(outcome), how, durable_step, asked=isinstance(outcome, Stopped))
+        self.log.end(status_of(outcome))
         layout = self.attempt.layout
         self.mirror.finish(layout, durable_step, lambda: len(stops.signals) > answered)
-        self._release(leaving)
+        self._release(outcome)
         stops.forget()
-        if isinstance(leaving, Stopped):
-            die_if_terminated(leaving)
-        if leaving is not None and leaving is not error:
-            raise leaving from error
-        for number in stops.signals[answered:] if leaving is None else ():
+        if isinstance(outcome, Stopped):
+            leaving.die_if_terminated(outcome)
+        if outcome is not None and outcome is not error:
+            raise outcome from error
+        for number in stops.signals[answered:] if outcome is None else ():
             signal.raise_signal(number)  # it came while we were closing: let it act now
 
     def _keep_last(self, error: BaseException | None) -> bool:
         """Make the last boundary in memory durable, with all ranks if there are several."""
         if self.ranks is None:
             return self.saver.keep_last("exception" if error is not None else "closed")
-        leaving = self.stops.stopped or error
-        clean = isinstance(leaving, Stopped | None)
+        outcome = self.stops.stopped or error
+        clean = isinstance(outcome, Stopped | None)
         bye = self.ranks.say_farewell(
             clean=clean,
-            status=status_of(leaving),
-            reason=reason_of(leaving) if clean else f"failed: {reason_of(leaving)}",
-            error=None if clean else reason_of(leaving),
+            status=status_of(outcome),
+            reason=reason_of(outcome) if clean else f"failed: {reason_of(outcome)}",
+            error=None if clean else reason_of(outcome),
         )
         if bye is not None and bye["step"] is not None:
             self.keeper.record_durable(bye["step"])
         if bye is not None and bye.get("said"):
             say(bye["said"])
-            if isinstance(leaving, Stopped):
-                leaving.change(bye["status"], leaving.reason)
+            if isinstance(outcome, Stopped):
+                outcome.change(bye["status"], outcome.reason)
         return True
 
     def _stop_outside_steps(self, stopped: Stopped) -> None:
@@ -404,7 +383,7 @@ class Session:
             self.job.settle(stopped, number, self.keeper.durable_step)
         facts = {"reason": stopped.reason, "status": stopped.status}
         self.attempt.journal("stop", step=self.boundary.step, **facts)
-        say_leaving(stopped, self.durable_step(), in_job=self.attempt.in_job)
+        leaving.say_leaving(stopped, self.durable_step(), in_job=self.attempt.in_job)
         if self.job is not None:
             self.job.requeue(stopped)
         if number:
@@ -421,7 +400,7 @@ class Session:
             if self.job is not None and durable:
                 self.job.settle(stopped, request.number, self.keeper.durable_step)
         is_left = loops.left_at == step != loops.finished_at
-        answer_late(stopped, error, step, self.durable_step(), is_left=is_left)
+        leaving.answer_late(stopped, error, step, self.durable_step(), is_left=is_left)
         if stopped is not None and error is not None:
             self.exit_record().write_trouble(error)
         elif request is not None:
@@ -429,13 +408,13 @@ class Session:
         return stopped
 
     def _release(self, error: BaseException | None) -> None:
-        """Let the keeper go, put the handlers back, free memory and files."""
+        """End the keeper, put the handlers back, free memory and files."""
         assert self._ignore_optimizers is not None
         self._ignore_optimizers()
         seconds = self.keeper.grace_seconds or _LEAVE_SECONDS
         if isinstance(error, Stopped):
             self.keeper.close(leaving=(error.status, seconds))
-            bound_leaving(error, seconds, self.keeper.stay)
+            leaving.bound_leaving(error, seconds, self.keeper.stay)
         else:
             self.keeper.close()
         self.saver.close()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from holdfast._adapters.adapter import Adapter, Unfit
-from holdfast._adapters.registry import adapter_of, adapters
+from holdfast._adapters.registry import adapter_of, adapters, array_adapter, generators_of
 from holdfast._errors import StateMismatch
 from holdfast._state.capture import (
     Captured,
@@ -24,9 +24,9 @@ from holdfast._state.capture import (
     parts_of,
     state_of,
 )
+from holdfast._state.capture_cache import OBJECTS
 from holdfast._state.fit import name_some
 from holdfast._state.restore import decode_state
-from holdfast._state.tf_object_graph import OBJECTS
 from holdfast._store.format.checksum import digest_all
 from holdfast._store.format.image import TensorSpec
 from holdfast._store.format.tree import replace_tag
@@ -70,19 +70,18 @@ def _settle_foreign(
 ) -> tuple[Loaded, list[str]]:
     """A state of torch, Lightning, Hugging Face or Orbax: matched by names."""
     # The tensors of `extra` are numbered behind the others.
-    settled = _overlay(decode_state(loaded), state, adopted)
-    captured = settled.captured
+    captured, fresh, unused = _overlay(decode_state(loaded), state, adopted)
     extra, numbers = _renumbered(loaded.head["tree"]["extra"], len(captured.specs))
     specs = [*captured.specs, *(loaded.plan.specs[number] for number in numbers)]
     views = [
         # Values of the script are about to change, and are compared with these.
-        memoryview(bytearray(view)) if spec.name.partition(".")[0] in settled.fresh else view
+        memoryview(bytearray(view)) if spec.name.partition(".")[0] in fresh else view
         for spec, value in zip(captured.specs, captured.values, strict=True)
         if (view := adapter_of(spec.kind).bytes_of(value)) is not None
     ]
     views += [loaded.data(number) for number in numbers]
     tree = {"state": captured.tree["state"], "extra": extra}
-    return _as_stored(loaded, specs, tuple(views), tree), _lines(settled.fresh, settled.unused)
+    return _as_stored(loaded, specs, tuple(views), tree), _lines(fresh, unused)
 
 
 def _renumbered(encoded: Any, first: int) -> tuple[Any, list[int]]:
@@ -127,12 +126,17 @@ def _match(
     matched = match(graph, state, adopted["fresh"], builds=builds)
     captured = capture(state)
     by_name = _numbers(loaded)
-    sources = [by_name.get(_source(matched, captured, n)) for n in range(len(captured.specs))]
-    reshaped = [
-        _describe_change(spec, loaded.plan.specs[source])
-        for spec, source in zip(captured.specs, sources, strict=True)
-        if source is not None and not _is_alike(spec, loaded.plan.specs[source])
-    ]
+    sources: list[int | None] = []
+    reshaped = []
+    for now, value in zip(captured.specs, captured.values, strict=True):
+        source = by_name.get(matched.by_key.get(id(value)) or matched.by_path.get(now.name, ""))
+        sources.append(source)
+        if source is not None:
+            then = loaded.plan.specs[source]
+            # A copy in NumPy may name its type differently; the bytes are the same.
+            is_same_type = now.dtype == then.dtype or now.kind != then.kind
+            if not is_same_type or (now.shape, now.item_bytes) != (then.shape, then.item_bytes):
+                reshaped.append(_describe_change(now.name, then, now))
     _refuse(
         adopted,
         matched.missing,
@@ -144,20 +148,8 @@ def _match(
     return matched, captured, sources
 
 
-def _source(matched: Any, captured: Captured, number: int) -> str:
-    """The name of the stored tensor for a captured one; empty if there is none."""
-    found: str | None = matched.by_key.get(id(captured.values[number]))
-    return found or str(matched.by_path.get(captured.specs[number].name, ""))
-
-
-def _is_alike(now: TensorSpec, then: TensorSpec) -> bool:
-    # A copy in NumPy may name its type differently; the bytes are the same.
-    is_same_type = now.dtype == then.dtype or now.kind != then.kind
-    return is_same_type and (now.shape, now.item_bytes) == (then.shape, then.item_bytes)
-
-
-def _describe_change(now: TensorSpec, then: TensorSpec) -> str:
-    return f"{now.name} ({then.dtype} {list(then.shape)} → {now.dtype} {list(now.shape)})"
+def _describe_change(path: str, then: TensorSpec, now: TensorSpec) -> str:
+    return f"{path} ({then.dtype} {list(then.shape)} → {now.dtype} {list(now.shape)})"
 
 
 def _number(loaded: Loaded, source: int, name: str, live: Any) -> Any:
@@ -207,14 +199,11 @@ def _refuse(
 
 
 def _lines(begun: list[str], unused: list[str]) -> list[str]:
-    lines = []
-    for what, names in (
+    said = (
         ("begins as the script made it, for the adopted checkpoint does not have it", begun),
         ("in the adopted checkpoint, and not used by this run", unused),
-    ):
-        if names:
-            lines.append(f"{what}: {name_some(names)}.")
-    return lines
+    )
+    return [f"{what}: {name_some(names)}." for what, names in said if names]
 
 
 # -- A state without a graph: a tree of containers, numbers and tensors under the names of Run -----
@@ -232,28 +221,19 @@ class _Placeholder:
 class _PlaceholderEncoder(Encoder):
     """Captures placeholders as if they were the objects."""
 
-    def __init__(self) -> None:
-        super().__init__({}, {})
-
     def encode(self, value: Any, path: str) -> Any:
         if isinstance(value, _Placeholder):
             return {value.tag: super().encode(value.state, path)}
         return super().encode(value, path)
 
 
-@dataclass
-class _Overlaid:
-    """The captured state, and what is to be reported of it."""
-
-    captured: Captured
-    fresh: list[str]  # states that begin as the script made them
-    unused: list[str]  # names that only the checkpoint has
-
-
 def _overlay(
     stored: Mapping[str, Any], state: dict[str, Any], adopted: dict[str, Any]
-) -> _Overlaid:
-    """The live state with the stored values in it; StateMismatch if they do not fit."""
+) -> tuple[Captured, list[str], list[str]]:
+    """The live state with the stored values in it; StateMismatch if they do not fit.
+
+    Also returns the states that begin as the script made them, and unused names of the checkpoint.
+    """
     overlay = _Overlay(state)
     made: dict[str, Any] = {}
     fresh: list[str] = []
@@ -276,18 +256,17 @@ def _overlay(
         unused,
         fresh=whole or "--fresh NAME",
     )
-    encoder = _PlaceholderEncoder()
+    encoder = _PlaceholderEncoder({}, {})
     tree = encoder.tree(made, None)
-    return _Overlaid(Captured(tree, encoder.specs, encoder.values), fresh, unused)
+    return Captured(tree, encoder.specs, encoder.values), fresh, unused
 
 
 def _is_required(live: Any) -> bool:
     """Whether training would start from scratch without it: an object, a generator, an array."""
-    if is_stateful(live) or _array_adapter(live) or _is_generator(live) or node_adapter(live):
+    if is_stateful(live) or _array_adapter(live) or generators_of(live) or node_adapter(live):
         return True
-    if isinstance(live, dict):
-        return any(_is_required(item) for item in live.values())
-    return isinstance(live, list | tuple) and any(_is_required(item) for item in live)
+    live = list(live.values()) if isinstance(live, dict) else live
+    return isinstance(live, list | tuple) and any(map(_is_required, live))
 
 
 class _Overlay:
@@ -305,7 +284,7 @@ class _Overlay:
         adapter = _array_adapter(live)
         if adapter is not None:
             return self._array(adapter, live, stored, path)
-        if _is_generator(live):
+        if generators_of(live) is not None:
             return _Placeholder("$generator", stored)
         if (node := node_adapter(live)) is not None:
             return _Placeholder("$node", self._parts(node.node_parts(live), stored, path))
@@ -375,9 +354,7 @@ class _Overlay:
             now.stored_as == then.stored_as and now.item_bytes == then.item_bytes
         )  # fmt: skip
         if not is_key and not (same_type and now.shape == then.shape):
-            self.unfit.changed.append(
-                f"{path} ({then.dtype} {list(then.shape)} → {now.dtype} {list(now.shape)})"
-            )
+            self.unfit.changed.append(_describe_change(path, then, now))
             return live
         made = stored if now.kind == then.kind and not is_key else adapter.own(now, data)
         return self._one_of(adapter, live, made, path)
@@ -404,14 +381,12 @@ def _by_name(stored: Any) -> dict[Any, Any]:
 
 def _below(stored: Any, path: str) -> Any:
     """What is at a path of several names, or under a number that is stored as a string."""
+    inner = _by_name(stored)
     for sign in ("/", "."):
         first, found, rest = path.partition(sign)
-        inner = _by_name(stored)
         key = first if first in inner else int(first) if first.isdigit() else first
-        if found and key in inner:
-            return _below(inner[key], rest)
-        if not found and key in inner:
-            return inner[key]
+        if key in inner:
+            return _below(inner[key], rest) if found else inner[key]
     return _NOTHING
 
 
@@ -425,9 +400,8 @@ def _plain(live: Any, stored: Any) -> Any:
 
 def _from_number(adapter: Adapter, live: Any, stored: Any) -> Any:
     """An array without dimensions from a stored number; None if that is not possible."""
-    if type(stored) not in (int, float, bool) or tuple(live.shape) != ():
-        return None
-    if adapter.kind != "torch":
+    is_number = type(stored) in (int, float, bool) and tuple(live.shape) == ()
+    if not is_number or adapter.kind != "torch":
         return None
     from holdfast.torch.match import number_like
 
@@ -436,38 +410,29 @@ def _from_number(adapter: Adapter, live: Any, stored: Any) -> Any:
 
 def _holds_arrays(live: Any) -> bool:
     if (node := node_adapter(live)) is not None:
-        return any(_holds_arrays(item) for item in node.node_parts(live).values())
-    if isinstance(live, dict):
-        return any(_holds_arrays(item) for item in live.values())
-    if isinstance(live, list | tuple):
-        return any(_holds_arrays(item) for item in live)
+        live = node.node_parts(live)
+    if isinstance(live, dict | list | tuple):
+        return any(map(_holds_arrays, live.values() if isinstance(live, dict) else live))
     return _is_required(live)
 
 
 def _any(stored: Any) -> bool:
-    if isinstance(stored, Mapping):
-        return any(_any(item) for item in stored.values())
-    if isinstance(stored, list | tuple):
-        return any(_any(item) for item in stored)
+    if isinstance(stored, Mapping | list | tuple):
+        return any(map(_any, stored.values() if isinstance(stored, Mapping) else stored))
     return _array_adapter(stored) is not None
 
 
 def _array_adapter(value: Any) -> Adapter | None:
     if isinstance(value, bytes | bytearray):
         return None
-    return next((each for each in adapters() if each.is_array(value)), None)
-
-
-def _is_generator(value: Any) -> bool:
-    return any(adapter.is_generator(value) for adapter in adapters())
+    return array_adapter(value)
 
 
 def _objects(state: Any) -> list[Any]:
-    if isinstance(state, dict):
-        return [each for item in state.values() for each in _objects(item)]
-    if isinstance(state, list | tuple):
-        return [each for item in state for each in _objects(item)]
-    return [state]
+    if not isinstance(state, dict | list | tuple):
+        return [state]
+    items = state.values() if isinstance(state, dict) else state
+    return [each for item in items for each in _objects(item)]
 
 
 def _torch_match(live: Any) -> Any:

@@ -26,7 +26,7 @@ import json
 import math
 import struct
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 from holdfast._adapters.adapter import Adapter
@@ -71,7 +71,6 @@ def encode_uncommon(value: Any) -> Any:
 
 
 def in_order(value: set[Any] | frozenset[Any]) -> list[Any]:
-    """The items of a set, in the order in which they are stored."""
     return sorted(value, key=lambda item: (type(item).__name__, repr(item)))
 
 
@@ -110,7 +109,6 @@ class Captured:
         return self._tree
 
     def scalars(self, head: Mapping[str, Any]) -> bytes:
-        """`head` and the tree, as the bytes for an image."""
         if self._text is None:
             return encode_scalars({**head, "tree": self._tree})
         start = encode_scalars(dict(head))[:-1]
@@ -164,12 +162,12 @@ def is_stateful(value: object) -> bool:
 def parts_of(value: object) -> dict[str, Any] | None:
     """The parts of an object whose state is theirs, each loaded by itself; else None."""
     adapter = None if keeps_state(value) else _adapter_for(value)
-    return None if adapter is None else adapter.object_parts(value)
+    return None if adapter is None else adapter.objects.object_parts(value)
 
 
 def keeps_state(value: Any) -> bool:
     """Whether an object has a state_dict, and no adapter overrides it."""
-    if any(each.overrides_state_dict(value) for each in adapters()):
+    if any(each.objects.overrides_state_dict(value) for each in adapters()):
         return False
     return callable(getattr(value, "state_dict", None)) and callable(
         getattr(value, "load_state_dict", None)
@@ -177,8 +175,7 @@ def keeps_state(value: Any) -> bool:
 
 
 def _adapter_for(value: object) -> Adapter | None:
-    """The adapter for the state of an object without a state_dict."""
-    return next((each for each in adapters() if each.is_object(value)), None)
+    return next((each for each in adapters() if each.objects.is_object(value)), None)
 
 
 def state_of(value: Any) -> Any:
@@ -186,17 +183,16 @@ def state_of(value: Any) -> Any:
         return value.state_dict()
     adapter = _adapter_for(value)
     assert adapter is not None
-    return adapter.object_state(value)
+    return adapter.objects.object_state(value)
 
 
 def give_state(value: Any, state: Any) -> None:
-    """Restore the state of an object."""
     if keeps_state(value):
         value.load_state_dict(state)
         return
     adapter = _adapter_for(value)
     assert adapter is not None
-    adapter.load_object(value, state)
+    adapter.objects.load_object(value, state)
 
 
 def node_adapter(value: object) -> Adapter | None:
@@ -215,7 +211,7 @@ def capture(
     replicas: bool = False,
     elsewhere: Mapping[Hashable, str] | None = None,
 ) -> Captured:
-    """Capture the user's state, with `extra` (the generators) beside it.
+    """Capture the user's state, and `extra` (the generators).
 
     Raises UnstorableState with the path and the type of the first value that cannot be stored.
     A `cache` that is kept for the next capture saves describing every tensor again. With
@@ -231,7 +227,7 @@ def refuse_unstorable(state: Mapping[str, Any]) -> None:
     """Raise UnstorableState if any of the state cannot be captured."""
     for name, value in state.items():
         for adapter in adapters():
-            reason = adapter.refuse(value)
+            reason = adapter.objects.refuse(value)
             if reason is not None:
                 raise UnstorableState(f"{name}: {reason}", path=name)
     with without_collector():
@@ -246,7 +242,7 @@ def capture_generators(*, devices: bool = True) -> dict[str, Any]:
     packed = struct.pack(f"<{len(words)}I", *words)
     states: dict[str, Any] = {"python": (version, packed, gauss)}
     for adapter in adapters():
-        states.update(adapter.generators(devices=devices))
+        states.update(adapter.generators.states(devices=devices))
     return states
 
 
@@ -260,7 +256,7 @@ def restore_generators(states: Mapping[str, Any]) -> list[str]:
         words = struct.unpack(f"<{len(packed) // 4}I", packed)
         random.setstate((version, words, gauss))
         for kind in {name.partition(".")[0]: None for name in states if name != "python"}:
-            lost += adapter_of(kind).restore_generators(states)
+            lost += adapter_of(kind).generators.restore_states(states)
     except _BAD_STATE as error:
         raise StateMismatch(f"the stored generators cannot be put back: {error!r}") from error
     return lost
@@ -270,11 +266,7 @@ class Encoder:
     """Makes the tree of a state and the list of its tensors; subclasses observe it."""
 
     def __init__(
-        self,
-        cache: SpecCache,
-        elsewhere: Mapping[Hashable, str],
-        *,
-        replicas: bool = False,
+        self, cache: SpecCache, elsewhere: Mapping[Hashable, str], *, replicas: bool = False
     ) -> None:
         self._cache = cache
         self._elsewhere = elsewhere
@@ -302,7 +294,7 @@ class Encoder:
         return state_of(value)
 
     def generator_state(self, adapter: Adapter, value: Any) -> Any:
-        return adapter.generator_state(value)
+        return adapter.generators.generator_state(value)
 
     def encode(self, value: Any, path: str) -> Any:
         if type(value) in PLAIN_TYPES:
@@ -335,9 +327,9 @@ class Encoder:
         if isinstance(value, list):
             if is_flat(value):
                 return self.plain([*value])
-            return [self.encode(item, f"{path}.{i}") for i, item in enumerate(value)]
+            return self._items(value, path)
         if isinstance(value, tuple):
-            return {"$tuple": [self.encode(item, f"{path}.{i}") for i, item in enumerate(value)]}
+            return {"$tuple": self._items(value, path)}
         if is_stateful(value):
             return {"$state": self.encode(self.state_of(value), path)}
         if (adapter := node_adapter(value)) is not None:
@@ -347,14 +339,12 @@ class Encoder:
             found = adapter.encode_other(value)
             if found is not None:
                 return self.plain(found)
-            if adapter.is_generator(value):
+            if adapter.generators.is_generator(value):
                 state = self.generator_state(adapter, value)
                 return {"$generator": self.encode(state, path)}
         if isinstance(value, set | frozenset):
             tag = "$set" if isinstance(value, set) else "$frozenset"
-            return {
-                tag: [self.encode(item, f"{path}.{i}") for i, item in enumerate(in_order(value))]
-            }
+            return {tag: self._items(in_order(value), path)}
         encoded = encode_uncommon(value)
         if encoded is not None:
             return self.plain(encoded)
@@ -363,6 +353,9 @@ class Encoder:
             f"State may be {STORABLE}.",
             path=path,
         )
+
+    def _items(self, items: Iterable[Any], path: str) -> list[Any]:
+        return [self.encode(item, f"{path}.{number}") for number, item in enumerate(items)]
 
     def _mapping(self, value: dict[Any, Any], path: str) -> Any:
         plain_keys = all(type(key) is str and not key.startswith("$") for key in value)
@@ -412,7 +405,10 @@ class Encoder:
         if key is not None and key in self._seen:
             self.met(adapter, key, self._seen[key])
             return self._seen[key]
-        name = path if path not in self._names else self._free_name(path)
+        name, count = path, 1
+        while name in self._names:
+            count += 1
+            name = f"{path}~{count}"
         known = self._cache.get(name)
         if known is not None and key is not None and known[0] == key:
             spec = known[1]
@@ -430,9 +426,3 @@ class Encoder:
             self._seen[key] = index
         self.met(adapter, key, index)
         return index
-
-    def _free_name(self, path: str) -> str:
-        count = 2
-        while f"{path}~{count}" in self._names:
-            count += 1
-        return f"{path}~{count}"

@@ -11,15 +11,17 @@ captured in full.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import secrets
+import sys
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from holdfast._adapters.adapter import Adapter, PlacementGuard
-from holdfast._adapters.registry import adapters, exact_types
+from holdfast._adapters.registry import PLAIN, adapter_of, adapters, exact_types
 from holdfast._state.capture import (
     PLAIN_TYPES,
     Captured,
@@ -36,6 +38,8 @@ from holdfast._state.capture import (
     state_of,
     without_collector,
 )
+from holdfast._store.format.image import TensorSpec
+from holdfast._text import say
 
 # -- The walk: the form of a state, its tensors and its plain values ---------------------------
 # The form is a flat list of marks, keys and classes from which the containers could be rebuilt:
@@ -133,9 +137,9 @@ class Walk:
             if found is not None:
                 self._plain(found)
                 return
-            if adapter.is_generator(value):
+            if adapter.generators.is_generator(value):
                 self.form.append(_GENERATOR)
-                self._visit(self._once(value, adapter.generator_state))
+                self._visit(self._once(value, adapter.generators.generator_state))
                 return
         if isinstance(value, set | frozenset):
             self._items(_SET if isinstance(value, set) else _FROZENSET, in_order(value))
@@ -210,7 +214,7 @@ class Walk:
         if keeps_state(value):
             for adapter in self._adapters:
                 # The same as state_dict(), without a new object for each tensor.
-                found = adapter.flat_state(value)
+                found = adapter.objects.flat_state(value)
                 if found is not None:
                     form, tensors = found
                     self.form += form
@@ -260,26 +264,17 @@ class CaptureCache:
                 return self._plan.captured(walk)
             self._moves += self._plan.has_moved
         with without_collector():
-            return self._record(walk, state, extra, elsewhere)
+            recorder = _Recorder(self._specs, elsewhere or {}, walk)
+            return self._record(recorder, _dump(recorder.tree(state, extra)), walk, elsewhere)
 
     def _record(
-        self,
-        walk: Walk,
-        state: Mapping[str, Any],
-        extra: Mapping[str, Any],
-        elsewhere: Mapping[Hashable, str] | None,
+        self, recorder: _Recorder, text: str, walk: Walk, elsewhere: Mapping[Hashable, str] | None
     ) -> Captured:
-        recorder = _Recorder(self._specs, elsewhere or {}, walk)
-        text = _dump(recorder.tree(state, extra))
         self._plan = None
         if not walk.is_whole:
-            return Captured(
-                None,
-                recorder.specs,
-                recorder.values,
-                len(recorder.left_out),
-                text=_fill(_cut(text), recorder.plain_values),
-            )
+            filled = _fill(_cut(text), recorder.plain_values)
+            left_out = len(recorder.left_out)
+            return Captured(None, recorder.specs, recorder.values, left_out, text=filled)
         plan = _CapturePlan(walk, recorder, text, elsewhere)
         if not recorder.agrees():
             self._failures += 1
@@ -366,11 +361,7 @@ class _CapturePlan:
     """What a walk must find for the previous capture to be reusable."""
 
     def __init__(
-        self,
-        walk: Walk,
-        recorder: _Recorder,
-        text: str,
-        elsewhere: Mapping[Hashable, str] | None,
+        self, walk: Walk, recorder: _Recorder, text: str, elsewhere: Mapping[Hashable, str] | None
     ) -> None:
         self._template = _cut(text)
         self._form = walk.form
@@ -403,15 +394,11 @@ class _CapturePlan:
         firsts: dict[int, int] = {}
         for place, leaf in enumerate(walk.leaves[: walk.of_state]):
             firsts.setdefault(id(leaf), place)
-        stable = [
-            place
-            for place in firsts.values()
-            if self._keys[place] is not None and self._types[place] in kinds
-        ]
+        keys, types = self._keys, self._types
+        stable = [at for at in firsts.values() if keys[at] is not None and types[at] in kinds]
         self._guard_stable(stable, walk.leaves)
 
     def _guard_stable(self, stable: list[int], leaves: list[Any]) -> None:
-        """Remember where the tensors are that have not moved."""
         self._stable = stable
         self._guard: PlacementGuard | None = None
         self._addresses = addresses = [0] * len(self._specs)
@@ -453,10 +440,8 @@ class _CapturePlan:
             return True
         tensors = [leaves[leaf] for leaf in self._stable] if self._loose else leaves
         moved = self._guard.moved(tensors)
-        if moved is None:
-            return False
         if not moved:
-            return True
+            return moved is not None
         if 2 * len(moved) > len(self._stable) > 8:
             self.has_moved = True
             return False
@@ -494,11 +479,135 @@ class _CapturePlan:
         if values is None:
             leaves = walk.leaves
             values = leaves if self._takes_all else [leaves[leaf] for leaf in self._firsts]
-        return Captured(
-            None,
-            self._specs,
-            values,
-            self._left_out,
-            text=_fill(self._template, walk.plain_values),
-            addresses=self._addresses,
+        text, addresses = _fill(self._template, walk.plain_values), self._addresses
+        return Captured(None, self._specs, values, self._left_out, text=text, addresses=addresses)
+
+
+# -- The graph of TensorFlow's objects, stored with a state so that it can be exported -------------
+# It depends on the objects and not on their values: it is made when the tensors of the state
+# change, and goes into every snapshot unchanged.
+
+
+OBJECTS = "objects"  # of a state's extra: the graph of TensorFlow's objects
+_NAME = f"holdfast.{OBJECTS}"
+
+
+class ObjectGraphCache:
+    """Keeps the graph from one capture to the next."""
+
+    def __init__(self) -> None:
+        self._specs: list[TensorSpec] = []
+        self._data: bytes | None = None
+        # Including the graph: the same lists as long as those of the state are.
+        self._all_specs: list[TensorSpec] = []
+        self._addresses: tuple[list[int] | None, list[int] | None] = (None, None)
+
+    def add_to(self, captured: Captured, state: Mapping[str, Any]) -> Captured:
+        if captured.specs is not self._specs:
+            if captured.specs != self._specs:
+                self._data = _describe(captured, state)
+            self._specs = captured.specs
+            if self._data is not None:
+                self._all_specs = [*captured.specs, PLAIN.spec(_NAME, self._data)]
+        if self._data is None:
+            return captured
+        if captured.addresses is not self._addresses[0] and captured.addresses is not None:
+            self._addresses = (captured.addresses, [*captured.addresses, 0])
+        addresses = None if captured.addresses is None else self._addresses[1]
+        return captured.and_one_more(OBJECTS, self._data, self._all_specs, addresses)
+
+
+def _describe(captured: Captured, state: Mapping[str, Any]) -> bytes | None:
+    if "tensorflow" not in sys.modules or all(s.kind != "tensorflow" for s in captured.specs):
+        return None
+    from holdfast.tensorflow.graph import describe
+
+    try:
+        if captured.left_out:  # other ranks store a part: the graph needs all tensors
+            captured = capture(state)
+        return describe(state, [spec.name for spec in captured.specs], captured.values)
+    except Exception as error:  # noqa: BLE001  it calls the user's objects, and no snapshot may fail for it
+        say(
+            "what TensorFlow's objects are made of could not be written down "
+            f"({type(error).__name__}: {error}): `holdfast export --to tensorflow` will refuse the "
+            "checkpoints of this run. Everything else in them is whole."
         )
+        return None
+
+
+# -- Tensors that are the same on all ranks are stored once: each rank stores a share of them ------
+# The parameters of a data-parallel model and the optimizer's moments for them are equal on every
+# rank at every boundary. They are divided by size, so that memory holds them once and all ranks
+# write at the same time. The division follows from names and sizes alone, without communication.
+
+
+class Shares:
+    """Captures the share of one rank."""
+
+    def __init__(self, rank: int, size: int, state: Mapping[str, Any]) -> None:
+        self._rank = rank
+        self._size = size
+        self._state = state
+        self._elsewhere = _Living({}, None)  # what other ranks store, by alias key
+        self._cache = CaptureCache()
+        self._count = -1  # of tensors, when the shares were last computed
+        self._replicated: Any = None  # what is the same on all ranks
+        self.print = ""  # of their names and sizes: must be equal on all ranks
+
+    def capture(self, state: Mapping[str, Any], extra: Mapping[str, Any]) -> Captured:
+        """This rank's own state and its share of the common one."""
+        if self._replicated is None or self._replicated.is_current():
+            captured = self._cache.capture(state, extra, self._elsewhere)
+            count = len(captured.specs) + captured.left_out
+            if count == self._count and captured.left_out == len(self._elsewhere):
+                return captured
+        self._share_out(capture(state, extra))
+        captured = self._cache.capture(state, extra, self._elsewhere)
+        self._count = len(captured.specs) + captured.left_out
+        return captured
+
+    def _share_out(self, captured: Captured) -> None:
+        common = self._common_tensors(captured)
+        owners = share_out([spec for spec, _ in common], self._size)
+        text = json.dumps(sorted((spec.name, spec.size_bytes) for spec, _ in common))
+        self.print = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        names = {key: spec.name for spec, key in common if owners[spec.name] != self._rank}
+        self._elsewhere = _Living(names, self._replicated)
+
+    def _common_tensors(self, captured: Captured) -> list[tuple[TensorSpec, Hashable]]:
+        if "torch.nn.parallel.distributed" not in sys.modules:
+            return []
+        from holdfast.torch import ddp
+
+        self._replicated = keys = ddp.replicated_keys(self._state, ddp.find_ddp(self._state))
+        found = []
+        for spec, value in zip(captured.specs, captured.values, strict=True):
+            if spec.kind == "torch":
+                key = adapter_of("torch").alias_key(value)
+                if key in keys:
+                    found.append((spec, key))
+        return found
+
+
+class _Living(dict[Hashable, str]):
+    """Names by alias key, valid as long as the tensors with these keys live."""
+
+    def __init__(self, names: dict[Hashable, str], replicated: Any) -> None:
+        super().__init__(names)
+        self._replicated = replicated
+
+    def get(self, key: Hashable, default: Any = None) -> Any:
+        if self._replicated is None or key not in self._replicated:
+            return default
+        return super().get(key, default)
+
+
+def share_out(specs: Sequence[TensorSpec], size: int) -> dict[str, int]:
+    """The rank that stores each tensor: the largest first, to the rank that has least."""
+    loads = [0] * size
+    owners = {}
+    for spec in sorted(specs, key=lambda spec: (-spec.size_bytes, spec.name)):
+        rank = min(range(size), key=lambda each: (loads[each], each))
+        owners[spec.name] = rank
+        loads[rank] += spec.size_bytes
+    return owners

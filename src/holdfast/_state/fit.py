@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from holdfast._adapters.registry import adapter_of, adapters
+from holdfast._adapters.registry import adapter_of, adapters, array_adapter, generators_of
 from holdfast._errors import StateMismatch
 from holdfast._state.capture import is_stateful, node_adapter, parts_of
-from holdfast._store.format.image import TensorSpec
+from holdfast._store.format.checksum import for_each
+from holdfast._store.format.image import ImagePlan, TensorSpec
 from holdfast._store.format.tree import tensor_leaves
+from holdfast._store.read.verify import ChoosePlaces, Placement
 
 
 def class_names(state: Mapping[str, Any]) -> dict[str, str]:
@@ -46,11 +48,12 @@ def check_fit(
     """Raise StateMismatch, with all that does not fit, before anything is changed."""
     stored = head["tree"]["state"]
     for spec in {(each.kind, each.dtype, each.item_bytes): each for each in specs}.values():
-        _check_type(spec)
+        _check_type(f"{spec.name}: stored", spec.kind, spec.dtype, spec.item_bytes)
     for name, encoded in stored.items() if _has_shards(stored) else ():
         for path, leaf in tensor_leaves(encoded, name):
-            if "$shard" in leaf:
-                _check_sharded(leaf["$shard"], path)
+            if (parts := leaf.get("$shard")) is not None:
+                # Of a sharded tensor this rank may have stored nothing.
+                _check_type(f"{path}: stored in parts", parts.get("kind", "torch"), parts["dtype"])
     _FitCheck(specs, head).check(stored, state)
 
 
@@ -70,31 +73,21 @@ def _has_shards(stored: Any) -> bool:
     return False
 
 
-def _check_type(spec: TensorSpec) -> None:
+def _check_type(what: str, kind: str, dtype: str, item_bytes: int | None = None) -> None:
     """Find a type that this installation lacks now, not when half of the state is loaded."""
     try:
-        if adapter_of(spec.kind).item_bytes(spec.dtype) == spec.item_bytes:
+        adapter = adapter_of(kind)
+        if item_bytes is None:
+            adapter.check_sharded(dtype)
+        if item_bytes in (None, adapter.item_bytes(dtype)):
             return
-        reason = f"an item of it has another size than {spec.item_bytes} here"
+        reason = f"an item of it has another size than {item_bytes} here"
     except ImportError as error:  # it names the command that installs the framework
         reason = str(error)
     except (ValueError, StateMismatch) as error:
         reason = str(error).partition("\n")[0].rstrip(".")
-    raise _lacking(f"{spec.name}: stored as {spec.dtype} of {spec.kind}", reason)
-
-
-def _check_sharded(description: dict[str, Any], path: str) -> None:
-    """The same for a sharded tensor, of which this rank may have stored nothing."""
-    kind, dtype = description.get("kind", "torch"), description["dtype"]
-    try:
-        adapter_of(kind).check_sharded(dtype)
-    except (ValueError, ImportError) as error:
-        raise _lacking(f"{path}: stored in parts as {dtype} of {kind}", str(error)) from error
-
-
-def _lacking(what: str, reason: str) -> StateMismatch:
-    return StateMismatch(
-        f"{what}, and {reason}.\n"
+    raise StateMismatch(
+        f"{what} as {dtype} of {kind}, and {reason}.\n"
         "The checkpoint is left as it was: resume with the versions it was made with."
     )
 
@@ -166,11 +159,15 @@ class _FitCheck:
         elif kind == "$state":
             self._check_object(encoded["$state"], live, path)
         elif kind == "$generator":
-            if not _is_generator(live):
+            if generators_of(live) is None:
                 self.reshaped.append(f"{path} (was a random generator, is a {_type(live)})")
         elif kind == "$node":
-            self._check_node(encoded["$node"], live, path)
-        elif is_stateful(live) or _is_generator(live) or node_adapter(live) is not None:
+            # A value that is rebuilt must have exactly the parts that it had.
+            if (adapter := node_adapter(live)) is None:
+                self.reshaped.append(f"{path} (was made of parts, is a {_type(live)})")
+            else:
+                self._check_parts(encoded["$node"], adapter.node_parts(live), path)
+        elif is_stateful(live) or generators_of(live) or node_adapter(live) is not None:
             self.reshaped.append(f"{path} (was a plain value, is a {_type(live)})")
         elif kind in ("$t", "$shard"):
             if isinstance(live, dict | list | tuple) and live:
@@ -178,9 +175,14 @@ class _FitCheck:
             self._check_array(encoded, live, path)
         elif _is_value_array(live) and list(_entries(encoded)):
             self.reshaped.append(f"{path} (was made of parts, is a {_type(live)})")
-        elif kind == "$tuple" and _has_other_fields(live, len(encoded[kind])):
-            was, now = len(encoded[kind]), len(live)
-            self.reshaped.append(f"{path} (was made of {was} parts, is a {_type(live)} of {now})")
+        elif (
+            kind == "$tuple"
+            and isinstance(live, tuple)
+            and hasattr(type(live), "_fields")
+            and len(live) != (was := len(encoded[kind]))
+        ):
+            of = f"{_type(live)} of {len(live)}"
+            self.reshaped.append(f"{path} (was made of {was} parts, is a {of})")
         else:
             self._check_container(dict(_entries(encoded)), dict(_live_entries(live)), path)
 
@@ -195,14 +197,6 @@ class _FitCheck:
             f"{path}.{key}" for key, item in live.items() if key not in stored and _is_needed(item)
         ]
 
-    def _check_node(self, stored: dict[str, Any], live: Any, path: str) -> None:
-        """A value that is rebuilt must have exactly the parts that it had."""
-        adapter = node_adapter(live)
-        if adapter is None:
-            self.reshaped.append(f"{path} (was made of parts, is a {_type(live)})")
-            return
-        self._check_parts(stored, adapter.node_parts(live), path)
-
     def _check_parts(self, stored: dict[str, Any], parts: dict[str, Any], path: str) -> None:
         self.unexpected += [f"{path}.{key}" for key in stored if key not in parts]
         self.missing += [f"{path}.{key}" for key in parts if key not in stored]
@@ -211,12 +205,11 @@ class _FitCheck:
                 self._check(item, parts[key], f"{path}.{key}")
 
     def _check_array(self, encoded: Any, live: Any, path: str) -> None:
-        for adapter in adapters():
-            if adapter.is_array(live):
-                now = adapter.spec(path, live)
-                # Bytes and scalars are replaced as a whole: their length or type may change.
-                if now.kind != "bytes" and not now.dtype.startswith("scalar "):
-                    self._match(encoded, now, path)
+        if (adapter := array_adapter(live)) is not None:
+            now = adapter.spec(path, live)
+            # Bytes and scalars are replaced as a whole: their length or type may change.
+            if now.kind != "bytes" and not now.dtype.startswith("scalar "):
+                self._match(encoded, now, path)
 
     def _check_object(self, encoded: Any, live: Any, path: str) -> None:
         if not is_stateful(live):
@@ -227,7 +220,7 @@ class _FitCheck:
             self._check_parts(dict(_items(encoded)), parts, path)
             return
         for adapter in adapters():
-            strict = adapter.copied_into(live) or adapter.strict_tensors(live)
+            strict = adapter.objects.copied_into(live) or adapter.objects.strict_tensors(live)
             if strict is None:
                 continue
             found = {
@@ -317,14 +310,8 @@ def _needs_object(encoded: Any) -> bool:
     return any(_needs_object(item) for _, item in _entries(encoded))
 
 
-def _has_object(live: Any) -> bool:
-    if is_stateful(live) or _is_generator(live):
-        return True
-    return any(_has_object(item) for _, item in _live_entries(live))
-
-
 def _is_needed(live: Any) -> bool:
-    if _has_object(live) or _is_value_array(live):
+    if is_stateful(live) or generators_of(live) or _is_value_array(live):
         return True
     return any(_is_needed(item) for _, item in _live_entries(live))
 
@@ -332,14 +319,6 @@ def _is_needed(live: Any) -> bool:
 def _is_value_array(live: Any) -> bool:
     """An array that is a value, never changed in place: the state of a JAX training."""
     return any(a.arrays_are_values and a.is_array(live) for a in adapters())
-
-
-def _has_other_fields(live: Any, count: int) -> bool:
-    return hasattr(type(live), "_fields") and isinstance(live, tuple) and len(live) != count
-
-
-def _is_generator(value: Any) -> bool:
-    return any(adapter.is_generator(value) for adapter in adapters())
 
 
 def _type(value: Any) -> str:
@@ -352,3 +331,132 @@ def _items(encoded: Any) -> Iterable[tuple[str, Any]]:
     if "$odict" in encoded:
         return [(key, item) for key, item in encoded["$odict"] if isinstance(key, str)]
     return [(key, item) for key, item in encoded.items() if not key.startswith("$")]
+
+
+# -- Memory of live objects that a stored state is read into while it is checked -------------------
+# Two kinds of tensors can be filled at once. Those of a module whose loading does nothing but copy:
+# the bytes go into its parameters. And those that an object will keep, like an optimizer's moments:
+# they are made ahead. All others are read into memory of their own, checked, and loaded after that.
+#
+# Nothing is chosen unless the whole state fits. A module has exactly the stored names then, so that
+# any other state that fits overwrites each byte of it.
+
+
+def places_in(state: Mapping[str, Any]) -> ChoosePlaces:
+    def choose(plan: ImagePlan, head: dict[str, Any]) -> Placement | None:
+        if head.get("adopted") is not None:
+            return None  # it is matched with the objects first
+        try:
+            check_fit(plan.specs, head, state)
+        except StateMismatch:
+            return None  # raised when the state is known to be intact
+        return _choose(plan.specs, head["tree"]["state"], state)
+
+    return choose
+
+
+def _choose(
+    specs: tuple[TensorSpec, ...], stored: Mapping[str, Any], state: Mapping[str, Any]
+) -> Placement | None:
+    places: dict[int, tuple[int, memoryview]] = {}
+    filled = []
+    for name, encoded in stored.items():
+        found = _filled_by_copying(specs, encoded, state[name])
+        if found is not None:
+            filled.append(name)
+            places.update(found)
+    if not _is_apart([(address, view.nbytes) for address, view in places.values()]):
+        places, filled = {}, []
+    tensors = _made_ahead(specs, set(kept_by_objects(stored, state)) - places.keys())
+    for number, tensor in tensors.items():
+        places[number] = adapter_of(specs[number].kind).receiving().memory_of(tensor)
+    return Placement(
+        views={number: view for number, (_, view) in places.items()},
+        addresses={number: address for number, (address, _) in places.items()},
+        tensors=tensors,
+        filled=frozenset(filled),
+        is_exact=all(name in filled or _is_exact(live) for name, live in state.items()),
+    )
+
+
+def _filled_by_copying(
+    specs: tuple[TensorSpec, ...], encoded: Any, live: Any
+) -> dict[int, tuple[int, memoryview]] | None:
+    """The memory of an object's tensors by their numbers; None if it is not all of its state."""
+    state = encoded.get("$state") if isinstance(encoded, dict) else None
+    pairs = state.get("$odict") if isinstance(state, dict) else None
+    if not isinstance(pairs, list):
+        return None
+    for adapter in adapters():
+        tensors = adapter.objects.copied_into(live)
+        if tensors is None or len(pairs) != len(tensors):
+            continue
+        memory_of = adapter.receiving().memory_of
+        found: dict[int, tuple[int, memoryview]] = {}
+        for key, leaf in pairs:
+            number = leaf.get("$t") if isinstance(leaf, dict) else None
+            tensor = tensors.get(key) if type(key) is str else None
+            if number is None or tensor is None or specs[number].device:
+                return None
+            if specs[number].size_bytes:
+                place = memory_of(tensor)
+                # Tied when it was stored, and two tensors now: both are loaded by the object.
+                if found.setdefault(number, place)[0] != place[0]:
+                    return None
+        return found
+    return None
+
+
+def _is_apart(spans: list[tuple[int, int]]) -> bool:
+    """Whether each of these tensors has memory of its own.
+
+    Tensors that share memory now and did not when they were stored are loaded by their objects,
+    and then compared.
+    """
+    end = 0
+    for start, size in sorted(spans):
+        if start < end:
+            return False
+        end = start + size
+    return True
+
+
+def kept_by_objects(stored: Mapping[str, Any], state: Mapping[str, Any]) -> Iterator[int]:
+    """The numbers of the tensors that objects will keep as they are given."""
+    for name, encoded in stored.items():
+        live = state.get(name)
+        if not isinstance(encoded, dict) or "$state" not in encoded or not is_stateful(live):
+            continue
+        if parts_of(live) is not None or any(
+            a.objects.copies_what_it_loads(live) for a in adapters()
+        ):
+            continue
+        leaves = [leaf for _, leaf in tensor_leaves(encoded["$state"], name)]
+        if any("$shard" in leaf for leaf in leaves):
+            continue
+        yield from {leaf["$t"]: None for leaf in leaves}
+
+
+def _made_ahead(specs: tuple[TensorSpec, ...], numbers: Collection[int]) -> dict[int, Any]:
+    """New tensors; several threads make them, since an allocator may touch the memory."""
+    wanted = [number for number in numbers if specs[number].kind == "torch"]
+    found: dict[int, Any] = {}
+    if wanted:
+        fresh = adapter_of("torch").receiving().fresh
+
+        def make(index: int) -> None:
+            found[wanted[index]] = fresh(specs[wanted[index]])
+
+        for_each(make, [specs[number].size_bytes for number in wanted])
+    return {number: tensor for number, tensor in found.items() if tensor is not None}
+
+
+def _is_exact(live: Any) -> bool:
+    """Whether loading this value runs no code of the script."""
+    if is_stateful(live):
+        return any(each.objects.loads_exactly(live) for each in adapters())
+    if node_adapter(live) is not None:
+        return False
+    if isinstance(live, dict):
+        return all(map(_is_exact, live.values()))
+    return not isinstance(live, list | tuple) or all(map(_is_exact, live))

@@ -11,8 +11,8 @@ from typing import Any
 
 import jax
 
-from holdfast._adapters import shared
-from holdfast._adapters.adapter import Adapter, Places, Sharding
+from holdfast._adapters import numpy as shared
+from holdfast._adapters.adapter import Adapter, Generators, Objects, Places, Sharding
 from holdfast._store.format.image import TensorSpec
 from holdfast._text import unique_names
 from holdfast.jax import arrays
@@ -28,8 +28,68 @@ _SETTINGS = (
 _PLAIN = (dict, list, tuple, set, frozenset, str, bytes, int, float, complex)
 
 
+class JaxObjects(Objects):
+    def load_targets(self, value: object) -> Any:
+        return self.object_state(value) if self.is_object(value) else None
+
+    # -- Objects of flax.nnx, which are mutable --------------------------------------
+
+    def overrides_state_dict(self, value: object) -> bool:
+        # nnx.Rngs makes a stream of any attribute: calling its "state_dict" would draw a key.
+        return self.is_object(value) and not hasattr(type(value), "state_dict")
+
+    def is_object(self, value: object) -> bool:
+        """A module, an optimizer, generators or a variable of flax.nnx."""
+        nnx = _nnx()
+        if nnx is None or isinstance(value, type | nnx.State):
+            return False
+        kinds = (getattr(nnx, name, None) for name in ("Module", "Object", "Pytree", "Variable"))
+        return isinstance(value, tuple(kind for kind in kinds if isinstance(kind, type)))
+
+    def object_state(self, value: Any) -> dict[str, Any]:
+        """The arrays of an object, by their paths."""
+        return dict(_flat(_pure(value), ""))
+
+    def load_object(self, value: Any, stored: Mapping[str, Any]) -> None:
+        nnx = _nnx()
+        if isinstance(value, nnx.Variable):
+            if hasattr(value, "set_value"):
+                value.set_value(stored["value"])
+            else:
+                value.value = stored["value"]
+            return
+        state = nnx.state(value)
+        nnx.replace_by_pure_dict(state, _filled(_pure(value), stored, ""))
+        nnx.update(value, state)
+
+    def strict_tensors(self, value: object) -> dict[str, Any] | None:
+        if not self.is_object(value):
+            return None
+        state = self.object_state(value)
+        return {key: item for key, item in state.items() if ADAPTER.is_array(item)}
+
+
+class JaxGenerators(Generators):
+    # -- Settings, in place of generators -------------------------------------------
+
+    def states(self, *, devices: bool) -> dict[str, Any]:  # noqa: ARG002
+        # Keys are part of the user's state.
+        return {"jax": {name: _setting(name) for name in _SETTINGS}}
+
+    def restore_states(self, states: Mapping[str, Any]) -> list[str]:
+        # Nothing is changed: a setting that differs now is only reported.
+        stored = states.get("jax") or {}
+        return [
+            f"the setting {name}, which was {then!r} and is {_setting(name)!r}"
+            for name, then in stored.items()
+            if name in _SETTINGS and then != _setting(name)
+        ]
+
+
 class JaxAdapter(Adapter):
     kind = arrays.KIND
+    objects = JaxObjects()
+    generators = JaxGenerators()
     arrays_are_values = True
 
     def alias_key(self, value: Any) -> None:  # noqa: ARG002
@@ -96,9 +156,6 @@ class JaxAdapter(Adapter):
 
         return shards
 
-    def load_targets(self, value: object) -> Any:
-        return self.object_state(value) if self.is_object(value) else None
-
     # -- Pytrees: immutable values made of parts ------------------------------------
     # What a node has besides its parts (static fields, functions, an optimizer's
     # transformations) stays as the script has made it.
@@ -124,36 +181,6 @@ class JaxAdapter(Adapter):
         own, tree = _take_apart(live)
         return jax.tree_util.tree_unflatten(tree, [parts.get(n, part) for n, part in own.items()])
 
-    # -- Objects of flax.nnx, which are mutable --------------------------------------
-
-    def overrides_state_dict(self, value: object) -> bool:
-        # nnx.Rngs makes a stream of any attribute: calling its "state_dict" would draw a key.
-        return self.is_object(value) and not hasattr(type(value), "state_dict")
-
-    def is_object(self, value: object) -> bool:
-        """A module, an optimizer, generators or a variable of flax.nnx."""
-        nnx = _nnx()
-        if nnx is None or isinstance(value, type | nnx.State):
-            return False
-        kinds = (getattr(nnx, name, None) for name in ("Module", "Object", "Pytree", "Variable"))
-        return isinstance(value, tuple(kind for kind in kinds if isinstance(kind, type)))
-
-    def object_state(self, value: Any) -> dict[str, Any]:
-        """The arrays of an object, by their paths."""
-        return dict(_flat(_pure(value), ""))
-
-    def load_object(self, value: Any, stored: Mapping[str, Any]) -> None:
-        nnx = _nnx()
-        if isinstance(value, nnx.Variable):
-            if hasattr(value, "set_value"):
-                value.set_value(stored["value"])
-            else:
-                value.value = stored["value"]
-            return
-        state = nnx.state(value)
-        nnx.replace_by_pure_dict(state, _filled(_pure(value), stored, ""))
-        nnx.update(value, state)
-
     def same_form(self, then: Any, now: Any) -> bool:
         arrays_now, tree_now = jax.tree_util.tree_flatten(now)
         arrays_then, tree_then = jax.tree_util.tree_flatten(then)
@@ -165,27 +192,6 @@ class JaxAdapter(Adapter):
 
     def has_arrays(self, value: Any) -> bool:
         return any(isinstance(leaf, jax.Array) for leaf in jax.tree_util.tree_leaves(value))
-
-    def strict_tensors(self, value: object) -> dict[str, Any] | None:
-        if not self.is_object(value):
-            return None
-        state = self.object_state(value)
-        return {key: item for key, item in state.items() if self.is_array(item)}
-
-    # -- Settings, in place of generators -------------------------------------------
-
-    def generators(self, *, devices: bool) -> dict[str, Any]:  # noqa: ARG002
-        # Keys are part of the user's state.
-        return {"jax": {name: _setting(name) for name in _SETTINGS}}
-
-    def restore_generators(self, states: Mapping[str, Any]) -> list[str]:
-        # Nothing is changed: a setting that differs now is only reported.
-        stored = states.get("jax") or {}
-        return [
-            f"the setting {name}, which was {then!r} and is {_setting(name)!r}"
-            for name, then in stored.items()
-            if name in _SETTINGS and then != _setting(name)
-        ]
 
 
 ADAPTER = JaxAdapter()

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from holdfast._adapters import shared
+from holdfast._adapters import numpy as shared
 from holdfast._store.format.image import STORED_AS, TensorSpec
 
 KIND = "jax"

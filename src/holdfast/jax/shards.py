@@ -15,9 +15,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from holdfast._adapters import shared
+from holdfast._adapters import numpy as shared
 from holdfast._adapters.adapter import StoredArray
-from holdfast._adapters.shared import Box
+from holdfast._adapters.numpy import Box
 from holdfast._store.format.image import TensorSpec
 from holdfast.jax import arrays
 

@@ -19,7 +19,7 @@ from keras.src.random import seed_generator
 from keras.src.utils.module_utils import tensorflow as tf
 from keras.src.utils.naming import to_snake_case
 
-from holdfast._adapters.adapter import Adapter
+from holdfast._adapters.adapter import Adapter, Generators, Objects
 from holdfast._errors import StateMismatch
 from holdfast._text import unique_names
 
@@ -30,11 +30,7 @@ _waiting: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictio
 _models: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-class KerasAdapter(Adapter):
-    """Keras 3, on any backend; arrays are those of the backend's adapter."""
-
-    kind = "keras"
-
+class KerasObjects(Objects):
     def overrides_state_dict(self, value: object) -> bool:
         # On torch a layer has a state_dict(), but without its optimizer and metrics.
         return isinstance(value, keras.Layer)
@@ -85,15 +81,25 @@ class KerasAdapter(Adapter):
             return None
         return _values(_weights(value))
 
-    def generators(self, *, devices: bool) -> dict[str, Any]:  # noqa: ARG002
+
+class KerasGenerators(Generators):
+    def states(self, *, devices: bool) -> dict[str, Any]:  # noqa: ARG002
         # Random functions of Keras that are given no seed draw from this one.
         generator = global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
         return {} if generator is None else {_SEED: generator.state.numpy()}
 
-    def restore_generators(self, states: Mapping[str, Any]) -> list[str]:
+    def restore_states(self, states: Mapping[str, Any]) -> list[str]:
         if _SEED in states:
             seed_generator.global_seed_generator().state.assign(states[_SEED])
         return []
+
+
+class KerasAdapter(Adapter):
+    """Keras 3, on any backend; arrays are those of the backend's adapter."""
+
+    kind = "keras"
+    objects = KerasObjects()
+    generators = KerasGenerators()
 
 
 ADAPTER = KerasAdapter()

@@ -21,18 +21,19 @@ from keras.src.trainers import data_adapters
 from keras.src.utils.module_utils import tensorflow as tf
 
 from holdfast._run.data.course import Lap, Position
-from holdfast._run.data.feed import each_apart, replay
-from holdfast._run.data.generators import (
+from holdfast._run.data.feed import (
     Seeds,
     apart,
+    each_apart,
     held_generators,
     mix,
     mix_all,
+    replay,
     reseed,
     seed_globals,
     seeds_of,
 )
-from holdfast._run.data.loader_feed import LoaderFeed
+from holdfast._run.data.feeds import LoaderFeed
 from holdfast._run.data.tensorflow_feed import DatasetFeed
 from holdfast._run.driver import LoopDriver
 from holdfast._state.capture import capture_generators

@@ -19,7 +19,7 @@ from time import time as _now
 from typing import TYPE_CHECKING, Any, Self
 
 from holdfast._errors import HoldfastError, SettingsError, install_command
-from holdfast._run.exit.record import status_of
+from holdfast._run.exit.leaving import status_of
 from holdfast._store.folder.errand import current as current_errand
 from holdfast._store.memory.control import MARK
 from holdfast._text import say

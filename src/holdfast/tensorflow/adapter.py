@@ -16,8 +16,8 @@ from tensorflow.python.eager import context
 from tensorflow.python.ops import stateful_random_ops
 from tensorflow.python.trackable import data_structures
 
-from holdfast._adapters import shared
-from holdfast._adapters.adapter import Adapter, Places
+from holdfast._adapters import numpy as shared
+from holdfast._adapters.adapter import Adapter, Generators, Objects, Places
 from holdfast._store.format.image import TensorSpec
 from holdfast.tensorflow import datasets, distribute
 
@@ -39,9 +39,178 @@ _WITHOUT_STATE = (
 _packed: weakref.WeakKeyDictionary[Any, datasets.Packed] = weakref.WeakKeyDictionary()
 
 
+class TensorFlowObjects(Objects):
+    # -- Objects --------------------------------------------------------------------
+
+    # Most objects are holders: their state is that of the variables, generators and other objects
+    # in them, each under its place in the holder. The place is the same in every attempt; names of
+    # variables may not be.
+
+    def is_object(self, value: object) -> bool:
+        """Whether it has a state, without a state_dict()."""
+        if isinstance(value, _Holder):
+            return not ADAPTER.generators.is_generator(value) and not isinstance(
+                value, _WITHOUT_STATE
+            )
+        if isinstance(value, tf.Variable):
+            return True  # used only if its copies on the replicas differ; else it is an array
+        return datasets.is_iterator(value) or isinstance(value, _TABLES)
+
+    def object_state(self, value: Any) -> dict[str, Any]:
+        parts = self.object_parts(value)
+        if parts is not None:
+            return parts
+        if isinstance(value, tf.Variable):
+            return {distribute.COPIES: list(distribute.copies(value))}
+        if not isinstance(value, _TABLES):
+            packed = _packed.setdefault(value, datasets.Packed())
+            return {"iterator": packed.pack(datasets.write_state(value))}
+        keys, values = value.export()
+        if keys.shape.rank == 1:  # else the order is that of the table's buckets
+            order = np.argsort(keys.numpy(), kind="stable")
+            keys, values = tf.gather(keys, order), tf.gather(values, order)
+        return {"keys": keys, "values": values}
+
+    def load_object(self, value: Any, state: Mapping[str, Any]) -> None:
+        """Restore anything but a holder: holders are loaded part by part."""
+        if isinstance(value, tf.Variable):
+            distribute.assign(value, state)
+        elif isinstance(value, _TABLES):
+            value.remove(value.export()[0])
+            value.insert(state["keys"], state["values"])
+        else:
+            datasets.read_state(value, datasets.unpack(state["iterator"]))
+
+    def object_parts(self, value: object) -> dict[str, Any] | None:
+        """The parts of a holder, by their place in it; None if it is not a holder."""
+        if not isinstance(value, _Holder) or not self.is_object(value):
+            return None
+        if isinstance(value, tf.Module):
+            found = value._flatten(predicate=self._is_part, with_path=True)
+            return {".".join(map(str, path)): _plain(part) for path, part in found}
+        return {name: _plain(part) for name, part in _children(value)}
+
+    def _is_part(self, value: object) -> bool:
+        """Whether it is a part by itself; modules inside a module are flattened."""
+        keras = _keras()
+        if keras is not None and isinstance(
+            value,
+            keras.Layer
+            | keras.Optimizer
+            | keras.Metric
+            | keras.Variable
+            | keras.random.SeedGenerator,
+        ):
+            return True
+        if distribute.is_variable(value) or ADAPTER.generators.is_generator(value):
+            return True
+        return self.is_object(value) and not isinstance(value, tf.Module)
+
+    def refuse(self, value: object) -> str | None:
+        if isinstance(value, tf.compat.v1.Session | tf.compat.v1.train.Saver | tf.Graph):
+            return (
+                f"a {type(value).__name__} of TensorFlow 1 keeps its variables in a graph, where "
+                "no other code can read them.\n"
+                "Use eager code: tf.Module or Keras models, with tf.GradientTape or fit. Old "
+                "checkpoints can be taken over: see `holdfast adopt --help`."
+            )
+        if isinstance(value, tf.compat.v1.train.Optimizer):
+            return (
+                "an optimizer of TensorFlow 1 makes its slots when it is first used, so there is "
+                "nothing that they could be put back into.\nUse one of keras.optimizers."
+            )
+        is_ours = isinstance(value, tf.Variable | tf.Tensor) or self.is_object(value)
+        return _GRAPH if is_ours and not tf.executing_eagerly() else None
+
+
+class TensorFlowGenerators(Generators):
+    global_generator = "tensorflow"
+
+    # -- Random generators ----------------------------------------------------------
+
+    # After `tf.random.set_seed` every eager op without a seed of its own draws one, from a Python
+    # generator in the context. The op's kernel counts its draws, and is cached for the next op with
+    # the same seed: so when seeds are drawn again, the kernels must be new too.
+
+    def is_generator(self, value: object) -> bool:
+        return isinstance(value, tf.random.Generator)
+
+    def generator_state(self, value: Any) -> dict[str, Any]:
+        return {"algorithm": int(value.algorithm), "state": distribute.first(value.state).numpy()}
+
+    def restore_generator(self, value: Any, state: Mapping[str, Any]) -> None:
+        if int(value.algorithm) != state["algorithm"]:
+            raise ValueError(f"its algorithm is {value.algorithm}, and was {state['algorithm']}")
+        if tuple(value.state.shape) != state["state"].shape:
+            raise ValueError(f"its state has {value.state.shape}, and had {state['state'].shape}")
+        distribute.assign(value.state, tf.constant(state["state"]))
+
+    def reseed(self, value: Any, seed: int) -> None:
+        value.reset_from_seed(seed & 0x7FFFFFFFFFFFFFFF)
+
+    def is_global(self, value: object) -> bool:
+        # Not by tf.random.get_global_generator: that would make one.
+        return value is stateful_random_ops.global_generator
+
+    def global_state(self) -> Any:
+        """The seed, and the state of the generator of op seeds."""
+        held = context.context()
+        return None if held._seed is None else (held._seed, held._rng.getstate())
+
+    def set_global_state(self, state: Any) -> None:
+        held = context.context()
+        if state is None:
+            held._seed = None
+            return
+        held._seed = state[0]
+        held._rng = random.Random()
+        held._rng.setstate(state[1])
+
+    def seed_global(self, seed: int) -> None:
+        """Seed what eager ops draw, unless the script has set no seed."""
+        held = context.context()
+        if held._seed is not None:
+            held._seed = seed & 0x7FFFFFFF
+            held._rng = random.Random(held._seed)
+
+    def states(self, *, devices: bool) -> dict[str, Any]:  # noqa: ARG002  they are on the host
+        states: dict[str, Any] = {"tensorflow": None}
+        now = self.global_state()
+        if now is not None:
+            seed, (version, words, gauss) = now
+            states["tensorflow"] = (seed, version, struct.pack(f"<{len(words)}I", *words), gauss)
+        if stateful_random_ops.global_generator is not None:
+            generator = stateful_random_ops.global_generator
+            states["tensorflow.generator"] = self.generator_state(generator)
+        datasets.find_hidden_draws()
+        return states
+
+    def restore_states(self, states: Mapping[str, Any]) -> list[str]:
+        then = states.get("tensorflow")
+        if then is not None:
+            seed, version, packed, gauss = then
+            then = (seed, (version, struct.unpack(f"<{len(packed) // 4}I", packed), gauss))
+        if then != self.global_state():
+            self.set_global_state(then)
+            if not datasets.drawing_functions:  # these would restart their sequences each time
+                context.context().clear_kernel_cache()
+        stored, live = states.get("tensorflow.generator"), stateful_random_ops.global_generator
+        if stored is not None and live is None:
+            fresh = tf.random.Generator.from_state(stored["state"], stored["algorithm"])
+            tf.random.set_global_generator(fresh)
+        elif stored is not None:
+            try:
+                # In place: a tf.function may have captured it.
+                self.restore_generator(live, stored)
+            except ValueError as error:
+                return [f"TensorFlow's global generator ({error})"]
+        return []
+
+
 class TensorFlowAdapter(Adapter):
     kind = "tensorflow"
-    global_generator = "tensorflow"
+    objects = TensorFlowObjects()
+    generators = TensorFlowGenerators()
 
     def destinations(self, buffer: Any, places: Places, start: int) -> list[shared.Array]:
         return shared.views(buffer, places, start)
@@ -100,86 +269,6 @@ class TensorFlowAdapter(Adapter):
             return False
         return bool(value.shape.is_compatible_with(size))
 
-    # -- Objects --------------------------------------------------------------------
-
-    # Most objects are holders: their state is that of the variables, generators and other objects
-    # in them, each under its place in the holder. The place is the same in every attempt; names of
-    # variables may not be.
-
-    def is_object(self, value: object) -> bool:
-        """Whether it has a state, without a state_dict()."""
-        if isinstance(value, _Holder):
-            return not self.is_generator(value) and not isinstance(value, _WITHOUT_STATE)
-        if isinstance(value, tf.Variable):
-            return True  # used only if its copies on the replicas differ; else it is an array
-        return datasets.is_iterator(value) or isinstance(value, _TABLES)
-
-    def object_state(self, value: Any) -> dict[str, Any]:
-        parts = self.object_parts(value)
-        if parts is not None:
-            return parts
-        if isinstance(value, tf.Variable):
-            return {distribute.COPIES: list(distribute.copies(value))}
-        if not isinstance(value, _TABLES):
-            packed = _packed.setdefault(value, datasets.Packed())
-            return {"iterator": packed.pack(datasets.write_state(value))}
-        keys, values = value.export()
-        if keys.shape.rank == 1:  # else the order is that of the table's buckets
-            order = np.argsort(keys.numpy(), kind="stable")
-            keys, values = tf.gather(keys, order), tf.gather(values, order)
-        return {"keys": keys, "values": values}
-
-    def load_object(self, value: Any, state: Mapping[str, Any]) -> None:
-        """Restore anything but a holder: holders are loaded part by part."""
-        if isinstance(value, tf.Variable):
-            distribute.assign(value, state)
-        elif isinstance(value, _TABLES):
-            value.remove(value.export()[0])
-            value.insert(state["keys"], state["values"])
-        else:
-            datasets.read_state(value, datasets.unpack(state["iterator"]))
-
-    def object_parts(self, value: object) -> dict[str, Any] | None:
-        """The parts of a holder, by their place in it; None if it is not a holder."""
-        if not isinstance(value, _Holder) or not self.is_object(value):
-            return None
-        if isinstance(value, tf.Module):
-            found = value._flatten(predicate=self._is_part, with_path=True)
-            return {".".join(map(str, path)): _plain(part) for path, part in found}
-        return {name: _plain(part) for name, part in _children(value)}
-
-    def _is_part(self, value: object) -> bool:
-        """Whether it is a part by itself; modules inside a module are flattened."""
-        keras = _keras()
-        if keras is not None and isinstance(
-            value,
-            keras.Layer
-            | keras.Optimizer
-            | keras.Metric
-            | keras.Variable
-            | keras.random.SeedGenerator,
-        ):
-            return True
-        if distribute.is_variable(value) or self.is_generator(value):
-            return True
-        return self.is_object(value) and not isinstance(value, tf.Module)
-
-    def refuse(self, value: object) -> str | None:
-        if isinstance(value, tf.compat.v1.Session | tf.compat.v1.train.Saver | tf.Graph):
-            return (
-                f"a {type(value).__name__} of TensorFlow 1 keeps its variables in a graph, where "
-                "no other code can read them.\n"
-                "Use eager code: tf.Module or Keras models, with tf.GradientTape or fit. Old "
-                "checkpoints can be taken over: see `holdfast adopt --help`."
-            )
-        if isinstance(value, tf.compat.v1.train.Optimizer):
-            return (
-                "an optimizer of TensorFlow 1 makes its slots when it is first used, so there is "
-                "nothing that they could be put back into.\nUse one of keras.optimizers."
-            )
-        is_ours = isinstance(value, tf.Variable | tf.Tensor) or self.is_object(value)
-        return _GRAPH if is_ours and not tf.executing_eagerly() else None
-
     # -- Values made of parts, and other values --------------------------------------
 
     def is_node(self, value: object) -> bool:
@@ -207,86 +296,6 @@ class TensorFlowAdapter(Adapter):
             return tf.dtypes.as_dtype(value)
         items = [base64.b64decode(item) for item in value["items"]]
         return tf.reshape(tf.constant(items, tf.string), value["shape"])
-
-    # -- Random generators ----------------------------------------------------------
-
-    # After `tf.random.set_seed` every eager op without a seed of its own draws one, from a Python
-    # generator in the context. The op's kernel counts its draws, and is cached for the next op with
-    # the same seed: so when seeds are drawn again, the kernels must be new too.
-
-    def is_generator(self, value: object) -> bool:
-        return isinstance(value, tf.random.Generator)
-
-    def generator_state(self, value: Any) -> dict[str, Any]:
-        return {"algorithm": int(value.algorithm), "state": distribute.first(value.state).numpy()}
-
-    def restore_generator(self, value: Any, state: Mapping[str, Any]) -> None:
-        if int(value.algorithm) != state["algorithm"]:
-            raise ValueError(f"its algorithm is {value.algorithm}, and was {state['algorithm']}")
-        if tuple(value.state.shape) != state["state"].shape:
-            raise ValueError(f"its state has {value.state.shape}, and had {state['state'].shape}")
-        distribute.assign(value.state, tf.constant(state["state"]))
-
-    def reseed(self, value: Any, seed: int) -> None:
-        value.reset_from_seed(seed & 0x7FFFFFFFFFFFFFFF)
-
-    def is_global(self, value: object) -> bool:
-        # Not by tf.random.get_global_generator: that would make one.
-        return value is stateful_random_ops.global_generator
-
-    def global_state(self) -> Any:
-        """The seed, and the state of the generator of op seeds."""
-        held = context.context()
-        return None if held._seed is None else (held._seed, held._rng.getstate())
-
-    def set_global_state(self, state: Any) -> None:
-        held = context.context()
-        if state is None:
-            held._seed = None
-            return
-        held._seed = state[0]
-        held._rng = random.Random()
-        held._rng.setstate(state[1])
-
-    def seed_global(self, seed: int) -> None:
-        """Seed what eager ops draw, unless the script has set no seed."""
-        held = context.context()
-        if held._seed is not None:
-            held._seed = seed & 0x7FFFFFFF
-            held._rng = random.Random(held._seed)
-
-    def generators(self, *, devices: bool) -> dict[str, Any]:  # noqa: ARG002  they are on the host
-        states: dict[str, Any] = {"tensorflow": None}
-        now = self.global_state()
-        if now is not None:
-            seed, (version, words, gauss) = now
-            states["tensorflow"] = (seed, version, struct.pack(f"<{len(words)}I", *words), gauss)
-        if stateful_random_ops.global_generator is not None:
-            generator = stateful_random_ops.global_generator
-            states["tensorflow.generator"] = self.generator_state(generator)
-        datasets.find_hidden_draws()
-        return states
-
-    def restore_generators(self, states: Mapping[str, Any]) -> list[str]:
-        then = states.get("tensorflow")
-        if then is not None:
-            seed, version, packed, gauss = then
-            then = (seed, (version, struct.unpack(f"<{len(packed) // 4}I", packed), gauss))
-        if then != self.global_state():
-            self.set_global_state(then)
-            if not datasets.drawing_functions:  # these would restart their sequences each time
-                context.context().clear_kernel_cache()
-        stored, live = states.get("tensorflow.generator"), stateful_random_ops.global_generator
-        if stored is not None and live is None:
-            fresh = tf.random.Generator.from_state(stored["state"], stored["algorithm"])
-            tf.random.set_global_generator(fresh)
-        elif stored is not None:
-            try:
-                # In place: a tf.function may have captured it.
-                self.restore_generator(live, stored)
-            except ValueError as error:
-                return [f"TensorFlow's global generator ({error})"]
-        return []
 
 
 ADAPTER = TensorFlowAdapter()

@@ -9,7 +9,15 @@ from typing import Any
 
 import torch
 
-from holdfast._adapters.adapter import Adapter, PlacementGuard, Places, Receiving, Sharding
+from holdfast._adapters.adapter import (
+    Adapter,
+    Generators,
+    Objects,
+    PlacementGuard,
+    Places,
+    Receiving,
+    Sharding,
+)
 from holdfast._errors import StateMismatch
 from holdfast._store.format.image import STORED_AS, TensorSpec
 from holdfast.torch import loading
@@ -18,9 +26,166 @@ from holdfast.torch.fast_capture import TensorPlaces, flat_state
 _SEED_MASK = (1 << 63) - 1
 
 
+class TorchObjects(Objects):
+    def load_targets(self, value: object) -> Any:
+        # Objects of other frameworks have no state_dict().
+        if not _sharded_types() or not callable(getattr(value, "state_dict", None)):
+            return None
+        from holdfast.torch import shards
+
+        return shards.load_targets(value)
+
+    def flat_state(self, value: object) -> tuple[list[Any], list[torch.Tensor]] | None:
+        return flat_state(value)
+
+    def overrides_state_dict(self, value: object) -> bool:
+        # GradScaler.state_dict() asks the device for two numbers, and so waits for all that is
+        # queued there. As tensors they are copied like the rest of the state.
+        if not isinstance(value, torch.amp.GradScaler):
+            return False
+        return value.is_enabled() and str(value._device).startswith("cuda")
+
+    def is_object(self, value: object) -> bool:
+        return self.overrides_state_dict(value)
+
+    def object_state(self, value: Any) -> dict[str, Any]:
+        scale, tracker = value._scale, value._growth_tracker
+        if scale is None:
+            scale = torch.tensor(value._init_scale, dtype=torch.float32)
+        if tracker is None:
+            tracker = torch.tensor(value._init_growth_tracker, dtype=torch.int32)
+        return {
+            "scale": scale,
+            "growth_factor": value._growth_factor,
+            "backoff_factor": value._backoff_factor,
+            "growth_interval": value._growth_interval,
+            "_growth_tracker": tracker,
+        }
+
+    def load_object(self, value: Any, state: dict[str, Any]) -> None:
+        scale, tracker = float(state["scale"]), int(state["_growth_tracker"])
+        value.load_state_dict({**state, "scale": scale, "_growth_tracker": tracker})
+        if value._scale is None:  # now, not at the first step: the layout must not change
+            value._lazy_init_scale_growth_tracker(torch.device(value._device))
+
+    def refuse(self, value: object) -> str | None:
+        from holdfast.torch import prepared
+
+        if prepared.lacks_state(value):
+            return (
+                "a DataLoader that Accelerate has prepared cannot be stored.\n"
+                "Take it out of the state, and go through it with "
+                "`for batch in run.batches(loader)`, which keeps its position."
+            )
+        if sys.modules.keys().isdisjoint(("torch.distributed.fsdp", "torch.distributed.optim")):
+            return None
+        from holdfast.torch import ddp
+
+        return ddp.refuse(value)
+
+    def strict_tensors(self, value: object) -> dict[str, torch.Tensor] | None:
+        if not isinstance(value, torch.nn.Module):
+            return None
+        tensors = value.state_dict()
+        return {key: item for key, item in tensors.items() if isinstance(item, torch.Tensor)}
+
+    def only_tensors(self, value: object) -> list[torch.Tensor] | None:
+        if not isinstance(value, torch.nn.Module):
+            return None
+        found = list(value.state_dict().values())
+        return found if all(isinstance(each, torch.Tensor) for each in found) else None
+
+    def copies_what_it_loads(self, value: object) -> bool:
+        return isinstance(value, torch.nn.Module)
+
+    def copied_into(self, value: object) -> dict[str, torch.Tensor] | None:
+        return loading.copied_into(value)
+
+    def loads_exactly(self, value: object) -> bool:
+        return loading.loads_exactly(value)
+
+    def after_load(self, value: object, stored: Any) -> None:
+        # Optimizer.load_state_dict casts moments to the parameters' dtype: undo that.
+        if not isinstance(value, torch.optim.Optimizer) or not isinstance(stored, dict):
+            return
+        if stored.get("state"):
+            # It stepped in the previous attempt: a scheduler that steps first must not warn.
+            value._opt_called = True  # type: ignore[attr-defined]  # set by its schedulers
+        parameters = [p for group in value.param_groups for p in group["params"]]
+        indices = [i for group in stored.get("param_groups", []) for i in group["params"]]
+        for index, parameter in zip(indices, parameters, strict=False):
+            for key, item in stored.get("state", {}).get(index, {}).items():
+                now = value.state.get(parameter, {}).get(key)
+                if not isinstance(item, torch.Tensor) or not isinstance(now, torch.Tensor):
+                    continue
+                if now.dtype != item.dtype:
+                    value.state[parameter][key] = item.to(now.device)
+
+
+class TorchGenerators(Generators):
+    global_generator = "torch"
+
+    def is_generator(self, value: object) -> bool:
+        return isinstance(value, torch.Generator)
+
+    def generator_state(self, value: torch.Generator) -> torch.Tensor:
+        return value.get_state()
+
+    def restore_generator(self, value: torch.Generator, state: torch.Tensor) -> None:
+        value.set_state(state)
+
+    def reseed(self, value: torch.Generator, seed: int) -> None:
+        value.manual_seed(seed & _SEED_MASK)
+
+    def is_global(self, value: object) -> bool:
+        return value is torch.default_generator
+
+    def global_state(self) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    def set_global_state(self, state: torch.Tensor) -> None:
+        torch.set_rng_state(state)
+
+    def seed_global(self, seed: int) -> None:
+        # Those of devices are not for data.
+        torch.default_generator.manual_seed(seed & _SEED_MASK)
+
+    def states(self, *, devices: bool) -> dict[str, Any]:
+        states: dict[str, Any] = {"torch": torch.get_rng_state()}
+        for name, module in _device_modules().items() if devices else ():
+            if name == "mps":
+                states["torch.mps"] = module.get_rng_state()
+            elif module.is_initialized():
+                states[f"torch.{name}"] = list(module.get_rng_state_all())
+        return states
+
+    def restore_states(self, states: Mapping[str, Any]) -> list[str]:
+        lost = []
+        torch.set_rng_state(states["torch"])
+        modules = _device_modules()
+        for key, value in states.items():
+            name = key.removeprefix("torch.")
+            if key == name or not key.startswith("torch."):
+                continue
+            module = modules.get(name)
+            if module is None:
+                lost.append(f"the generators of {name}: there is no such device here")
+            elif name == "mps":
+                module.set_rng_state(value)
+            elif len(value) > module.device_count():
+                lost.append(
+                    f"the generators of {name}: stored for {len(value)} devices, "
+                    f"there are {module.device_count()}"
+                )
+            else:
+                module.set_rng_state_all(value)
+        return lost
+
+
 class TorchAdapter(Adapter):
     kind = "torch"
-    global_generator = "torch"
+    objects = TorchObjects()
+    generators = TorchGenerators()
     exact_types = (torch.Tensor, torch.nn.Parameter)
 
     def is_array(self, value: object) -> bool:
@@ -170,106 +335,10 @@ class TorchAdapter(Adapter):
 
         return receive
 
-    def load_targets(self, value: object) -> Any:
-        # Objects of other frameworks have no state_dict().
-        if not _sharded_types() or not callable(getattr(value, "state_dict", None)):
-            return None
-        from holdfast.torch import shards
-
-        return shards.load_targets(value)
-
     def placement_guard(self, tensors: Sequence[torch.Tensor]) -> PlacementGuard:
         return TensorPlaces(tensors)
 
-    def flat_state(self, value: object) -> tuple[list[Any], list[torch.Tensor]] | None:
-        return flat_state(value)
-
-    # -- Objects --------------------------------------------------------------------
-
-    def overrides_state_dict(self, value: object) -> bool:
-        # GradScaler.state_dict() asks the device for two numbers, and so waits for all that is
-        # queued there. As tensors they are copied like the rest of the state.
-        if not isinstance(value, torch.amp.GradScaler):
-            return False
-        return value.is_enabled() and str(value._device).startswith("cuda")
-
-    def is_object(self, value: object) -> bool:
-        return self.overrides_state_dict(value)
-
-    def object_state(self, value: Any) -> dict[str, Any]:
-        scale, tracker = value._scale, value._growth_tracker
-        if scale is None:
-            scale = torch.tensor(value._init_scale, dtype=torch.float32)
-        if tracker is None:
-            tracker = torch.tensor(value._init_growth_tracker, dtype=torch.int32)
-        return {
-            "scale": scale,
-            "growth_factor": value._growth_factor,
-            "backoff_factor": value._backoff_factor,
-            "growth_interval": value._growth_interval,
-            "_growth_tracker": tracker,
-        }
-
-    def load_object(self, value: Any, state: dict[str, Any]) -> None:
-        scale, tracker = float(state["scale"]), int(state["_growth_tracker"])
-        value.load_state_dict({**state, "scale": scale, "_growth_tracker": tracker})
-        if value._scale is None:  # now, not at the first step: the layout must not change
-            value._lazy_init_scale_growth_tracker(torch.device(value._device))
-
-    def refuse(self, value: object) -> str | None:
-        from holdfast.torch import prepared
-
-        if prepared.lacks_state(value):
-            return (
-                "a DataLoader that Accelerate has prepared cannot be stored.\n"
-                "Take it out of the state, and go through it with "
-                "`for batch in run.batches(loader)`, which keeps its position."
-            )
-        if sys.modules.keys().isdisjoint(("torch.distributed.fsdp", "torch.distributed.optim")):
-            return None
-        from holdfast.torch import ddp
-
-        return ddp.refuse(value)
-
-    def strict_tensors(self, value: object) -> dict[str, torch.Tensor] | None:
-        if not isinstance(value, torch.nn.Module):
-            return None
-        tensors = value.state_dict()
-        return {key: item for key, item in tensors.items() if isinstance(item, torch.Tensor)}
-
-    def only_tensors(self, value: object) -> list[torch.Tensor] | None:
-        if not isinstance(value, torch.nn.Module):
-            return None
-        found = list(value.state_dict().values())
-        return found if all(isinstance(each, torch.Tensor) for each in found) else None
-
-    def copies_what_it_loads(self, value: object) -> bool:
-        return isinstance(value, torch.nn.Module)
-
-    def copied_into(self, value: object) -> dict[str, torch.Tensor] | None:
-        return loading.copied_into(value)
-
-    def loads_exactly(self, value: object) -> bool:
-        return loading.loads_exactly(value)
-
-    def after_load(self, value: object, stored: Any) -> None:
-        # Optimizer.load_state_dict casts moments to the parameters' dtype: undo that.
-        if not isinstance(value, torch.optim.Optimizer) or not isinstance(stored, dict):
-            return
-        if stored.get("state"):
-            # It stepped in the previous attempt: a scheduler that steps first must not warn.
-            value._opt_called = True  # type: ignore[attr-defined]  # set by its schedulers
-        parameters = [p for group in value.param_groups for p in group["params"]]
-        indices = [i for group in stored.get("param_groups", []) for i in group["params"]]
-        for index, parameter in zip(indices, parameters, strict=False):
-            for key, item in stored.get("state", {}).get(index, {}).items():
-                now = value.state.get(parameter, {}).get(key)
-                if not isinstance(item, torch.Tensor) or not isinstance(now, torch.Tensor):
-                    continue
-                if now.dtype != item.dtype:
-                    value.state[parameter][key] = item.to(now.device)
-
-    # -- Other values, and random generators -----------------------------------------
+    # -- Other values ----------------------------------------------------------------
 
     def encode_other(self, value: object) -> dict[str, str] | None:
         if isinstance(value, torch.dtype):
@@ -285,62 +354,6 @@ class TorchAdapter(Adapter):
             raise StateMismatch(
                 f"the checkpoint holds a {tag[1:]} {value!r}, which this torch lacks."
             ) from error
-
-    def is_generator(self, value: object) -> bool:
-        return isinstance(value, torch.Generator)
-
-    def generator_state(self, value: torch.Generator) -> torch.Tensor:
-        return value.get_state()
-
-    def restore_generator(self, value: torch.Generator, state: torch.Tensor) -> None:
-        value.set_state(state)
-
-    def reseed(self, value: torch.Generator, seed: int) -> None:
-        value.manual_seed(seed & _SEED_MASK)
-
-    def is_global(self, value: object) -> bool:
-        return value is torch.default_generator
-
-    def global_state(self) -> torch.Tensor:
-        return torch.get_rng_state()
-
-    def set_global_state(self, state: torch.Tensor) -> None:
-        torch.set_rng_state(state)
-
-    def seed_global(self, seed: int) -> None:
-        # Those of devices are not for data.
-        torch.default_generator.manual_seed(seed & _SEED_MASK)
-
-    def generators(self, *, devices: bool) -> dict[str, Any]:
-        states: dict[str, Any] = {"torch": torch.get_rng_state()}
-        for name, module in _device_modules().items() if devices else ():
-            if name == "mps":
-                states["torch.mps"] = module.get_rng_state()
-            elif module.is_initialized():
-                states[f"torch.{name}"] = list(module.get_rng_state_all())
-        return states
-
-    def restore_generators(self, states: Mapping[str, Any]) -> list[str]:
-        lost = []
-        torch.set_rng_state(states["torch"])
-        modules = _device_modules()
-        for key, value in states.items():
-            name = key.removeprefix("torch.")
-            if key == name or not key.startswith("torch."):
-                continue
-            module = modules.get(name)
-            if module is None:
-                lost.append(f"the generators of {name}: there is no such device here")
-            elif name == "mps":
-                module.set_rng_state(value)
-            elif len(value) > module.device_count():
-                lost.append(
-                    f"the generators of {name}: stored for {len(value)} devices, "
-                    f"there are {module.device_count()}"
-                )
-            else:
-                module.set_rng_state_all(value)
-        return lost
 
 
 ADAPTER = TorchAdapter()

@@ -29,18 +29,18 @@ from holdfast._run.ranks.address import (
     AddressPatience,
     Endpoint,
     await_answer,
+    call_the_roll,
     check_host,
     port_in_use,
     resolve,
 )
-from holdfast._run.ranks.environment import (
+from holdfast._run.ranks.world import (
     find_contradictions,
     find_device_mistakes,
     find_mistakes,
     is_by_agent,
     rank_and_size,
 )
-from holdfast._run.ranks.roll_call import call_the_roll
 from holdfast._text import say, speak_plainly
 
 _STORE_SECONDS = 1800.0  # torch's default timeout of its store
@@ -64,8 +64,8 @@ def init_process_group(
     backend = backend or _suitable_backend()
     now, at_start = _environments(options)
     by_address = _meets_at_an_address(backend, options)
-    find = find_mistakes if by_address else find_device_mistakes
-    mistakes = find(
+    mistakes = find_mistakes(now, at_start) if by_address else []
+    mistakes += find_device_mistakes(
         now,
         at_start,
         devices=torch.cuda.device_count() if "nccl" in backend else None,

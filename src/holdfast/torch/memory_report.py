@@ -193,7 +193,7 @@ def _live_tensors(until: float) -> list[torch.Tensor]:
 
 
 _MOST_NAMED = 10_000
-View = tuple[CodeType, int, dict[str, Any], dict[str, Any]]  # see _run/exit/exception_frames.py
+View = tuple[CodeType, int, dict[str, Any], dict[str, Any]]  # see _run/exit/leaving.py
 Named = tuple[str, str | None, Any]  # its group, its own name, the tensor
 
 

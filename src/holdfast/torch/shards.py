@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from holdfast._adapters.adapter import StoredArray, StoredPart
+from holdfast._adapters.adapter import StoredArray
 from holdfast._errors import DamagedCheckpoint
+from holdfast._store.read.verify import StoredShard
 from holdfast.torch.adapter import ADAPTER, dtype_of
 
 try:
@@ -213,7 +214,9 @@ def _part(stored: StoredArray, offsets: list[int], like: torch.Tensor, path: str
     return target
 
 
-def _fill(target: torch.Tensor, like: torch.Tensor, parts: Sequence[StoredPart], path: str) -> None:
+def _fill(
+    target: torch.Tensor, like: torch.Tensor, parts: Sequence[StoredShard], path: str
+) -> None:
     """Copy every stored part to its place, as torch's planner says."""
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
@@ -238,7 +241,7 @@ def _fill(target: torch.Tensor, like: torch.Tensor, parts: Sequence[StoredPart],
         )
 
 
-def _metadata(parts: Sequence[StoredPart], like: torch.Tensor) -> Metadata:
+def _metadata(parts: Sequence[StoredShard], like: torch.Tensor) -> Metadata:
     from torch.distributed.checkpoint.metadata import (
         ChunkStorageMetadata,
         Metadata,

@@ -8,7 +8,8 @@ import textwrap
 
 import pytest
 
-from holdfast._run.progress import Standing, line
+from holdfast._run.progress import line
+from holdfast._run.progress.line import Standing
 
 SAID = "holdfast: epoch 3/10, step 1240/5000, loss 0.231; safe: step 1200 on disk"
 OFTEN = """

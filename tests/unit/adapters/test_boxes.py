@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast._adapters import shared
+from holdfast._adapters import numpy as shared
 from holdfast._adapters.adapter import StoredArray
-from holdfast._adapters.shared import Box
+from holdfast._adapters.numpy import Box
 from holdfast._errors import DamagedCheckpoint
 
 

@@ -276,7 +276,7 @@ def test_where_only_a_parent_may_read_the_keeper_is_let_and_in_forked_workers_to
         stacks = stack_dump.StackDump()
         stacks.admit(42)
         stacks.admit(43)  # a new keeper
-        stack_dump._allow_in_child()
+        stack_dump._after_fork()
         stacks.remove()
         stacks.remove()
         assert allowed == expected

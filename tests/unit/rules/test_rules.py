@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import holdfast
 from holdfast._adapters.metrics import Metrics
-from holdfast._state.finite import has_not_finite, not_finite
+from holdfast._run.ruling import has_not_finite, not_finite
 from holdfast._store.folder.layout import RunLayout
 from holdfast._store.folder.lineage import (
     is_void,

@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from holdfast._run.signals import guard
-from holdfast._run.signals.guard import TimeLeft, announce_signal
+from holdfast._run.signals import handlers
+from holdfast._run.signals.handlers import announce_signal
 
 
 @pytest.mark.parametrize(
@@ -26,8 +26,8 @@ from holdfast._run.signals.guard import TimeLeft, announce_signal
 )
 def test_only_what_is_durable_is_certain(monkeypatch, held, durable, needed, promise):
     said: list[str] = []
-    monkeypatch.setattr(guard, "say", said.append)
-    announce_signal(signal.SIGTERM, 203, held, durable, TimeLeft(10.0, needed))
+    monkeypatch.setattr(handlers, "say", said.append)
+    announce_signal(signal.SIGTERM, 203, held, durable, grace=10.0, needed=needed)
     assert said[0].startswith("SIGTERM: step 203 is being finished and saved; ")
     assert promise in said[0]
     assert "is kept" not in said[0]

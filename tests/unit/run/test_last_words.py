@@ -11,19 +11,21 @@ import weakref
 import pytest
 
 from holdfast._errors import Stopped
-from holdfast._run.exit import exception_frames as of_frames
-from holdfast._run.exit import exception_record
-from holdfast._run.exit.exception_frames import (
+from holdfast._run.exit import leaving
+from holdfast._run.exit.leaving import (
+    ExitRecord,
+    Scene,
     errors_of,
     frames_of,
+    is_failure,
     is_users,
     places_of,
+    reason_of,
+    record_exception,
     variables_of,
     workers_of,
     written_targets,
 )
-from holdfast._run.exit.exception_record import Scene, is_failure, record_exception
-from holdfast._run.exit.record import ExitRecord, reason_of
 from holdfast._store.folder.attempts import read_json
 from holdfast._store.folder.layout import RunLayout
 
@@ -77,16 +79,16 @@ def test_a_worker_that_is_dying_is_waited_for_until_it_is_known_how(
     stat, answers, status, monkeypatch
 ):
     """The connection to it is reset a moment before."""
-    monkeypatch.setattr(of_frames, "_children", lambda: [_Worker(answers)])
-    monkeypatch.setattr(of_frames, "read_bytes", lambda path: stat)
+    monkeypatch.setattr(leaving, "_children", lambda: [_Worker(answers)])
+    monkeypatch.setattr(leaving, "read_bytes", lambda path: stat)
     (found,) = workers_of([])
     assert (found["exitcode"], found["alive"]) == (status, status is None)
 
 
 def test_one_that_dies_for_ever_is_not_waited_for_as_long(monkeypatch):
-    monkeypatch.setattr(of_frames, "_DYING_SECONDS", 0.05)
-    monkeypatch.setattr(of_frames, "_children", lambda: [_Worker([])])
-    monkeypatch.setattr(of_frames, "read_bytes", lambda path: b"4711 (w) Z 1")
+    monkeypatch.setattr(leaving, "_DYING_SECONDS", 0.05)
+    monkeypatch.setattr(leaving, "_children", lambda: [_Worker([])])
+    monkeypatch.setattr(leaving, "read_bytes", lambda path: b"4711 (w) Z 1")
     assert workers_of([])[0]["alive"]
 
 
@@ -207,8 +209,8 @@ def test_a_disk_that_never_answers_is_left_out(scene, monkeypatch):
 
 def test_what_hangs_altogether_is_not_waited_for(scene, monkeypatch):
     over = threading.Event()
-    monkeypatch.setattr(exception_record, "_SECONDS", 0.3)
-    monkeypatch.setattr(exception_record, "_of_memory", lambda scene: over.wait(30))
+    monkeypatch.setattr(leaving, "_SECONDS", 0.3)
+    monkeypatch.setattr(leaving, "_of_memory", lambda scene: over.wait(30))
     began = time.monotonic()
     record_exception(caught(fail), scene)
     over.set()

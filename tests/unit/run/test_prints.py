@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from holdfast._run.data.fingerprints import batch_print
+from holdfast._run.witness.observer import batch_print
 
 torch = pytest.importorskip("torch", reason="pip install torch")
 

@@ -52,5 +52,5 @@ def test_it_is_known_whether_the_cursor_is_in_somebodys_line(text, before, after
 
 
 def test_the_import_does_not_load_tqdm():
-    check = "import sys, holdfast._run.progress; print('tqdm' in sys.modules)"
+    check = "import sys, holdfast._run.progress.line; print('tqdm' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", check], text=True) == "False\n"

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast._run.progress import Standing
-from holdfast._run.progress.words import ShownPace
+from holdfast._run.progress.line import ShownPace, Standing
 
 
 class Clock:

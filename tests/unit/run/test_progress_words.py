@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wcwidth import wcswidth
 
-from holdfast._run.progress import Standing
-from holdfast._run.progress.words import (
+from holdfast._run.progress.line import (
+    Standing,
     cells,
     draw_bar,
     plain_line,

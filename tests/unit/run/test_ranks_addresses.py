@@ -25,7 +25,7 @@ def _names(monkeypatch):
 
     monkeypatch.setattr(world.socket, "getaddrinfo", resolve)
     monkeypatch.setattr(world, "host_name", lambda: "this-host")
-    monkeypatch.setattr(world, "_is_ours", lambda address: address != "192.0.2.7")
+    monkeypatch.setattr(world, "is_own", lambda address: address != "192.0.2.7")
     for name in ("MASTER_ADDR", "HOLDFAST_ADDRESS"):
         monkeypatch.delenv(name, raising=False)
 
@@ -56,5 +56,5 @@ def test_an_address_of_this_host_can_be_bound(monkeypatch, address):
     monkeypatch.undo()
     if ":" in address and not socket.has_ipv6:
         pytest.skip("this system has no IPv6")
-    assert world._is_ours(address) or ":" in address
-    assert not world._is_ours("2001:db8::7" if ":" in address else "192.0.2.7")
+    assert world.is_own(address) or ":" in address
+    assert not world.is_own("2001:db8::7" if ":" in address else "192.0.2.7")

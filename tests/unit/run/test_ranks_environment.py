@@ -21,19 +21,21 @@ from holdfast._run.ranks.address import (
     Endpoint,
     await_answer,
     check_host,
+    describe_caller,
+    find_difference,
     port_owner,
     resolve,
 )
-from holdfast._run.ranks.environment import (
+from holdfast._run.ranks.world import (
     code_print,
     compare_prints,
     compare_trees,
     find_contradictions,
+    find_device_mistakes,
     find_mistakes,
     name_ranks,
     tasks_of_srun,
 )
-from holdfast._run.ranks.roll_call import describe_caller, find_difference
 from tests.ports import free_port
 
 PLACE = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
@@ -44,7 +46,8 @@ BATCH_SCRIPT = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "9"}
 
 
 def mistakes(now, at_start=None, devices=None, backend="gloo", launcher=None):
-    return find_mistakes(now, at_start or {}, devices=devices, backend=backend, launcher=launcher)
+    on = {"devices": devices, "backend": backend, "launcher": launcher}
+    return find_mistakes(now, at_start or {}) + find_device_mistakes(now, at_start or {}, **on)
 
 
 RIGHT_STARTS = {
@@ -210,7 +213,7 @@ def test_ranks_are_named_shortly():
 
 def test_the_print_of_the_code_follows_the_script(tmp_path):
     script = tmp_path / "train.py"
-    script.write_text("from holdfast._run.ranks.environment import code_print; print(code_print())")
+    script.write_text("from holdfast._run.ranks.world import code_print; print(code_print())")
 
     def run():
         return subprocess.check_output([sys.executable, script], text=True)

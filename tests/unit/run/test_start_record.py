@@ -18,8 +18,7 @@ from holdfast._environment.secrets import LEFT_OUT, redact_tree
 from holdfast._environment.slurm.batch import submitted_options
 from holdfast._environment.started import environment_again, own_folder, relevant
 from holdfast._errors import SettingsError
-from holdfast._run.config import checked_config
-from holdfast._run.start_record import find_changes
+from holdfast._run.attempt import checked_config, find_changes
 
 # -- config ----------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from holdfast._errors import DamagedCheckpoint, NoGoodCheckpoint, RestoreDiffers
 from holdfast._keeper.storage import HeldArena
 from holdfast._run.saving.snapshots import Snapshots
 from holdfast._state.capture import capture, capture_generators
-from holdfast._state.placing import places_in
+from holdfast._state.fit import places_in
 from holdfast._state.restore import restore_again, restore_state
 from holdfast._store.folder.layout import RunLayout, rank_file
 from holdfast._store.format.checksum import digest_all

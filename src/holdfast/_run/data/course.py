@@ -78,7 +78,6 @@ class Lap:
 
     @property
     def skip(self) -> int:
-        """The batches that were used before."""
         return self.goal.batches if self.goal is not None else 0
 
     @property
@@ -122,14 +121,12 @@ class Course:
 
     @property
     def position(self) -> Position:
-        """The position of the last boundary."""
         if self._used is not None:
             self._here = self._position_in(*self._used)
             self._used = None
         return self._here
 
     def begin_lap(self) -> Lap:
-        """The next loop over data of the epoch."""
         self._lap += 1
         goal = self._goal
         if goal is None:
@@ -146,7 +143,6 @@ class Course:
         self._used = lap, batches, length, start
 
     def end_lap(self, lap: Lap, state: Any) -> None:
-        """The lap has no more batches."""
         here = self.position
         if state is not None:
             self._states[lap.number] = state

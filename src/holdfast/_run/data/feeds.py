@@ -6,16 +6,40 @@ import contextlib
 import inspect
 import sys
 import weakref
-from collections.abc import Hashable, Iterator
+from collections.abc import Generator, Hashable, Iterator
+from dataclasses import replace
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from holdfast._errors import HoldfastError
-from holdfast._run.data.course import Lap
-from holdfast._run.data.feed import Feed, FeedAround, Kit, SideBySide, feed_of
-from holdfast._run.data.generators import Seeds
-from holdfast._run.data.loader_feed import LoaderFeed
+from holdfast._errors import HoldfastError, name_place
+from holdfast._run.data.course import Course, Lap, Position, one_number
+from holdfast._run.data.feed import (
+    Feed,
+    FeedAround,
+    Kit,
+    Seeding,
+    Seeds,
+    SideBySide,
+    Stream,
+    apart,
+    begin_fresh,
+    begin_in_the_middle,
+    digest_states,
+    each_apart,
+    feed_of,
+    generator_states,
+    is_at_the_end,
+    mix,
+    mix_all,
+    next_pass,
+    processes,
+    replay,
+    scale_batches,
+)
 from holdfast._run.data.tensorflow_feed import feed_of_tensorflow
+
+if TYPE_CHECKING:
+    from holdfast.torch.loader import Drawing, Rest, Share, Tickets
 
 
 class Feeds:
@@ -65,25 +89,17 @@ class Feeds:
         if "torch" in sys.modules:
             from holdfast.torch import loader, prepared
 
-            if prepared.is_prepared(source):
-                return self._of_prepared(source)
-            if loader.is_loader(source):
-                known = self._loaders.get(source)
-                if known is None:
-                    known = self._loaders[source] = LoaderFeed(source, self.kit)
-                return known
+            is_prepared = prepared.is_prepared(source)
+            if is_prepared and not prepared.has_shares(source):
+                return DispatchedFeed(source, self.kit)
+            if is_prepared or loader.is_loader(source):
+                if source not in self._loaders:
+                    kind = PreparedFeed if is_prepared else LoaderFeed
+                    self._loaders[source] = kind(source, self.kit)
+                return self._loaders[source]
         if hasattr(sys.modules.get("tensorflow"), "__version__"):
             return self._of_tensorflow(source) or feed_of(source, self.kit)
         return feed_of(source, self.kit)
-
-    def _of_prepared(self, source: Any) -> Feed:
-        known = self._loaders.get(source)
-        if known is None:
-            known = feed_of_prepared(source, self.kit)
-            if known is None:
-                return DispatchedFeed(source, self.kit)
-            self._loaders[source] = known
-        return known
 
     def _of_tensorflow(self, source: Any) -> Feed | None:
         if not isinstance(source, Hashable):
@@ -203,8 +219,273 @@ def refuse_other_counts(accelerate: Any, source: Any, accumulate: int, length: i
         )
 
 
-def feed_of_prepared(source: Any, kit: Kit) -> PreparedFeed | None:
-    """None if rank 0 reads for all."""
-    from holdfast.torch import prepared
+# -- Where in its data a session is, and what of that a snapshot stores ----------------------------
 
-    return PreparedFeed(source, kit) if prepared.has_shares(source) else None
+
+END = object()  # in place of a batch
+
+
+class DataCursor:
+    """The course through the data, and the feed that is being read."""
+
+    def __init__(self, position: Position | None, state: list[Any], rank: int, size: int) -> None:
+        self.course = Course(position, size)
+        self.feeds = Feeds(state, rank, size)
+        self.feed: Feed | None = None  # of the lap that is running
+        self._lap: tuple[Lap, int | None, Any] | None = None  # as Course.use wants it
+        # Of the last loader that keeps its own position:
+        self._loader_state: Any = None if position is None else position.state
+        self._has_position = position is not None  # else the run has no loops over data
+
+    def begin_epochs(self, step: int) -> None:
+        self._has_position = True
+        self.course.begin_epochs(step)
+
+    def begin_lap(self) -> Lap:
+        self._has_position = True
+        return self.course.begin_lap()
+
+    def open(self, feed: Feed, lap: Lap) -> tuple[Any, Iterator[Any]]:
+        """The batches of a lap that are left, and the states to begin it again."""
+        if lap.goal is not None:
+            start, batches = begin_in_the_middle(feed, lap)
+        elif lap.is_over:
+            start, batches = None, iter(())
+        else:
+            start, batches = begin_fresh(feed, lap)
+        if not lap.is_over:
+            self.feed, self._lap = feed, (lap, feed.length, start)
+        return start, batches
+
+    def close(self, feed: Feed) -> None:
+        if self.feed is feed:
+            self.feed, self._lap = None, None
+
+    @property
+    def is_in_lap(self) -> bool:
+        return self._lap is not None
+
+    def take(self, batches: Iterator[Any], number: int) -> Any:
+        """The next batch, or END; an error says where in the data it came from."""
+        try:
+            return next(batches, END)
+        except Exception as error:
+            name_place(error, self.course.epoch, number)
+            raise
+
+    def uncounted(self, feed: Feed) -> Generator[Any, None, None]:
+        """All batches, in a phase: it is repeated as a whole, so nothing is counted."""
+        _, batches = begin_fresh(feed, Lap(self.course.epoch, -1))
+        number = 0
+        while (batch := self.take(batches, number)) is not END:
+            yield batch
+            number += 1
+
+    def use_batch_at_hand(self) -> None:
+        """The step of the batch that was given last is complete."""
+        if self._lap is not None:
+            lap, length, start = self._lap
+            self.course.use(lap, self.course.batch + 1, length, start)
+
+    def tree(self) -> dict[str, Any] | None:
+        return self.course.position.to_tree() if self._has_position else None
+
+    def stored(self) -> dict[str, Any] | None:
+        """The position for a snapshot, with the state of a loader that keeps its own."""
+        tree = self.tree()
+        if tree is not None:
+            if self.feed is not None and not self.course.position.is_over:
+                self._loader_state = self.feed.state()
+            # After a lap its last state stays, unused: another layout would need a new arena.
+            tree["state"] = self._loader_state
+        return tree
+
+    def release(self) -> None:
+        self.feeds = Feeds([])  # with the old ones go the workers that outlive an epoch
+
+
+# -- Batches of a torch DataLoader -----------------------------------------------------------------
+
+
+class LoaderFeed(Feed):
+    """A torch DataLoader, referenced weakly by `Feeds`."""
+
+    def __init__(self, source: Any, kit: Kit) -> None:
+        from holdfast.torch import loader
+
+        self._torch = loader
+        self.length = self.usual_length = loader.length_of(source)
+        self._way = loader.way_of(source)
+        self._data = source.dataset
+        self._samplers = loader.samplers_of(source)
+        self._share = loader.share_of(source, kit.world) if self._way == loader.SKIPS else None
+        self._batch_size = loader.batch_size_of(source)
+        self._generator = source.generator
+        self._is_alone = source.num_workers == 0
+        self._tickets: Tickets | None = None
+        self._draws_by_itself = loader.draws_by_itself(source)
+        self._seeds: Seeds = {}
+        self._mine: Any = source
+        if loader.can_be_copied(source):
+            stream = (lambda: Stream(mix_all(self._seeds, -2))) if self._draws_by_itself else None
+            self._mine, self._tickets = loader.copy_loader(source, Seeding(), stream)
+        if any(value is mine for value in kit.state for mine in (source, *self._samplers)):
+            raise HoldfastError(
+                "the loader, or its sampler, is part of the run's state and is given to "
+                "run.batches too: its position would be put back twice.\n"
+                "Take it out of the state; run.batches keeps it."
+            )
+        deciding = [self._generator, *self._samplers]
+        if self._way == loader.REPLAYS:
+            self._hold(kit, [*deciding, self._data, source.collate_fn], [])
+        else:
+            self._hold(kit, deciding, [self._data])
+        if not self._is_alone and not getattr(source, "in_order", True):
+            kit.warn_once(
+                "the loader has in_order=False, so the order of its batches depends on which "
+                "worker is quicker: it cannot be the same after a restart.\n"
+                "Use in_order=True, DataLoader's default."
+            )
+
+    def open(self, lap: Lap, seeds: Seeds) -> Iterator[Any]:
+        part = self._part(lap)
+        self._reseed_held(lap, *part)
+        self._torch.set_epoch([*self._samplers, self._data], lap.epoch)
+        self._set_length(lap)
+        self._seeds = seeds = mix_all(seeds, *part) if part else seeds
+        if self._way == self._torch.SKIPS:
+            return self._open_by_draws(lap, part)
+        if self._tickets is not None:
+            self._tickets.aim(lap.epoch, self._seed_of_workers(), 0, mix)
+        batches: Iterator[Any]
+        if self._way == self._torch.REPLAYS and self._is_alone:
+            # A pass leaves the global generators alone, so its number makes passes differ.
+            batches = each_apart(self._mine, mix_all(seeds, lap.epoch, lap.number))
+        elif self._way == self._torch.REPLAYS:
+            batches = iter(self._mine)
+        elif lap.goal is not None and lap.goal.state is not None:
+            self._load_state(lap.goal.state)
+            return iter(self._mine)
+        else:
+            # Workers begin each pass with a fresh copy of the data set.
+            ended = lap.state if self._is_alone else None
+            if ended is not None:
+                self._load_state(ended)
+            batches = iter(self._mine) if ended is None else next_pass(self._mine)
+        replay(batches, lap.behind, self._data)
+        return batches
+
+    def _part(self, lap: Lap) -> tuple[int, ...]:
+        """Makes the seeds of a part of a lap differ from the lap's: both count batches from 0."""
+        if not lap.before or self._share is None:
+            return ()
+        return (lap.before, self._share.shares, self._share.rank)
+
+    def _open_by_draws(self, lap: Lap, part: tuple[int, ...]) -> Iterator[Any]:
+        assert self._tickets is not None  # a loader that can skip can be copied
+        share, rest = self._share, None
+        if share is not None and part:
+            rest = share.rest(lap.before)
+            self.length = rest.length
+        draws = None if rest is None else rest.draws
+        seed = self._seed_of_workers(*part)
+        self._tickets.aim(lap.epoch, seed, lap.behind, mix, draws)
+        batches: Iterator[Any] = iter(self._mine)
+        drawing = self._tickets.catch_up()
+        if drawing is not None:
+            lap.tally = _Tally(drawing, lap.behind - lap.skip, self.kit.world, share, rest)
+        return batches
+
+    def fits(self, goal: Position) -> bool:
+        theirs = goal.order if isinstance(goal.order, dict) else None
+        ours = None if self._share is None else self._share.order
+        if one_number(goal.before) and theirs != ours:
+            return False
+        if theirs is not None and ours is not None and theirs["shares"] != ours["shares"]:
+            return False  # of the same number of ranks, some may have shared samples
+        return super().fits(goal)
+
+    def carry_over(self, goal: Position) -> Position:
+        share, used = self._share, None
+        if isinstance(goal.samples, int):
+            used = one_number(goal.before) + goal.samples
+        with apart():
+            is_known = share is not None and used is not None and share.follows_order()
+        if share is None or used is None or not is_known:
+            self._warn_of_unknown(goal, self._why_unknown(goal))
+            return self._behind_batches(goal, self._batches_behind(goal, used))
+        used = share.samples if is_at_the_end(goal) else min(used, share.samples)
+        if not isinstance(goal.order, dict):
+            self._warn_of_unknown(goal, "its order was no DistributedSampler's, and now it is")
+        elif {**goal.order, "shares": 0} != {**share.order, "shares": 0}:
+            self._warn_of_unknown(
+                goal, "the sampler's seed, its shuffling or the number of samples is another now"
+            )
+        elif goal.order["shares"] != share.shares:
+            self.kit.warn_once_for_all(
+                f"this epoch was begun by {processes(goal.order['shares'])} and goes on with "
+                f"{processes(share.shares)}: what is left, {share.samples - used} of "
+                f"{share.samples} samples, is shared out again."
+            )
+        return replace(self._behind_batches(goal, 0), passed=0, before=used)
+
+    def _batches_behind(self, goal: Position, samples: int | None) -> int:
+        if samples is None or not self._batch_size:
+            return scale_batches(goal, self.kit.world)
+        return samples // (self._batch_size * self.kit.world)
+
+    def _why_unknown(self, goal: Position) -> str:
+        order: dict[str, Any] = goal.order if isinstance(goal.order, dict) else {}
+        was_shared = order.get("shares", 1) > 1 or order.get("seed") is not None
+        if self._share is None and was_shared:
+            return "its order was a DistributedSampler's, and the loader has none now"
+        return super()._why_unknown(goal)
+
+    @property
+    def _name(self) -> str:
+        if self._way != self._torch.SKIPS:
+            return f"a loader of {type(self._data).__name__}"
+        names = [type(each).__name__ for each in self._samplers]
+        return f"a loader with a {next((n for n in names if n != 'BatchSampler'), 'BatchSampler')}"
+
+    def _seed_of_workers(self, *part: int) -> int:
+        """One seed for all generators of the workers, as torch does it."""
+        if self._generator is None:
+            return self._seeds["torch"]
+        seed = digest_states(generator_states([self._generator]))
+        return mix(seed, *part) if part else seed
+
+    def state(self) -> Any:
+        if self._way == self._torch.KEEPS:
+            return self._mine.state_dict()
+        if self._way == self._torch.DATA_KEEPS:
+            return self._data.state_dict()
+        return None
+
+    def _load_state(self, state: Any) -> None:
+        keeper = self._mine if self._way == self._torch.KEEPS else self._data
+        keeper.load_state_dict(state)
+
+
+class _Tally:
+    """The samples that a lap has used, by what its sampler drew."""
+
+    def __init__(
+        self, drawing: Drawing, passed: int, world: int, share: Share | None, rest: Rest | None
+    ) -> None:
+        self._drawing = drawing
+        self._passed = passed
+        self._world = world if share is None else share.shares
+        self._most: int | None = None
+        self.order = None
+        if share is not None:
+            self.order = share.order
+            # Some samples come twice at the end, so that all ranks have the same number.
+            self._most = share.samples if rest is None else rest.samples
+
+    def after(self, batches: int) -> int | None:
+        samples = self._drawing.samples_after(self._passed + batches)
+        if samples is None:
+            return None
+        samples *= self._world
+        return samples if self._most is None else min(samples, self._most)

@@ -18,8 +18,7 @@ from typing import Any
 
 from holdfast._errors import HoldfastError
 from holdfast._run.data.course import Lap
-from holdfast._run.data.feed import Feed, Kit, replay
-from holdfast._run.data.generators import Seeds
+from holdfast._run.data.feed import Feed, Kit, Seeds, replay
 from holdfast._text import say
 
 _MOST_BYTES = 32 << 20
@@ -88,7 +87,7 @@ class DatasetFeed(Feed):
                     self._go_through(source, lap.state)
             self._begin(source)
         batches = self._each()
-        replay(batches, lap.behind, _Named(self._kind))
+        replay(batches, lap.behind, self._kind)
         return batches
 
     def state(self) -> Any:
@@ -143,7 +142,11 @@ class DatasetFeed(Feed):
             # It lacks datasets that have not begun or have ended, and only a replay shows what
             # those have drawn.
             now = now if self._tf.counts_in(now) == len(self._drawing) else None
-        self._make_passes(self._draws_before(goal["draws"]))
+        counted = self._counted()
+        # The counts before the pass that led to these.
+        self._make_passes(
+            [n - counted.count(e) for e, n in zip(counted, goal["draws"], strict=False)]
+        )
         written = now or top
         if written is None:
             self._begin(source)
@@ -213,11 +216,6 @@ class DatasetFeed(Feed):
                 last[each] = iter(each)
         return last
 
-    def _draws_before(self, draws: list[int]) -> list[int]:
-        """The counts before the pass that led to these."""
-        counted = self._counted()
-        return [n - counted.count(each) for each, n in zip(counted, draws, strict=False)]
-
     def _draws(self) -> list[int]:
         return [_passes.get(each, 0) for each in self._counted()] or [0]
 
@@ -271,13 +269,6 @@ class IteratorFeed(Feed):
 
     def state(self) -> Any:
         return self._packed.pack(self._tf.write_state(self._source))
-
-
-class _Named:
-    """A stand-in for a dataset, of which only the name is used."""
-
-    def __init__(self, name: str) -> None:
-        self.dataset = type(name, (), {})()
 
 
 def feed_of_tensorflow(source: Any, kit: Kit) -> Feed | None:

@@ -1,4 +1,4 @@
-"""The progress line at the bottom of a terminal, as one of tqdm's bars beside those of the user.
+"""The progress line at the bottom of a terminal, as one of tqdm's bars with those of the user.
 
 The line is drawn only while the terminal is free: not inside an incomplete line, not over a
 prompt, not while another program or library has the screen. Text of others is never changed,
@@ -25,7 +25,7 @@ from typing import Any, TextIO
 from tqdm.std import TqdmDefaultWriteLock
 from tqdm.std import tqdm as Bar
 
-from holdfast._run.progress.words import Standing, terminal_line
+from holdfast._run.progress.line import Standing, terminal_line
 from holdfast._text import is_terminal
 
 # The line is back at once after a print, but not after each of thousands.
@@ -47,7 +47,7 @@ Place = tuple[int, int, int]  # a thread, its frame and its instruction
 
 @contextlib.contextmanager
 def _drawing() -> Iterator[bool]:
-    """Hold the locks under which tqdm draws; False if they cannot be had in time."""
+    """Hold the locks under which tqdm draws; False if they are not free in time."""
     given = vars(Bar).get("_lock")  # of the user, unless it consists of tqdm's own two
     has_own = given is None or isinstance(given, TqdmDefaultWriteLock)
     with contextlib.ExitStack() as held:
@@ -57,82 +57,6 @@ def _drawing() -> Iterator[bool]:
                 return
             held.callback(lock.release)
         yield True
-
-
-class LineBar(Bar):  # type: ignore[misc]  # tqdm ships no types
-    """Our line among tqdm's bars. A caller holds the locks."""
-
-    monitor_interval = 0  # no second thread
-    _lock = _THREAD_LOCK
-
-    def __init__(self, stream: TextIO) -> None:
-        self.words = ""  # empty while there is nothing to show
-        self.is_shown = False
-        self.disable = False
-        self._pid, self._descriptor = os.getpid(), stream.fileno()
-        self._write, self._flush = stream.write, stream.flush  # not wrapped yet
-        # Every argument that TQDM_… in the environment could change otherwise.
-        super().__init__(
-            file=stream, disable=False, leave=False, miniters=1, position=None, delay=0
-        )
-
-    def wipe(self) -> None:
-        """Erase all bars, so that others can write where the uppermost was."""
-        if self.is_shown:
-            self._put(_ERASE_ALL)
-            self.is_shown = False
-
-    def is_misplaced(self) -> bool:
-        """Whether another bar wants our place, or a better one has become free."""
-        return bool(self._get_free_pos(self) != abs(self.pos))
-
-    def draw_all(self) -> None:
-        """Draw every bar of this terminal again after `wipe`."""
-        self.pos = self._get_free_pos(self)
-        for bar in sorted(self._instances, key=lambda bar: abs(getattr(bar, "pos", 0))):
-            if bar is self:
-                self.display()
-            elif hasattr(bar, "start_t") and bar.fp in (sys.stdout, sys.stderr):
-                with contextlib.suppress(Exception):  # a bar of the user with its own format
-                    bar.refresh(nolock=True)
-
-    def retire(self) -> None:
-        """Give the place back."""
-        if not self.disable:
-            was_shown = self.is_shown
-            self.wipe()
-            self.words, self.disable = "", True
-            self._decr_instances(self)
-            if was_shown:
-                self.draw_all()
-
-    # tqdm calls these for every bar when it writes around one of the user's or closes it.
-
-    def display(self, msg: str | None = None, pos: int | None = None) -> bool:  # noqa: ARG002  tqdm's
-        is_in_view = abs(self.pos) < _size(self._descriptor).lines
-        if self.words and is_in_view and not self.disable and os.getpid() == self._pid:
-            self._put_in_place(self.words)
-            self.is_shown = True
-        return True
-
-    def clear(self, nolock: bool = False) -> None:  # noqa: ARG002  tqdm's signature
-        if self.is_shown and os.getpid() == self._pid:
-            self._put_in_place("")
-            self.is_shown = False
-
-    def close(self) -> None:
-        """Nothing: tqdm closes bars when they are collected, in any thread and any child."""
-
-    def _put_in_place(self, text: str) -> None:
-        down = abs(self.pos)
-        self._put("\n" * down + f"\r{text}{_ERASE_LINE}\r" + "\x1b[A" * down)
-
-    def _put(self, text: str) -> None:
-        try:
-            self._write(text)
-            self._flush()
-        except (OSError, ValueError):  # closed, or the terminal is gone
-            self.words, self.disable = "", True
 
 
 class WrappedStream:
@@ -160,10 +84,9 @@ class WrappedStream:
         for name, ours in self._ours.items():
             if own.get(name) is not ours:
                 continue  # wrapped again by another library: leave it, ours only passes on
+            del own[name]
             if name in self._before:
                 own[name] = self._before[name]
-            else:
-                del own[name]
 
     def _wrapped_write(self, text: str, /) -> int:
         # Not sys._getframe(1): the interpreter itself also writes, without a frame.
@@ -180,19 +103,23 @@ class WrappedStream:
             self._line.observe_flush(self, _place(threading.get_ident(), caller))
 
 
-class TerminalLine:
-    """The line on a terminal, from its creation to `close`."""
+class TerminalLine(Bar):  # type: ignore[misc]  # tqdm ships no types
+    """Our line among tqdm's bars, from its creation to `close`."""
 
     tick_seconds = 0.25
     fork_lock = _THREAD_LOCK
+    monitor_interval = 0  # tqdm needs no second thread for it
+    _lock = _THREAD_LOCK
 
     def __init__(self, stream: TextIO) -> None:
         """AttributeError or TypeError if a stream cannot be wrapped."""
-        self._pid = os.getpid()
-        self._descriptor = stream.fileno()
-        self._bar = LineBar(stream)
+        self._pid, self._descriptor = os.getpid(), stream.fileno()
+        self._write, self._flush = stream.write, stream.flush  # not wrapped yet
         self._ascii_only = not _can_write("━╸─", stream)
         self._text = ""
+        self._is_hidden = False  # True: tqdm must not draw it either
+        self._is_shown = False
+        self._is_closed = self.disable = False
         self._width = 0
         self._shown_at = 0.0
         self._in_mid_line = False
@@ -200,8 +127,11 @@ class TerminalLine:
         self._was_taken = False
         self._flushed_at: Place | None = None
         self._prompt_at: Place | None = None  # where a thread waits in `input()`
-        self._is_closed = False
         self._streams: list[WrappedStream] = []
+        # Every argument that TQDM_… in the environment could change otherwise.
+        super().__init__(
+            file=stream, disable=False, leave=False, miniters=1, position=None, delay=0
+        )
         for name in ("stderr", "stdout"):
             stream = getattr(sys, name)
             if is_terminal(stream) and all(each.stream is not stream for each in self._streams):
@@ -214,43 +144,92 @@ class TerminalLine:
             raise
 
     def show(self, standing: Standing, rate: float | None, idle_seconds: float | None) -> None:
-        """Show this, if the terminal is free."""
         width = _size(self._descriptor).columns - 1  # some terminals fold at the last column
         text = terminal_line(standing, rate, idle_seconds, width, ascii_only=self._ascii_only)
         with _drawing() as has_locks:
             if not has_locks or self._is_closed:
                 return
             self._is_free = self._find_whether_free()
-            is_new_width, self._width, self._text = width != self._width, width, text
+            is_new_width, is_new_text = width != self._width, text != self._text
+            self._width, self._text = width, text
             if not self._is_free or self._in_mid_line:
                 return
-            bar = self._bar
-            if not bar.is_shown or is_new_width or bar.is_misplaced():
+            # Another bar may want our place, or a better one may have become free.
+            is_misplaced = self._get_free_pos(self) != abs(self.pos)
+            if not self._is_shown or is_new_width or is_misplaced:
                 self._draw_all()
-            elif text != bar.words or time.monotonic() - self._shown_at > _REPAIR_SECONDS:
-                bar.words = text
-                bar.display()
+            elif is_new_text or time.monotonic() - self._shown_at > _REPAIR_SECONDS:
+                self.display()
                 self._shown_at = time.monotonic()
 
     def close(self) -> None:
-        """Leave terminal and streams as if there had been no line."""
+        """Leave terminal and streams as if there had been no line.
+
+        tqdm calls it too when a bar is collected, in any thread and any child.
+        """
+        if self._is_closed or os.getpid() != self._pid:
+            return
         with _drawing() as has_locks:
             self._is_closed = True
             for each in self._streams:
                 each.unwrap()
-            if has_locks:
-                with contextlib.suppress(Exception):
-                    self._bar.retire()
+            with contextlib.suppress(Exception):  # the terminal may be gone
+                if has_locks:
+                    was_shown = self._is_shown
+                    self._hide()
+                    self.disable = True
+                    self._decr_instances(self)
+                    if was_shown:
+                        self._draw_bars()
+
+    # tqdm calls these for every bar when it writes around one of the user's or closes it.
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> bool:  # noqa: ARG002  tqdm's
+        is_in_view = abs(self.pos) < _size(self._descriptor).lines
+        is_wanted = self._text and not self._is_hidden and not self.disable
+        if is_wanted and is_in_view and os.getpid() == self._pid:
+            self._put_in_place(self._text)
+            self._is_shown = True
+        return True
+
+    def clear(self, nolock: bool = False) -> None:  # noqa: ARG002  tqdm's signature
+        if self._is_shown and os.getpid() == self._pid:
+            self._put_in_place("")
+            self._is_shown = False
+
+    # -- drawing, under the locks -----------------------------------------------------
 
     def _draw_all(self) -> None:
-        self._bar.wipe()
-        self._bar.words = self._text
-        self._bar.draw_all()
+        self._hide()
+        self._is_hidden = False
+        self._draw_bars()
         self._shown_at = time.monotonic()
 
+    def _draw_bars(self) -> None:
+        self.pos = self._get_free_pos(self)
+        for bar in sorted(self._instances, key=lambda bar: abs(getattr(bar, "pos", 0))):
+            if bar is self:
+                self.display()
+            elif hasattr(bar, "start_t") and bar.fp in (sys.stdout, sys.stderr):
+                with contextlib.suppress(Exception):  # a bar of the user with its own format
+                    bar.refresh(nolock=True)
+
     def _hide(self) -> None:
-        self._bar.wipe()
-        self._bar.words = ""  # else tqdm would bring it back
+        """Erase all bars, so that others can write where the uppermost was."""
+        if self._is_shown:
+            self._put(_ERASE_ALL)
+        self._is_shown, self._is_hidden = False, True
+
+    def _put_in_place(self, text: str) -> None:
+        down = abs(self.pos)
+        self._put("\n" * down + f"\r{text}{_ERASE_LINE}\r" + "\x1b[A" * down)
+
+    def _put(self, text: str) -> None:
+        try:
+            self._write(text)
+            self._flush()
+        except (OSError, ValueError):  # closed, or the terminal is gone
+            self.disable = True
 
     def _find_whether_free(self) -> bool:
         if self._prompt_at is not None:
@@ -269,19 +248,22 @@ class TerminalLine:
             self._was_taken = self._in_mid_line = False
         if _is_lent(self._descriptor):
             # The screen has other content now, which is not ours to erase.
-            self._bar.is_shown, self._bar.words = False, ""
+            self._is_shown, self._is_hidden = False, True
             return False
         return True
 
-    # What the wrapped streams call.
+    # -- what the wrapped streams call ------------------------------------------------
 
     def pass_text(self, to: WrappedStream, text: str) -> int:
         """Hide the line for this text, and draw it again when the text ends with its line."""
         if os.getpid() != self._pid:
-            return to.write(self._over_the_line(to, text))
+            # The line on the screen is that of the parent, which draws it again.
+            is_over = text != "" and not self._in_mid_line and not self._is_closed
+            self._in_mid_line = ends_in_mid_line(text, self._in_mid_line)
+            return to.write(_ERASE_LINE + text if is_over and is_terminal(to.stream) else text)
         with contextlib.ExitStack() as held:
             has_locks = False
-            with contextlib.suppress(Exception):  # whatever fails here, the text is written
+            with contextlib.suppress(Exception):  # if anything fails here, the text is written
                 if text and not self._is_closed:
                     has_locks = held.enter_context(_drawing())
                 if has_locks and not self._is_closed:
@@ -302,18 +284,11 @@ class TerminalLine:
                 to.flush()
                 self._draw_all()
 
-    def _over_the_line(self, to: WrappedStream, text: str) -> str:
-        """In a forked child the line on the screen is the parent's, which draws it again."""
-        at_start = not self._in_mid_line
-        self._in_mid_line = ends_in_mid_line(text, self._in_mid_line)
-        is_over = text != "" and at_start and not self._is_closed and is_terminal(to.stream)
-        return _ERASE_LINE + text if is_over else text
-
     def pass_bar(self, to: WrappedStream, text: str, *, is_message: bool) -> int:
         """A bar of tqdm draws itself under tqdm's lock, or it has made room for a message."""
         if is_message:
             self._in_mid_line = ends_in_mid_line(text, self._in_mid_line)
-        elif self._bar.is_shown and len(text) > 1 and text[0] == "\r":
+        elif self._is_shown and len(text) > 1 and text[0] == "\r":
             # A bar that ends moves up into our line, which may be longer.
             text = f"\r{_ERASE_LINE}{text[1:]}"
         return to.write(text)
@@ -350,7 +325,7 @@ def _place(thread: int, frame: FrameType) -> Place:
 
 def _is_of_tqdm(caller: FrameType | None) -> bool:
     name = "" if caller is None else caller.f_globals.get("__name__", "")
-    return name == "tqdm" or str(name).startswith("tqdm.")
+    return str(name).partition(".")[0] == "tqdm"
 
 
 def _size(descriptor: int) -> os.terminal_size:
@@ -363,10 +338,9 @@ def _size(descriptor: int) -> os.terminal_size:
 
 def _can_write(text: str, stream: TextIO) -> bool:
     try:
-        text.encode(stream.encoding or "ascii")
+        return bool(text.encode(stream.encoding or "ascii"))
     except (UnicodeError, LookupError):
         return False
-    return True
 
 
 def _is_lent(descriptor: int) -> bool:

@@ -1,24 +1,30 @@
 """Where the ranks meet, as the network sees it: names, ports, and who has them.
 
-All of this comes before torch is asked, since torch waits half an hour for an address that
-nobody answers at, and forever for one where something else does. Every wait here is bounded.
+All of this comes before torch is asked. torch waits half an hour for an address that does not
+answer, and forever for one where something else does. Every wait here is bounded.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import json
+import multiprocessing
 import os
+import re
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NoReturn, Protocol
 
-from holdfast._environment.processes.identity import host_name
+from holdfast._environment.processes.identity import host_name, of_process
+from holdfast._environment.processes.threads import command_of
 from holdfast._errors import RanksError
+from holdfast._run.ranks.world import is_by_agent, is_own, name_ranks, rank_and_size, tasks_of_srun
 
 Tell = Callable[[str], None]
 _TELL_AFTER_SECONDS = 10.0
@@ -48,7 +54,6 @@ class AddressPatience:
 
     @property
     def left(self) -> float:
-        """Seconds until it ends."""
         return self._began + self.seconds - time.monotonic()
 
     def wait(self, seconds: float, what: str) -> bool:
@@ -96,7 +101,7 @@ def _look_up(host: str, seconds: float) -> list[str] | str:
 
 def await_answer(endpoint: Endpoint, addresses: Sequence[str], patience: AddressPatience) -> None:
     """Return when something listens there; rank 0 may come late."""
-    pause, last, is_here = 0.02, "", any(map(_is_own, addresses))
+    pause, last, is_here = 0.02, "", any(map(is_own, addresses))
     while True:
         # Every connection costs the store, which has one thread, a question to the name server.
         if is_here and _listeners(endpoint.port):
@@ -130,7 +135,7 @@ def _no_answer(endpoint: Endpoint, addresses: Sequence[str], seconds: float, las
 def check_host(endpoint: Endpoint, addresses: Sequence[str], patience: AddressPatience) -> None:
     """For rank 0: what the others connect to at MASTER_ADDR must be this process."""
     _check_port(endpoint.port)
-    if any(_is_own(address) for address in addresses):
+    if any(map(is_own, addresses)):
         return
     # A service of a cluster or a forwarded port is no address of ours, and yet leads here.
     if _leads_here(endpoint.port, addresses, min(_LEADS_HERE_SECONDS, patience.left)):
@@ -144,20 +149,6 @@ def check_host(endpoint: Endpoint, addresses: Sequence[str], patience: AddressPa
     )
 
 
-def _family(address: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in address else socket.AF_INET
-
-
-def _is_own(address: str) -> bool:
-    """Whether this host has the address: only then it can be bound."""
-    try:
-        with socket.socket(_family(address), socket.SOCK_STREAM) as probe:
-            probe.bind((address, 0))
-    except OSError as error:
-        return error.errno != errno.EADDRNOTAVAIL
-    return True
-
-
 def _bound(port: int) -> socket.socket:
     """A socket that has the port on all addresses, as torch's store would."""
     try:
@@ -166,7 +157,7 @@ def _bound(port: int) -> socket.socket:
     except OSError:  # a host without IPv6
         made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
-        if sys.platform != "win32":  # there it would share the port with whoever has it
+        if sys.platform != "win32":  # there it would share the port with its owner
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(("", port))
     except OSError:
@@ -185,12 +176,11 @@ def _check_port(port: int) -> None:
         ) from error
     except OSError as error:
         if error.errno != errno.EADDRINUSE or _holder(_listeners(port)) == os.getpid():
-            return  # torch shares a store within a process; of all else it will tell
+            return  # torch shares a store within a process, and reports other errors itself
         raise RanksError(port_in_use(port)) from error
 
 
 def port_in_use(port: int) -> str:
-    """The sentence for it."""
     return (
         f"MASTER_PORT is {port}, and on this host that port is in use by {port_owner(port)}.\n"
         f"If that is a run that shall go on, give this one another port on all ranks, such as "
@@ -237,7 +227,7 @@ def _arrives(listener: socket.socket, word: bytes) -> bool:
                 answered.settimeout(0.5)
                 if answered.recv(len(word)) == word:
                     return True
-    except OSError:  # nobody else has called
+    except OSError:  # there is no other caller
         return False
 
 
@@ -251,8 +241,8 @@ def port_owner(port: int) -> str:
     sockets = _listeners(port)
     pid = _holder(sockets)
     if pid is not None:
-        return f"pid {pid} ({_command(pid)})"
-    users = {_user(uid) for uid in sockets.values()}
+        return f"pid {pid} ({command_of(pid) or '?'})"
+    users = {f"user {_user(uid)}" for uid in sockets.values()}
     return f"a process of {' and '.join(sorted(users))}" if users else "another process"
 
 
@@ -272,41 +262,231 @@ def _listeners(port: int) -> dict[str, int]:
 
 def _holder(sockets: Mapping[str, int]) -> int | None:
     """A process that has one of these sockets open, this one before all others."""
-    for pid in [os.getpid(), *_pids()] if sockets else ():
-        if any(link in sockets for link in _open_files(pid)):
-            return pid
-    return None
+    pids = [int(entry.name) for entry in Path("/proc").glob("[0-9]*")] if sockets else []
+    return next((pid for pid in (os.getpid(), *pids) if sockets.keys() & _open_files(pid)), None)
 
 
-def _open_files(pid: int) -> Iterator[str]:
-    try:
-        entries = list(Path(f"/proc/{pid}/fd").iterdir())
-    except OSError:  # another user's, or one that has just ended
-        return
-    for entry in entries:
-        with contextlib.suppress(OSError):  # closed meanwhile, as the folder itself is
-            yield str(entry.readlink())
-
-
-def _pids() -> list[int]:
-    try:
-        return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
-    except OSError:
-        return []
-
-
-def _command(pid: int) -> str:
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
-    except OSError:
-        return "?"
-    return " ".join(words.split("\0")).strip()[:120]
+def _open_files(pid: int) -> set[str]:
+    found: set[str] = set()
+    with contextlib.suppress(OSError):  # another user's, or one that has just ended
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):  # closed meanwhile, as the folder itself is
+                found.add(str(entry.readlink()))
+    return found
 
 
 def _user(uid: int) -> str:
     try:
         import pwd
 
-        return f"user {pwd.getpwuid(uid).pw_name}"
+        return pwd.getpwuid(uid).pw_name
     except (ImportError, KeyError):
-        return f"user {uid}"
+        return str(uid)
+
+
+# -- Before they train, the ranks make sure through the store that they are all there, and one job.
+# Rank 0 of another job at the same port, and a second process with the same rank, would
+# otherwise train along or hang. Each rank writes who it is; rank 0 waits for all of them and
+# then says go, or what is wrong, so that all leave with the same sentence.
+
+
+_POLL_SECONDS = 0.2
+_HEARD_SECONDS = 2.0  # for the others to read what is wrong, before the store ends with rank 0
+_NUMBERS = re.compile(r"(?<![\d.])\d+(?![\d.])")
+_NOTHING = "?"
+_calls = 0  # of this process: a store may outlive a process group
+
+
+class Store(Protocol):
+    """What is used of a store of torch."""
+
+    def set(self, key: str, value: str, /) -> None: ...
+
+    def compare_set(self, key: str, expected: str, value: str, /) -> bytes: ...
+
+
+def describe_caller(now: Mapping[str, str]) -> dict[str, str]:
+    """Who this rank is, and of which job."""
+    process = of_process()
+    script = getattr(sys.modules.get("__main__"), "__file__", None) or sys.argv[0]
+    command = " ".join([Path(script).name, *sys.argv[1:]])[:120]
+    return {
+        "process": f"pid {process.pid} on {process.host}",
+        "started": process.started,
+        "host": process.host,
+        "command": command,
+        "script": Path(script).name,
+        "world": str(rank_and_size(now)[1]),
+        "run": now.get("TORCHELASTIC_RUN_ID", ""),
+        "slurm": now.get("SLURM_JOB_ID", ""),
+        # Ranks that one process has spawned have its arguments. Numbers may tell hosts apart.
+        "spawned": _NUMBERS.sub("N", command) if multiprocessing.parent_process() else "",
+    }
+
+
+def find_difference(mine: Mapping[str, str], first: Mapping[str, str]) -> str | None:
+    """Why rank 0 cannot be of this rank's job; None if it can."""
+    for name, variable in (("run", "TORCHELASTIC_RUN_ID"), ("world", "WORLD_SIZE")):
+        if mine[name] != first[name]:
+            return f"{variable} is {first[name] or 'not set'} there and {mine[name] or 'not'} here"
+    # A rank that srun did not start has no number of the job.
+    if mine["slurm"] and first["slurm"] and mine["slurm"] != first["slurm"]:
+        return f"SLURM_JOB_ID is {first['slurm']} there and {mine['slurm']} here"
+    if mine["script"] != first["script"]:
+        return f"it runs {first['script']}, and here it is {mine['script']}"
+    spawned = (mine["spawned"], first["spawned"])
+    if mine["host"] == first["host"] and all(spawned) and spawned[0] != spawned[1]:
+        return f"it was started as {first['command']}, and this as {mine['command']}"
+    return None
+
+
+def call_the_roll(
+    store: Store, now: Mapping[str, str], endpoint: Endpoint, patience: AddressPatience
+) -> str:
+    """Return when all ranks are there and are one job; else RanksError, on all of them.
+
+    What it returns is a name of this gathering, for keys that no other one has used.
+    """
+    global _calls
+    roll_call = _RollCall(store, now, endpoint, patience)
+    try:
+        roll_call.call()
+    except RuntimeError as error:  # torch's, of all kinds of lost connections
+        raise RanksError(
+            f"the store at {endpoint} was lost while the ranks gathered: "
+            f"{str(error).splitlines()[0]}\n"
+            "The process that hosts it, rank 0 or torchrun's agent, has ended: see its output."
+        ) from error
+    _calls += 1
+    return roll_call.name
+
+
+class _RollCall:
+    def __init__(
+        self, store: Store, now: Mapping[str, str], endpoint: Endpoint, patience: AddressPatience
+    ) -> None:
+        self._store = store
+        self._now = now
+        self._endpoint = endpoint
+        self._patience = patience
+        self._rank, self._size = rank_and_size(now)
+        self._me = describe_caller(now)
+        # The agent's store serves every attempt of its ranks.
+        self.name = f"holdfast/{now.get('TORCHELASTIC_RESTART_COUNT', '0')}/{_calls}"
+
+    def call(self) -> None:
+        if is_by_agent(self._now):
+            self._check_run()
+            # The agent has decided which rank is which: an entry of an earlier attempt is void.
+            self._store.set(self._key(self._rank), json.dumps(self._me))
+        else:
+            if self._rank != 0:
+                self._check_job()
+            self._claim()
+        if self._rank == 0:
+            self._gather()
+        else:
+            self._await_go()
+
+    def _key(self, rank: int) -> str:
+        return f"{self.name}/rank-{rank}"
+
+    def _look(self, key: str) -> str | None:
+        """What stands under a key, without waiting for it."""
+        # Not by check(), which torch 2.4 lacks: the expected value comes back if there is none.
+        found = self._store.compare_set(key, _NOTHING, _NOTHING).decode()
+        return None if found == _NOTHING else found
+
+    def _check_run(self) -> None:
+        """Two jobs that torchrun runs with one endpoint have one store, and all its keys."""
+        mine = self._me["run"]
+        first = self._store.compare_set("holdfast/run", "", mine).decode()
+        if first != mine:
+            raise self._another_job(f"its TORCHELASTIC_RUN_ID is {first}, and here it is {mine}")
+
+    def _check_job(self) -> None:
+        what = f"rank 0 has a store at {self._endpoint} and has not come to it"
+        pause = 0.001
+        while (told := self._look(self._key(0))) is None:
+            if not self._patience.wait(pause, what):
+                raise RanksError(
+                    f"a store of torch answers at {self._endpoint}, and within "
+                    f"{self._patience.seconds:g} s no rank 0 of this job has come to it.\n"
+                    "Another job may have that port: take another MASTER_PORT. Or rank 0 calls "
+                    "torch.distributed.init_process_group: call holdfast's on all ranks."
+                )
+            pause = min(_POLL_SECONDS, 2 * pause)
+        first = json.loads(told)
+        difference = find_difference(self._me, first)
+        if difference is not None:
+            raise self._another_job(f"its rank 0 is {_words(first)}; {difference}")
+
+    def _another_job(self, why: str) -> RanksError:
+        return RanksError(
+            f"another job answers at {self._endpoint}: {why}.\n"
+            "Give each job a port of its own on all its ranks, by MASTER_PORT or torchrun's "
+            "--rdzv-endpoint; on one host `torchrun --standalone` finds one."
+        )
+
+    def _claim(self) -> None:
+        """One process for each rank. The same one may come again, with another process group."""
+        mine = json.dumps(self._me)
+        held = self._store.compare_set(self._key(self._rank), "", mine).decode()
+        if held != mine:
+            self._store.set(f"{self.name}/twice", str(self._rank))
+            raise RanksError(
+                f"two processes say that they are rank {self._rank}: {_words(json.loads(held))}, "
+                f"and this one, {_words(self._me)}.\n"
+                "Give each process its own RANK; if these are two jobs, give each its own "
+                "MASTER_PORT."
+            )
+
+    def _gather(self) -> None:
+        missing, pause = list(range(1, self._size)), 0.001
+        while missing := [rank for rank in missing if self._look(self._key(rank)) is None]:
+            if not self._patience.wait(pause, f"{name_ranks(missing)} not there yet"):
+                self._give_up(missing)
+            pause = min(_POLL_SECONDS, 2 * pause)
+        self._store.set(f"{self.name}/go", "go")
+
+    def _give_up(self, missing: list[int]) -> NoReturn:
+        there = [rank for rank in range(self._size) if rank not in missing]
+        is_one, longer = len(missing) == 1, 10 * self._patience.seconds
+        step = f"Was {'it' if is_one else 'any of them'} started, and what does it say? To wait "
+        step += f"longer: init_process_group(timeout_seconds={longer:g})"
+        tasks = tasks_of_srun(self._now)
+        if tasks is not None and tasks < self._size:
+            step = f"srun has started {tasks} tasks (SLURM_NTASKS): set WORLD_SIZE to {tasks}."
+        twice = self._look(f"{self.name}/twice")
+        again = "" if twice is None else f", and two processes say that they are rank {twice}"
+        text = (
+            f"{name_ranks(missing)} of {self._size} {'has' if is_one else 'have'} not come to "
+            f"{self._endpoint} within {self._patience.seconds:g} s; {name_ranks(there)} "
+            f"{'is' if there == [0] else 'are'} there{again}.\n{step}"
+        )
+        self._store.set(f"{self.name}/go", f"not: {text}")
+        unheard, deadline = there[1:], time.monotonic() + _HEARD_SECONDS
+        while unheard and time.monotonic() < deadline:
+            unheard = [rank for rank in unheard if self._look(f"{self._key(rank)}/heard") is None]
+            time.sleep(0.01)
+        raise RanksError(text)
+
+    def _await_go(self) -> None:
+        go, pause = f"{self.name}/go", 0.001
+        # Rank 0 waits for all, and says for whom; only if it does not this rank gives up itself.
+        patience = AddressPatience(self._patience.seconds + _HEARD_SECONDS, lambda _: None)
+        while (word := self._look(go)) is None:
+            if not patience.wait(pause, ""):
+                raise RanksError(
+                    f"rank 0 has not said go within {patience.seconds:g} s, though its store at "
+                    f"{self._endpoint} answers.\n"
+                    "See what rank 0 says, and call holdfast's init_process_group on all ranks."
+                )
+            pause = min(_POLL_SECONDS, 2 * pause)
+        if word != "go":
+            self._store.set(f"{self._key(self._rank)}/heard", "yes")
+            raise RanksError(word.removeprefix("not: "))
+
+
+def _words(caller: Mapping[str, Any]) -> str:
+    return f"{caller['process']} ({caller['command']})"

@@ -1,7 +1,8 @@
-"""Where the ranks of a job exchange a few words before they train, and never again.
+"""The ranks that open a run together: are they one job, and which attempt of the run is this?
 
-Through the store of torch's process group where there is one, else through files in the
-run folder, which all ranks can see anyway. Each waits a bounded time, and says for whom.
+They exchange a few values before they train, and never again: through the store of torch's process
+group where there is one, else through files in the run folder, which all ranks can see anyway.
+Each wait is bounded, and its error names the missing ranks.
 """
 
 from __future__ import annotations
@@ -14,26 +15,39 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from holdfast._environment import variables
-from holdfast._errors import RanksError
-from holdfast._run.ranks.world import World, cluster_by_config, find_launcher
-from holdfast._store.folder.attempts import read_json, write_json
+from holdfast._errors import FolderError, RanksError, Stopped
+from holdfast._run.ranks.world import (
+    Launcher,
+    World,
+    cluster_by_config,
+    code_print,
+    compare_prints,
+    compare_trees,
+    find_launcher,
+    host_key,
+    name_ranks,
+)
+from holdfast._state.capture import capture
+from holdfast._store.folder.attempts import claim, read_json, write_json
 from holdfast._store.folder.layout import RunLayout
-from holdfast._store.folder.plain_file import read_plain
+from holdfast._store.folder.plain_file import open_plain, read_plain
+from holdfast._store.format.tree import tensor_leaves
 from holdfast._text import say
 
+_PATIENCE_SECONDS = 120.0
 _POLL_SECONDS = 0.005
 _BEAT_SECONDS = 0.2
 _TELL_SECONDS = 10.0
-_openings: dict[str, int] = {}  # of each folder in this process: all ranks open in the same order
+_openings = 0  # by this process: all ranks open their runs in the same order
 
 
 class Board(Protocol):
-    """A place to put words under a name, and to see those of others."""
+    """Values under names, which all ranks can read."""
 
     def put(self, key: str, value: bytes) -> None: ...
 
@@ -42,88 +56,176 @@ class Board(Protocol):
     def get(self, keys: list[str]) -> list[bytes]: ...
 
 
-class Meeting:
-    """The ranks that open one run together."""
+class Party:
+    """All ranks of the job, as one of them sees them while the run is opened."""
 
-    def __init__(
-        self, world: World, board: Board, prefix: str, patience_seconds: float, folder: Path
-    ) -> None:
-        self._world = world
-        self._board = board
-        self._prefix = prefix
-        self._patience = patience_seconds
+    is_one_host = False  # known once they have met
+
+    def __init__(self, world: World, layout: RunLayout, folder: Path, watch: LauncherWatch) -> None:
+        global _openings
+        self.rank, self.size = world.rank, world.size
+        self.launcher: Launcher | None = find_launcher()
         self._folder = folder
         self._count = 0
-        self._over: Callable[[], None] = lambda: None
+        self._watch = watch
+        store = _store_board()
+        if store is not None:
+            # By the number of openings and not by the folder: a rank with another one is to fail.
+            _openings += 1
+            # The agent of torchrun keeps its store for all attempts that it starts.
+            self._prefix = (
+                f"holdfast/{variables.whole_number('TORCHELASTIC_RESTART_COUNT')}/{_openings}"
+            )
+            self._board: Board = store
+        else:
+            self._prefix = ""
+            self._board = _FileBoard(world, layout, folder)
 
     def exchange(self, topic: str, value: Any) -> list[Any]:
-        """Tell all ranks a value, and get what each of them has told."""
+        """Send a value to all ranks, and return the values of all of them."""
         self._count += 1
-        keys = [f"{self._prefix}/{self._count}-{topic}/{r}" for r in range(self._world.size)]
-        self._board.put(keys[self._world.rank], json.dumps(value).encode())
-        self._await(keys, topic)
-        return [json.loads(found) for found in self._board.get(keys)]
-
-    def fail(self, error: BaseException) -> None:
-        """Let the others know that this rank does not come any more, and why."""
-        text = f"{type(error).__name__}: {error}".splitlines()[0]
-        with contextlib.suppress(Exception):
-            told = {"rank": self._world.rank, "why": text}
-            self._board.put(f"{self._prefix}/failed", json.dumps(told).encode())
-
-    def look(self) -> None:
-        """Whether all still come; RanksError if one of them has failed."""
-        if self._board.has([f"{self._prefix}/failed"]):
-            told = json.loads(self._board.get([f"{self._prefix}/failed"])[0])
-            raise RanksError(
-                f"{self._folder}: rank {told['rank']} could not open this run: {told['why']}\n"
-                "See what that rank says; the others leave with it."
-            )
-
-    def close(self) -> None:
-        self._over()
-
-    def _await(self, keys: list[str], topic: str) -> None:
-        deadline = time.monotonic() + self._patience
-        pause = _POLL_SECONDS / 5
+        keys = [f"{self._prefix}/{self._count}-{topic}/{rank}" for rank in range(self.size)]
+        self._board.put(keys[self.rank], json.dumps(value).encode())
+        deadline, pause = time.monotonic() + _PATIENCE_SECONDS, _POLL_SECONDS / 5
         while not self._board.has(keys):
             self.look()
             if time.monotonic() > deadline:
-                missing = [r for r, key in enumerate(keys) if not self._board.has([key])]
+                missing = [rank for rank, key in enumerate(keys) if not self._board.has([key])]
                 raise RanksError(
-                    f"{self._folder}: of {self._world.size} ranks, {_names(missing)} did not open "
-                    f"this run within {self._patience:.0f} s (at: {topic}).\n"
+                    f"{self._folder}: of {self.size} ranks, {name_ranks(missing)} did not open "
+                    f"this run within {_PATIENCE_SECONDS:.0f} s (at: {topic}).\n"
                     "Every rank must open it, with the same folder, at the same place in the "
                     "script."
                 )
             time.sleep(pause)
             pause = min(_POLL_SECONDS, 2 * pause)
+        return [json.loads(found) for found in self._board.get(keys)]
+
+    def look(self) -> None:
+        """RanksError if another rank has failed to open the run."""
+        key = [f"{self._prefix}/failed"]
+        if self._board.has(key):
+            told = json.loads(self._board.get(key)[0])
+            raise RanksError(
+                f"{self._folder}: rank {told['rank']} could not open this run: {told['why']}\n"
+                "See the output of that rank; the others leave with it."
+            )
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the other ranks that this one does not come, and why."""
+        self.stop_watching()
+        text = f"{type(error).__name__}: {error}".splitlines()[0]
+        with contextlib.suppress(Exception):  # the error itself must come through
+            told = {"rank": self.rank, "why": text}
+            self._board.put(f"{self._prefix}/failed", json.dumps(told).encode())
+
+    def stop_watching(self) -> None:
+        """The run is open, or will not be: from now on the keepers watch the launcher."""
+        self._watch.end()
+
+    def close(self) -> None:
+        if isinstance(self._board, _FileBoard):
+            self._board.close()
+
+    def meet(self, run_id: str, state: Mapping[str, Any]) -> None:
+        """Make sure that all ranks open the same run in the same way."""
+        told = self.exchange(
+            "hello",
+            {
+                "folder": str(self._folder),
+                "run_id": run_id,
+                "code": code_print(),
+                "trees": _trees(state),
+                "host": host_key(),
+            },
+        )
+        for rank, each in enumerate(told):
+            if each["run_id"] != told[0]["run_id"]:
+                raise RanksError(
+                    f"rank {rank} opens {each['folder']}, rank 0 opens {told[0]['folder']}: the "
+                    "ranks of a job train one run together.\n"
+                    "Give all of them the same folder, on a file system that all of them see."
+                )
+        wrong = compare_prints([each["code"] for each in told])
+        wrong = wrong or compare_trees([each["trees"] for each in told])
+        if wrong is not None:
+            raise RanksError(wrong)
+        self.is_one_host = len({each["host"] for each in told}) == 1
+
+    def take_attempt(self, layout: RunLayout) -> int:
+        """Rank 0 claims the number of this attempt, and all ranks get it."""
+        mine: dict[str, Any] = {}
+        if self.rank == 0:
+            stopped = stopped_before(layout, self.launcher)
+            mine = {"leave": stopped} if stopped else {"attempt": claim(layout, self._folder, say)}
+        told = self.exchange("attempt", mine)[0]
+        if "leave" in told:
+            raise leave_again(self._folder, told["leave"])
+        return int(told["attempt"])
 
 
-def _names(ranks: list[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
-    return f"rank{'s' if len(ranks) > 1 else ''} {shown}"
+def come_together(
+    world: World, layout: RunLayout, run_id: str, state: Mapping[str, Any], folder: Path
+) -> Party:
+    """Meet the other ranks that open this run now."""
+    watch = LauncherWatch(folder)
+    try:
+        party = Party(world, layout, folder, watch)
+        party.meet(run_id, state)
+    except BaseException:
+        watch.end()
+        raise
+    return party
 
 
-def meet(world: World, layout: RunLayout, patience_seconds: float) -> Meeting:
-    """Come together with the other ranks that open this run now."""
-    board = _store_board()
-    name = hashlib.blake2b(str(layout.folder).encode(), digest_size=8).hexdigest()
-    if board is not None:
-        # By the number of openings and not by the folder: ranks with another one are to be told.
-        count = _openings["store"] = _openings.get("store", 0) + 1
-        # The agent of torchrun keeps its store for the lives that it starts again.
-        prefix = f"holdfast/{variables.whole_number('TORCHELASTIC_RESTART_COUNT')}/{count}"
-        return Meeting(world, board, prefix, patience_seconds, layout.folder)
-    cluster = cluster_by_config(variables.text("TF_CONFIG"))
-    job = hashlib.blake2b(
-        json.dumps([name, world.size, *variables.job_words(), cluster]).encode(), digest_size=8
-    ).hexdigest()
-    files = _FileBoard(layout.meeting(job))
-    meeting = Meeting(world, files, "", patience_seconds, layout.folder)
-    files.gather(world, patience_seconds, meeting)
-    meeting._over = files.close
-    return meeting
+def _trees(state: Mapping[str, Any]) -> dict[str, str]:
+    """For each name of the state a hash of its form: names and types, not values."""
+    prints = {}
+    for name, value in state.items():
+        captured = capture({name: value}, replicas=True)
+        leaves = sorted(path for path, _ in tensor_leaves(captured.tree["state"][name], name))
+        kinds = sorted(f"{spec.kind} {spec.dtype}" for spec in captured.specs)
+        text = json.dumps([type(value).__qualname__, leaves, kinds if len(kinds) == 1 else []])
+        prints[name] = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    return prints
+
+
+def stopped_before(layout: RunLayout, launcher: Launcher | None) -> dict[str, Any] | None:
+    """The record of the stop that ended the last attempt, if the same launcher starts this one.
+
+    torchrun starts ranks again that leave with any status but 0, also after a stop.
+    """
+    if launcher is None or launcher.name != "torchrun":
+        return None
+    numbers = layout.attempt_numbers()
+    record = read_json(layout.exit(numbers[-1])) if numbers else {}
+    return record if record.get("asked") and record.get("launcher") == launcher.process else None
+
+
+def leave_again(folder: Path, record: Mapping[str, Any]) -> Stopped:
+    """The exception of an attempt that a launcher has started after a stop."""
+    status, how = int(record["status"]), str(record["how"])
+    say(
+        f"{folder}: was asked to stop ({how}), and torchrun has started it again: leaving with "
+        f"status {status}. Start torchrun again to go on."
+    )
+    return Stopped(status, how, int(record.get("step") or 0))
+
+
+def make_key(layout: RunLayout) -> None:
+    """The secret by which the keepers of a run know each other, private to the user."""
+    if not layout.key.exists():
+        with contextlib.suppress(FileExistsError):
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+            descriptor = open_plain(layout.key, flags, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                file.write(os.urandom(32).hex())
+    status = layout.key.stat()
+    if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise FolderError(
+            f"{layout.key}: this key must belong to you, and no other user may read it.\n"
+            "Remove it; the next start makes another."
+        )
 
 
 def _store_board() -> Board | None:
@@ -135,60 +237,60 @@ def _store_board() -> Board | None:
 
 
 class _FileBoard:
-    """Words as files. Those of an earlier job look the same, so who is here proves it by moving."""
+    """Values as files. Those of an earlier job look the same, so a live rank changes its own."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._place = folder
-        self._world = World()
-        self._quit = threading.Event()
-
-    def gather(self, world: World, patience_seconds: float, meeting: Meeting) -> None:
-        """Find the ranks that are here now, and go to a place that only they know."""
+    def __init__(self, world: World, layout: RunLayout, folder: Path) -> None:
+        """Find the ranks that are here now, and go to a folder that only they know."""
+        name = hashlib.blake2b(str(layout.folder).encode(), digest_size=8).hexdigest()
+        cluster = cluster_by_config(variables.text("TF_CONFIG"))
+        words = json.dumps([name, world.size, *variables.job_words(), cluster]).encode()
+        self._folder = layout.meeting(hashlib.blake2b(words, digest_size=8).hexdigest())
+        self._place = self._folder
         self._world = world
+        self._quit = threading.Event()
         self._folder.mkdir(parents=True, exist_ok=True)
-        mine = self._hello(world.rank)
-        nonce = os.urandom(8).hex()
-        threading.Thread(target=self._beat, args=(mine, nonce), daemon=True).start()
+        threading.Thread(target=self._beat, daemon=True).start()
+        joined = json.dumps(sorted(self._find_ranks(folder).items())).encode()
+        self._place = self._folder / hashlib.blake2b(joined, digest_size=8).hexdigest()
+        self._place.mkdir(exist_ok=True)
+        if world.rank == 0:
+            for older in self._folder.iterdir():  # of an attempt that was killed
+                if older.is_dir() and older != self._place:
+                    shutil.rmtree(older, ignore_errors=True)
+
+    def _find_ranks(self, folder: Path) -> dict[int, str]:
         first: dict[int, Any] = {}
         living: dict[int, str] = {}
-        began, has_told = time.monotonic(), False
-        while len(living) < world.size:
-            for rank in range(world.size):
-                found = read_json(self._hello(rank))
-                if rank in living or not found:
-                    continue
-                if rank in first and found != first[rank] and found["is"] == first[rank]["is"]:
-                    living[rank] = found["is"]
-                first[rank] = found
-            missing = [rank for rank in range(world.size) if rank not in living]
+        size, began, has_told = self._world.size, time.monotonic(), False
+        while missing := [rank for rank in range(size) if rank not in living]:
             waited = time.monotonic() - began
-            if missing and waited > _TELL_SECONDS and not has_told:
+            if waited > _TELL_SECONDS and not has_told:
                 has_told = True
-                say(f"{meeting._folder}: waiting for {_names(missing)} of {world.size} to open it.")
-            if missing and waited > patience_seconds:
+                say(f"{folder}: waiting for {name_ranks(missing)} of {size} to open it.")
+            if waited > _PATIENCE_SECONDS:
                 self.close()
                 raise RanksError(
-                    f"{meeting._folder}: of {world.size} ranks, {_names(missing)} did not open "
-                    f"this run within {patience_seconds:.0f} s.\n"
+                    f"{folder}: of {size} ranks, {name_ranks(missing)} did not open "
+                    f"this run within {_PATIENCE_SECONDS:.0f} s.\n"
                     "Every rank must open it, with the same folder. A process that is no rank must "
                     "have no WORLD_SIZE in its environment; a task of srun that trains by itself, "
                     "RANK=0 WORLD_SIZE=1."
                 )
+            for rank in missing:
+                found = read_json(self._hello(rank))
+                if not found:
+                    continue
+                if rank in first and found != first[rank] and found["is"] == first[rank]["is"]:
+                    living[rank] = found["is"]
+                first[rank] = found
             time.sleep(_BEAT_SECONDS / 4)
-        joined = json.dumps(sorted(living.items())).encode()
-        self._place = self._folder / hashlib.blake2b(joined, digest_size=8).hexdigest()
-        self._place.mkdir(exist_ok=True)
-        if world.rank == 0:
-            for older in self._folder.iterdir():  # of a life that did not end by itself
-                if older.is_dir() and older != self._place:
-                    shutil.rmtree(older, ignore_errors=True)
+        return living
 
     def _hello(self, rank: int) -> Path:
         return self._folder / f"hello-{rank:05d}.json"
 
-    def _beat(self, path: Path, nonce: str) -> None:
-        count = 0
+    def _beat(self) -> None:
+        path, nonce, count = self._hello(self._world.rank), os.urandom(8).hex(), 0
         while True:
             count += 1
             with contextlib.suppress(OSError):
@@ -203,14 +305,14 @@ class _FileBoard:
         return all(self._path(key).exists() for key in keys)
 
     def get(self, keys: list[str]) -> list[bytes]:
-        self._quit.set()  # all have come to this place: nobody looks for us any more
+        self._quit.set()  # all ranks are in this folder: none looks for us any more
         return [read_plain(self._path(key)) for key in keys]
 
     def _path(self, key: str) -> Path:
         return self._place / key.strip("/").replace("/", "-")
 
     def close(self) -> None:
-        """Leave; whoever is last takes the folder with him."""
+        """Leave; the last rank removes the folder."""
         self._quit.set()
         if self._place == self._folder:
             return  # the others were not found

@@ -29,7 +29,7 @@ from holdfast._text import say
 from holdfast._text import size as in_words
 
 if TYPE_CHECKING:
-    from holdfast._run.ranks.party import Party
+    from holdfast._run.ranks.meeting import Party
     from holdfast._run.resume.start import Start
 
 _TURN_SECONDS = 5.0

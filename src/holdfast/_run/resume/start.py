@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import os
+import shlex
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -16,38 +19,23 @@ from holdfast._adapters.registry import adapter_of, send_to_device
 from holdfast._environment import variables
 from holdfast._errors import CheckpointError, DamagedCheckpoint, UnreadableCheckpoint
 from holdfast._run.data.course import Position
-from holdfast._run.resume.removed_folder import tell_of_removed
 from holdfast._state.adopted import settle_adopted
 from holdfast._state.capture import capture, without_collector
-from holdfast._state.placing import places_in
+from holdfast._state.fit import places_in
 from holdfast._state.restore import decode_extra, restore_again, restore_state
 from holdfast._store.folder import journal
 from holdfast._store.folder.attempts import known_origins, note_origin, read_json
 from holdfast._store.folder.layout import RunLayout
 from holdfast._store.folder.lineage import is_on_line, trace_line, void_steps, without_void
 from holdfast._store.format.checksum import digest_all
+from holdfast._store.read import find
 from holdfast._store.read.damage import check_file
-from holdfast._store.read.find import (
-    Candidate,
-    Found,
-    Leftover,
-    age,
-    find_newest,
-    held_by_ranks,
-    on_disk,
-    open_leftovers,
-    read_candidate,
-    refuse_to_begin_anew,
-    remove_leftovers,
-    report_damage,
-    set_aside_bad,
-    set_aside_unfinished,
-)
+from holdfast._store.read.find import Candidate, Found, Leftover
 from holdfast._store.read.verify import read_manifest
 from holdfast._text import count, say
 
 if TYPE_CHECKING:
-    from holdfast._run.ranks.party import Party
+    from holdfast._run.ranks.meeting import Party
     from holdfast._run.saving.keeper_client import KeeperClient
     from holdfast._run.saving.snapshots import Snapshots
     from holdfast._run.saving.takeover import WaitingArena
@@ -81,7 +69,7 @@ class Start:
         self.layout = layout
         self.run_id = run_id
         self.folder = folder
-        self.leftovers: list[Leftover] = open_leftovers(run_id)
+        self.leftovers: list[Leftover] = find.open_leftovers(run_id)
 
     def close(self) -> None:
         while self.leftovers:
@@ -90,8 +78,6 @@ class Start:
 
 @dataclass
 class Resumed:
-    """Where an attempt begins."""
-
     start: Start
     attempt: int
     line: dict[int, int | None]
@@ -133,8 +119,9 @@ class Resumed:
         An arena that waits for this attempt is given to `snapshots`.
         """
         found = self.found
+        leftover = None if found is None else found.leftover
         spare: set[Path] = set()
-        if found is not None and found.leftover is not None and found.record is not None:
+        if found is not None and leftover is not None and found.record is not None:
             at_turn = bool(found.loaded.head.get("at_turn"))
             folder = self.start.layout.checkpoint(found.step, found.attempt, at_turn)
             if keeper.has_keeper and not folder.exists():
@@ -142,34 +129,27 @@ class Resumed:
                 spare = {each.path for each in left if each.arena.attempt == found.attempt}
                 if found.loaded.world == self.size:
                     # The keepers of other ranks salvage theirs.
-                    path = str(found.leftover.path)
-                    keeper.salvage(found.leftover.arena, path, found.record.sequence)
+                    keeper.salvage(leftover.arena, str(leftover.path), found.record.sequence)
                 else:  # today's keepers cannot write it: keep it until a newer state is durable
                     self._spared = spare
-            elif keeper.has_keeper and snapshots is not None and self._can_take_over(found):
-                spare = {found.leftover.path}
-                self._waiting = self._take_over(found, snapshots)
-        del found
-        remove_leftovers(self.start.run_id, self.attempt, spare)
+            elif (
+                keeper.has_keeper
+                and snapshots is not None
+                and self.size == found.loaded.world == 1
+                and leftover.rank == 0
+                and leftover.arena.waits_until is not None
+            ):
+                from holdfast._run.saving.takeover import WaitingArena  # only on Linux
+
+                spare = {leftover.path}
+                self.start.leftovers.remove(leftover)  # it is not closed with the others
+                of = (leftover.arena, leftover.path, found.loaded.plan, self.attempt)
+                self._waiting = WaitingArena(*of)
+                snapshots.adopt(self._waiting)
+        del found, leftover
+        find.remove_leftovers(self.start.run_id, self.attempt, spare)
         if self.found is None:
             self.release()
-
-    def _can_take_over(self, found: Found) -> bool:
-        """True if the arena waits for the next attempt, and holds the state of one process."""
-        assert found.leftover is not None
-        arena = found.leftover.arena
-        is_alone = self.size == found.loaded.world == 1 and found.leftover.rank == 0
-        return is_alone and arena.waits_until is not None
-
-    def _take_over(self, found: Found, snapshots: Snapshots) -> WaitingArena:
-        from holdfast._run.saving.takeover import WaitingArena  # only on Linux
-
-        leftover = found.leftover
-        assert leftover is not None
-        self.start.leftovers.remove(leftover)  # it is not closed with the others
-        waiting = WaitingArena(leftover.arena, leftover.path, found.loaded.plan, self.attempt)
-        snapshots.adopt(waiting)
-        return waiting
 
     def clear_memory(self) -> None:
         """A newer state is durable: remove what earlier ranks left in memory."""
@@ -183,7 +163,6 @@ class Resumed:
         return self.found is None
 
     def release(self) -> None:
-        """Drop the stored state."""
         self._before.clear()
         self.found = None  # its views keep the mapping open
         if self._waiting is not None:
@@ -194,20 +173,11 @@ class Resumed:
 
 
 def _print_of(value: Any) -> Any:
-    """A fingerprint of a value."""
     captured = capture({"value": value})
     pairs = zip(captured.specs, captured.values, strict=True)
     # All bytes: torch's version counter misses writes through `.data`.
     digests = digest_all([adapter_of(s.kind).bytes_of(v) for s, v in pairs])
     return captured.tree, captured.specs, digests
-
-
-def _with_checkpoints(
-    layout: RunLayout, line: dict[int, int | None], attempt: int, newest: int
-) -> dict[int, int | None]:
-    """The part of the lineage with checkpoints on disk: a run may have thousands of attempts."""
-    present = {number for _, number, _ in layout.checkpoint_folders()} | {attempt, newest}
-    return {number: step for number, step in line.items() if number in present}
 
 
 @without_collector()
@@ -218,27 +188,30 @@ def resume(
     began = time.monotonic()
     layout = start.layout
     is_first = party is None or party.rank == 0
+    which = f"attempt {attempt}" + ("" if party is None else f", {party.size} ranks")
     before = PreviousDeath(layout, start.folder, attempt) if is_first else None
     if is_first:
-        set_aside_unfinished(layout, say)
-        set_aside_bad(layout, say)
+        find.set_aside_unfinished(layout, say)
+        find.set_aside_bad(layout, say)
     origins = known_origins(layout, {leftover.arena.attempt for leftover in start.leftovers})
     line = without_void(trace_line(origins, attempt - 1), void_steps(layout))
     if party is None:
-        found = find_newest(layout, line, start.leftovers, say, send_to_device, places_in(state))
+        found = find.find_newest(
+            layout, line, start.leftovers, say, send_to_device, places_in(state)
+        )
     else:
         # Rank 0's view counts: a network file system shows changes to other hosts late.
         told = party.exchange("line", sorted(line.items()))[0]
         line = dict(told)
-        found = find_together(party, layout, line, start.leftovers, say)
+        found = find_together(party, layout, line, start.leftovers)
     if is_first:
         _tell_of_deleted(start, line, found)
     if found is None:
         if before is not None:
             note_origin(layout, attempt, None)
-            say(f"{start.folder}: a new run (attempt {attempt}{_ranks(party)}).")
+            say(f"{start.folder}: a new run ({which}).")
             before.tell()
-            tell_of_removed(start.folder, start.run_id, say)
+            tell_of_removed(start.folder, start.run_id)
         return Resumed(start, attempt, {attempt: None})
     settled, sentences = settle_adopted(found.loaded, state)
     found = replace(found, loaded=settled)
@@ -251,7 +224,7 @@ def resume(
     resumed = _resumed(start, attempt, found, origins, party)
     say(
         f"{start.folder}: resumed at step {found.step} from {resumed.source} in "
-        f"{time.monotonic() - began:.2f} s (attempt {attempt}{_ranks(party)})."
+        f"{time.monotonic() - began:.2f} s ({which})."
     )
     if before is not None:
         before.tell()
@@ -294,10 +267,6 @@ def _tell_of_deleted(start: Start, line: dict[int, int | None], found: Found | N
         say(f"{start.folder}: the checkpoint of step {gone} was deleted; the run goes on {where}.")
 
 
-def _ranks(party: Party | None) -> str:
-    return "" if party is None else f", {party.size} ranks"
-
-
 def _resumed(
     start: Start,
     attempt: int,
@@ -308,12 +277,15 @@ def _resumed(
     head, extra = found.loaded.head, decode_extra(found.loaded)
     position = extra.get("position")
     line = trace_line({**origins, attempt: (found.attempt, found.step)}, attempt)
+    # Only attempts with checkpoints on disk: a run may have thousands of others.
+    present = {number for _, number, _ in start.layout.checkpoint_folders()}
+    present |= {attempt, found.attempt}
     # A new rank keeps the generators as the script has seeded them.
     is_known = party is None or party.rank < found.loaded.world
     return Resumed(
         start,
         attempt,
-        line=_with_checkpoints(start.layout, line, attempt, found.attempt),
+        line={number: step for number, step in line.items() if number in present},
         found=found,
         step=found.step,
         resumed_from=found.step,
@@ -344,7 +316,6 @@ def find_together(
     layout: RunLayout,
     line: dict[int, int | None],
     leftovers: list[Leftover],
-    say: Callable[[str], None],
 ) -> Found | None:
     """The newest state that all ranks can read; None if there never was one."""
     offered = _offers(party, layout, line, leftovers)
@@ -359,11 +330,11 @@ def find_together(
         if isinstance(error, UnreadableCheckpoint):
             raise error
         if party.rank == 0:
-            damaged += report_damage(candidate, DamagedCheckpoint(complaints[0]), layout, say)
+            damaged += find.report_damage(candidate, DamagedCheckpoint(complaints[0]), layout, say)
         else:
             damaged += candidate.folder is not None
     party.exchange("nothing found", None)  # wait for rank 0, which may still set candidates aside
-    refuse_to_begin_anew(layout, damaged)
+    find.refuse_to_begin_anew(layout, damaged)
     return None
 
 
@@ -371,8 +342,8 @@ def _offers(
     party: Party, layout: RunLayout, line: dict[int, int | None], leftovers: list[Leftover]
 ) -> list[Candidate]:
     """The candidates, the newest first; the same list on all ranks."""
-    mine = {(*key, len(peers)): peers for key, peers in held_by_ranks(leftovers).items()}
-    names = [[c.attempt, c.step, c.folder.name] for c in on_disk(layout, line) if c.folder]
+    mine = {(*key, len(peers)): peers for key, peers in find.held_by_ranks(leftovers).items()}
+    names = [[c.attempt, c.step, c.folder.name] for c in find.on_disk(layout, line) if c.folder]
     told = party.exchange("candidates", {"memory": [list(key) for key in mine], "disk": names})
     shared = set.intersection(*({tuple(key) for key in each["memory"]} for each in told))
     offered = [
@@ -390,7 +361,7 @@ def _offers(
 
 def _order(candidate: Candidate) -> tuple[int, int, int, int, str]:
     """As `age`, but without the sequence numbers, which differ between ranks."""
-    attempt, step, in_memory, _, name = age(candidate)
+    attempt, step, in_memory, _, name = find.age(candidate)
     mark = candidate.record.mark if candidate.record is not None else 0
     return attempt, step, in_memory, mark, name
 
@@ -400,18 +371,15 @@ def _try(party: Party, candidate: Candidate) -> tuple[Found | None, CheckpointEr
     try:
         if candidate.folder is not None:
             _check_share(candidate.folder, party.rank, party.size)
-        return read_candidate(candidate, party.rank, send_to_device), None
+        return find.read_candidate(candidate, party.rank, send_to_device), None
     except CheckpointError as error:
         return None, error
 
 
 def _check_share(folder: Path, rank: int, size: int) -> None:
-    files = read_manifest(folder).files
-    for number, file in enumerate(files):
-        if number % size == rank and number != rank:
-            lines = check_file(folder, file)
-            if lines:
-                raise DamagedCheckpoint(f"{folder / file.name}: {lines[0]}.")
+    for number, file in enumerate(read_manifest(folder).files):
+        if number % size == rank and number != rank and (lines := check_file(folder, file)):
+            raise DamagedCheckpoint(f"{folder / file.name}: {lines[0]}.")
 
 
 # -- Why the previous attempt died, in one line ----------------------------------------------------
@@ -434,11 +402,9 @@ class PreviousDeath:
         with contextlib.suppress(OSError, RuntimeError):  # no start fails for an old death
             self._number = max((n for n in layout.attempt_numbers() if n < attempt), default=0)
             # Under `holdfast run` the supervisor has said it.
-            if (
-                self._number
-                and not self._was_wanted()
-                and not variables.whole_number("HOLDFAST_RESTART")
-            ):
+            was_wanted = read_json(layout.exit(self._number)).get("status") in _WANTED
+            is_said = variables.whole_number("HOLDFAST_RESTART")
+            if self._number and not was_wanted and not is_said:
                 thread = threading.Thread(target=self._tell, name="holdfast-before", daemon=True)
                 thread.start()
                 self._thread = thread
@@ -448,9 +414,6 @@ class PreviousDeath:
         self._may_speak.set()
         if self._thread is not None:
             self._thread.join(_PATIENCE_SECONDS)
-
-    def _was_wanted(self) -> bool:
-        return read_json(self._layout.exit(self._number)).get("status") in _WANTED
 
     def _tell(self) -> None:
         with contextlib.suppress(Exception):  # no start fails for an old death
@@ -472,3 +435,95 @@ class PreviousDeath:
         at = "" if verdict.step is None else f" at step {verdict.step}"
         more = f"holdfast why {self._folder} --attempt {self._number}"
         return f"the attempt before ended{at}. {verdict.sentence} More: {more}"
+
+
+# -- A run folder that was removed while its run trained: the state is in memory alone -------------
+# The id of the run went with the folder, so no start finds the arenas by itself. An arena knows the
+# folder of its run. A new run in that folder says what is in memory and how to get it, and begins
+# from nothing: people also remove a folder to begin again.
+
+
+_KEPT_SECONDS = 86_400.0  # it takes memory: the next new run in this folder removes it then
+_KEEPER_SECONDS = 10.0  # for a keeper whose trainer has just died
+_LOOK_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class _Left:
+    path: Path
+    step: int | None  # of its newest snapshot that has checksums
+    captured_at: float
+
+
+def tell_of_removed(folder: Path, run_id: str) -> None:
+    """Say what earlier runs in this folder, which have other ids, left in memory."""
+    if sys.platform != "linux":
+        return
+    paths = {each.path for each in _find(folder, run_id)}
+    if not paths:
+        return
+    if trainers := _wait_for_keepers(paths):
+        pids = " ".join(map(str, sorted(trainers)))
+        say(
+            f"{folder}: the folder was removed or moved, and the run that trained here goes on "
+            f"without it (pid {pids}). This is a new run.\nTo stop the other one: kill {pids}"
+        )
+        return
+    # The keepers have added the checksums meanwhile.
+    left = [each for each in _find(folder, run_id) if each.step is not None]
+    for each in [each for each in left if time.time() - each.captured_at > _KEPT_SECONDS]:
+        left.remove(each)
+        with contextlib.suppress(OSError):
+            each.path.unlink()
+    if left:
+        newest = max(left, key=lambda each: each.captured_at)
+        into = shlex.quote(f"{folder}-step-{newest.step}")
+        say(
+            f"{folder}: the folder was removed or moved while a run trained here. Step "
+            f"{newest.step} of that run is in the memory of this machine. This is a new run.\n"
+            f"To go on there, within a day: holdfast adopt {into} --from {newest.path}"
+        )
+
+
+def _find(folder: Path, run_id: str) -> list[_Left]:
+    from holdfast._store.memory.arena import Arena, NotAnArena
+    from holdfast._store.memory.backing import find_all, open_leftover, users_of
+
+    place, found = os.path.realpath(folder), []
+    others = [path for other, path in find_all() if other != run_id]
+    # To close a file that another run of this process has open would end its locks.
+    ours = users_of("self") if others else {}
+    for path in others:
+        if path in ours or (descriptor := open_leftover(path)) is None:
+            continue
+        try:
+            arena = Arena(descriptor)
+        except (NotAnArena, ValueError, OSError):
+            os.close(descriptor)
+            continue
+        whole = arena.whole()
+        # One that waits for its next attempt was durable, and goes by itself.
+        if arena.folder == place and whole and arena.waits_until is None:
+            step = max((record.step for record in whole if record.is_hashed), default=None)
+            found.append(_Left(path, step, max(record.captured_at for record in whole)))
+        arena.close()
+    return found
+
+
+def _wait_for_keepers(paths: set[Path]) -> set[int]:
+    """Let the keepers of dead trainers finish; returns the trainers that live."""
+    from holdfast._store.memory.backing import users_of
+
+    deadline = time.monotonic() + _KEEPER_SECONDS
+    while True:
+        users = {pid for path, pids in users_of().items() if path in paths for pid in pids}
+        trainers = {pid for pid in users if not _is_keeper(pid)}
+        if trainers or not users or time.monotonic() > deadline:
+            return trainers
+        time.sleep(_LOOK_SECONDS)
+
+
+def _is_keeper(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return b"holdfast._keeper" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return True  # it has just ended

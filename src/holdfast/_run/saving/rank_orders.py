@@ -16,10 +16,10 @@ from typing import Any
 from holdfast._environment.processes.proc import FairDeadline
 from holdfast._errors import RanksError
 from holdfast._keeper.protocol import RankConfig
-from holdfast._run.data.fingerprints import batch_print
-from holdfast._run.ranks.party import Party, make_key
+from holdfast._run.ranks.meeting import Party, make_key
 from holdfast._run.ranks.world import addresses
 from holdfast._run.saving.keeper_client import KeeperClient
+from holdfast._run.witness.observer import batch_print
 from holdfast._store.commit.write import Policy
 from holdfast._store.memory.control import AGREES, DUE, HOLD, MARK, PLANNED, WAITS, WORK, at_work
 from holdfast._text import say

@@ -17,10 +17,8 @@ from holdfast._run.saving.script_state import ForgottenState
 from holdfast._run.signals.handlers import uninterruptible
 from holdfast._settings import Settings
 from holdfast._state.capture import Captured, capture_generators
-from holdfast._state.capture_cache import CaptureCache
+from holdfast._state.capture_cache import CaptureCache, ObjectGraphCache, Shares
 from holdfast._state.fit import class_names
-from holdfast._state.rank_shares import Shares
-from holdfast._state.tf_object_graph import ObjectGraphCache
 from holdfast._store.memory.control import COMMON, SAVES, SNAPSHOTS, at_work, mark_of
 from holdfast._text import say
 

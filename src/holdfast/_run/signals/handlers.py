@@ -13,20 +13,31 @@ process must go on.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import faulthandler
+import functools
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
-from typing import IO, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from holdfast import _errors
+from holdfast._environment import variables
 from holdfast._environment.processes.libc import c_handler
 from holdfast._errors import Stopped, is_interactive
-from holdfast._store.folder.requests import SAME_PRESS_SECONDS
+from holdfast._run.signals.stack_dump import CrashStacks
+from holdfast._store.folder.plain_file import open_plain
+from holdfast._store.folder.requests import SAME_PRESS_SECONDS, StopRequest, request_from_signal
+from holdfast._text import say
+
+if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
+
 
 _SIGQUIT = getattr(signal, "SIGQUIT", None)
 _SIGHUP = getattr(signal, "SIGHUP", None)
@@ -65,15 +76,14 @@ class SignalWatch:
         self.is_alone = False  # True: there is no keeper
         self.defers = True  # False: outside the loop, where a signal acts at once
         self.holds_warnings = False  # True: a scheduler's warning is only recorded
-        self.leave: Callable[[int], BaseException] | None = (
-            None  # set: a signal raises this at once
-        )
+        self.leave: Callable[[int], BaseException] | None = None  # set: raised at once
         self.leaves_when_nudged = False  # True: all ranks decide together when to leave
         self.nudged = False  # the next SIGINT comes from our own thread
         self.ends_the_step = False  # True: the nudge does not wait for the boundary
         self._pressed_at: float | None = None
         self._numbers = tuple(n for n in numbers if n != _SIGQUIT)
-        self._takes_quit = _SIGQUIT is not None and _SIGQUIT in numbers
+        is_quit = stacks is not None and _SIGQUIT in numbers
+        self._quit: int | None = _SIGQUIT if is_quit else None
         self._wakeup = wakeup
         self._stacks = stacks
         self._former: dict[int, _Handler] = {}
@@ -96,15 +106,15 @@ class SignalWatch:
             self._at_c_level[number] = c_handler(number)
         if self._wakeup >= 0:
             self._former_wakeup = signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
-        if self._takes_quit and self._stacks is not None and _SIGQUIT is not None:
+        if self._quit is not None and self._stacks is not None:
             if os.getpid() == 1:
                 # Process 1 cannot die of a signal, and its end would end the keeper. So Python
                 # tells the keeper, which saves and ends it.
-                self._former_quit = signal.signal(_SIGQUIT, self._quit_as_first)
+                self._former_quit = signal.signal(self._quit, self._quit_as_first)
             # At C level: it works while a call holds the GIL. With `chain` the process then dies
             # of the signal, as Ctrl-\ should do. Only this thread's stack: the others change
             # meanwhile, and reading them can be a SIGSEGV.
-            faulthandler.register(_SIGQUIT, file=self._stacks, all_threads=False, chain=True)
+            faulthandler.register(self._quit, file=self._stacks, all_threads=False, chain=True)
         self._outer, _installed = _installed, self
         if not _fork_hook_set and hasattr(os, "register_at_fork"):
             os.register_at_fork(
@@ -120,7 +130,6 @@ class SignalWatch:
             self._former[number] = signal.SIG_IGN
 
     def remove(self) -> None:
-        """Put everything back as it was."""
         global _installed
         if _installed is self:
             _installed = self._outer
@@ -133,10 +142,10 @@ class SignalWatch:
             if signal.getsignal(number) is self._handler:
                 signal.signal(number, signal.SIG_DFL if former is None else former)
         self._former.clear()
-        if self._takes_quit and self._stacks is not None and _SIGQUIT is not None:
-            faulthandler.unregister(_SIGQUIT)
+        if self._quit is not None:
+            faulthandler.unregister(self._quit)
             if self._former_quit is not None:
-                signal.signal(_SIGQUIT, self._former_quit)
+                signal.signal(self._quit, self._former_quit)
 
     def mend(self) -> list[str]:
         """Reinstall what another library has replaced, and return names of that."""
@@ -212,17 +221,16 @@ class SignalWatch:
             signal.set_wakeup_fd(-1)
             for number, former in self._former.items():
                 signal.signal(number, signal.SIG_DFL if former is None else former)
-            if self._takes_quit and _SIGQUIT is not None:
-                faulthandler.unregister(_SIGQUIT)
+            if self._quit is not None:
+                faulthandler.unregister(self._quit)
 
 
 def _block_signals() -> None:
     # What reaches a child before its handlers are put back would be noted by ours and
     # lost, and be told to the keeper as if it had come for the trainer.
     if _installed is not None and _installed.defers:
-        numbers = set(_installed._former)
-        if _installed._takes_quit and _SIGQUIT is not None:
-            numbers.add(_SIGQUIT)
+        quit_number = () if _installed._quit is None else (_installed._quit,)
+        numbers = {*_installed._former, *quit_number}
         _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
 
 
@@ -238,3 +246,363 @@ def _undo_in_child() -> None:
         watch, _installed = _installed, None
         watch._undo_in_child()
     _unblock_signals()
+
+
+# -- The guard: signal handlers and child processes of one open run --------------------------------
+
+
+_LONG_SECONDS = 120.0
+
+
+class Guard:
+    """Handles signals while a run is open, if it was opened in the main thread."""
+
+    def __init__(
+        self, numbers: tuple[int, ...], wakeup: int, stacks: Path, *, in_job: bool = False
+    ) -> None:
+        self._path = stacks
+        self._in_job = in_job
+        self._shield = ChildShield(numbers)
+        self._is_main = _in_main_thread()
+        if not self._is_main:
+            self._watch = SignalWatch((), -1, None)  # nothing is installed
+            self.noted = self._watch.noted
+            _tell_of_thread()
+            return
+        self._stacks = os.fdopen(open_plain(stacks, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb")
+        self._watch = SignalWatch(numbers, wakeup, self._stacks)
+        self.noted = self._watch.noted
+        self._watch.install()
+        self._crashes = CrashStacks(self._stacks)
+        self._shield.install()
+        self._reaper = Reaper() if os.getpid() == 1 else None
+        if self._reaper is not None:
+            self._reaper.start()
+
+    def defer(self, defers: bool, *, holds_warnings: bool = False) -> None:
+        """True: signals wait for a boundary. False: they act at once, but for warnings if asked."""
+        self._watch.defers = defers
+        self._watch.holds_warnings = holds_warnings
+        if defers and is_interactive():  # the run may be open since an earlier cell
+            self._take_back()
+
+    def rest(self, leave: Callable[[int], BaseException] | None) -> None:
+        """While set, a signal raises what `leave` returns at once: no boundary will come."""
+        self._watch.leave = leave
+
+    def wait_for_others(self) -> None:
+        """With several ranks a signal alone does not leave: they decide together."""
+        self._watch.leaves_when_nudged = True
+
+    def set_children_apart(self) -> None:
+        """The launcher signals the whole process group: give children groups of their own."""
+        self._shield.sets_apart = True
+
+    def nudge(self, *, ends_the_step: bool = False) -> None:
+        """From another thread: act in the main thread as if (a second) Ctrl-C had come."""
+        if not self._is_main:
+            return
+        self._watch.nudged = True
+        self._watch.ends_the_step = ends_the_step
+        if hasattr(signal, "pthread_kill"):  # also interrupts a system call
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        else:
+            _thread.interrupt_main(signal.SIGINT)
+
+    def mend(self, is_alone: bool) -> None:
+        """Reinstall handlers that another library has replaced, and say so."""
+        self._watch.is_alone = is_alone
+        self._take_back()
+
+    def _take_back(self) -> None:
+        if self._is_main and _in_main_thread():
+            for what in self._watch.mend():
+                say(f"{what} had been replaced by another library; it is restored now.")
+
+    def request(self, asked: StopRequest | None) -> StopRequest | None:
+        """The stop that a signal has asked for, or `asked`.
+
+        In a job a person's request comes first: a signal after it would requeue the job.
+        """
+        by_person = asked is not None and asked.status == _errors.PERSON
+        if not self.noted or (self._in_job and by_person):
+            return asked
+        return request_from_signal(self.noted[0])
+
+    def call_users_handler(self, number: int) -> None:
+        handler = self._watch.users_handler(number)
+        if handler is not None:
+            handler(number, None)
+
+    def ignore_from_now(self, number: int) -> None:
+        """Ignore a signal from the end of the run on: the process leaves already."""
+        self._watch.ignore_from_now(number)
+
+    def remove(self) -> None:
+        if not self._is_main:
+            return
+        self._shield.remove()
+        if _in_main_thread():
+            self._watch.remove()
+            if self._reaper is not None:
+                die_by_signals()  # from now on no handler of ours answers them
+        if self._reaper is not None:
+            self._reaper.stop()
+        self._crashes.remove()
+        self._stacks.close()
+        with contextlib.suppress(OSError):
+            if self._path.stat().st_size == 0:
+                self._path.unlink()
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def _tell_of_thread() -> None:
+    if is_led():
+        return
+    if variables.text("RAY_RAYLET_PID"):
+        say(
+            "the run was opened in a worker of Ray, which takes `holdfast stop` for a failure and "
+            "starts again, and keeps a relative folder among its temporary files.\n"
+            "Use holdfast.ray.fit(trainer) in place of trainer.fit()."
+        )
+        return
+    say(
+        "the run was opened outside the main thread, where Python allows no signal "
+        "handlers: it is stopped by `holdfast stop` or run.stop() only."
+    )
+
+
+def announce_signal(
+    number: int,
+    step: int,
+    held: int | None = None,
+    durable: int | None = None,
+    *,
+    grace: float | None = None,
+    needed: float | None = None,
+) -> None:
+    """Say at once what will happen, and what a second Ctrl-C does.
+
+    `held` is the newest step in memory, `durable` the newest on disk. `grace` are the seconds until
+    the kill, `needed` those that a write takes.
+    """
+    kept = "nothing new" if held is None else f"step {held}"
+    doing = f"step {step} is being finished and saved"
+    if number == signal.SIGINT and is_interactive():
+        say(f"interrupted: {doing}. Another interrupt does not wait for it and keeps {kept}.")
+    elif number == signal.SIGINT:
+        say(f"Ctrl-C: {doing}, then the run leaves. Ctrl-C again leaves at once and keeps {kept}.")
+    elif grace is not None:
+        certain = ""
+        if grace < _LONG_SECONDS:
+            # Only a durable step is certain after a kill at the end of the grace time.
+            certain = "nothing is durable yet"
+            if durable is not None:
+                certain = f"step {durable} is durable already"
+            if needed is not None and needed > grace:
+                takes = f"a save takes about {needed:.0f} s here, and there are {grace:.0f} s"
+                certain = f"{takes}: {certain}"
+            elif held is None or held == durable:
+                certain = f"if {grace:.0f} s are not enough, {certain}"
+            else:
+                certain = f"if {grace:.0f} s are not enough, step {held} is likely kept; {certain}"
+        say(f"{signal.Signals(number).name}: {doing}{certain and f'; {certain}'}.")
+
+
+# -- A training loop in a thread of a host process, such as a worker of Ray Train ------------------
+# The main thread and its signal handlers belong to the host. So do the working folder and the
+# process itself, which goes on after the loop.
+
+
+_folder: Path | None = None  # working folder of the script that asked for the training
+
+
+def set_host(folder: str | None) -> None:
+    """Loops of this process are hosted, for a script with this working folder; None: no longer."""
+    global _folder
+    _folder = None if folder is None else Path(folder)
+
+
+def is_led() -> bool:
+    """True if the host handles a stop (`holdfast.ray`)."""
+    return _folder is not None
+
+
+def as_the_script_means(folder: Path) -> Path:
+    """Resolve a relative folder as the script means it: the host may have another cwd."""
+    return folder if _folder is None else _folder / folder
+
+
+# -- The trainer's children are protected from signals of the terminal -----------------------------
+# Ctrl-C goes to every process of the foreground group. Data-loader workers would die of it, and the
+# step that is to be finished would lack its data. So while a run is open, multiprocessing starts
+# children with those signals blocked: unlike a handler, a mask survives fork and exec. SIGTERM
+# stays open, since it is how workers are ended.
+#
+# A launcher such as torchrun sends SIGTERM to the whole group of a rank. There the children get
+# process groups of their own.
+
+
+@contextlib.contextmanager
+def children_deferred() -> Iterator[list[int]]:
+    """Defer the user's SIGCHLD handler until our own work is done; clear the list to drop it.
+
+    torch's handler raises as soon as a worker has died, between any two lines: a slot would stay
+    locked, or a state would not be saved.
+    """
+    number = getattr(signal, "SIGCHLD", None)
+    is_main = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(number) if number is not None and is_main else None
+    heard: list[int] = []
+    if number is None or not callable(handler):
+        yield heard
+        return
+    signal.signal(number, lambda *_: heard.append(1))
+    try:
+        yield heard
+    finally:
+        signal.signal(number, handler)
+    if heard:
+        handler(number, None)
+
+
+class ChildShield:
+    """Blocks some signals in every child that multiprocessing starts, while installed."""
+
+    def __init__(self, numbers: tuple[int, ...]) -> None:
+        self._numbers = {n for n in numbers if n not in (signal.SIGTERM, _SIGQUIT)}
+        self._former: Any = None
+        self.sets_apart = False  # True: each child gets a process group of its own
+
+    def install(self) -> None:
+        if not hasattr(signal, "pthread_sigmask") or not self._numbers:
+            return
+        from multiprocessing import process as processes  # slow to import
+
+        self._former = former = processes.BaseProcess.start
+        numbers = self._numbers
+
+        @uninterruptible
+        @functools.wraps(former)
+        def start(process: BaseProcess) -> None:
+            if getattr(process, "_start_method", None) != "fork":
+                # Its start unblocks signals, so it must run already.
+                from multiprocessing import resource_tracker
+
+                resource_tracker.ensure_running()
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+            try:
+                former(process)
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            if self.sets_apart and process.pid is not None:
+                # A child that has called exec already sets its own group.
+                with contextlib.suppress(OSError):
+                    os.setpgid(process.pid, process.pid)
+
+        # The one method that starts every child of multiprocessing.
+        processes.BaseProcess.start = start  # type: ignore[method-assign,assignment]
+
+    def remove(self) -> None:
+        if self._former is not None:
+            from multiprocessing import process as processes
+
+            processes.BaseProcess.start = self._former  # type: ignore[method-assign]  # as it was
+            self._former = None
+
+
+# -- The duties of process 1, for a trainer that is its container's first process ------------------
+# A signal that process 1 does not handle does nothing, where any other process would die: after its
+# run is closed, a script would ignore SIGTERM until it is killed. And orphans become its children,
+# which it must reap.
+
+
+_LOOK_SECONDS = 2.0
+_MANY = 200  # zombies count towards a limit of processes
+# Signals that end a process by default, and that people and systems send.
+_DEADLY = ("SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGXCPU")
+_PROC = Path("/proc")
+
+
+def die_by_signals() -> None:
+    """Let unhandled signals end this process, as they would end any other."""
+    for name in _DEADLY:
+        number = getattr(signal, name)
+        with contextlib.suppress(ValueError, OSError):  # only the main thread may
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, _die)
+
+
+def _die(number: int, _: object) -> None:
+    if os.getpid() == 1:
+        os._exit(128 + number)
+    # A forked child has inherited this handler, and can die of the signal.
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+class Reaper:
+    """Reaps orphans that have ended, but no child that this process has started itself.
+
+    The code that started a child needs its status. An orphan was seen below another process
+    before: that tells them apart.
+    """
+
+    def __init__(self, proc: Path = _PROC) -> None:
+        self._proc = proc
+        self._others: set[tuple[int, int]] = set()  # children of other processes, as (pid, start)
+        self._has_told = False
+        self._is_over = threading.Event()
+
+    def start(self) -> None:
+        threading.Thread(target=self._go_on, name="holdfast-reaper", daemon=True).start()
+
+    def stop(self) -> None:
+        self._is_over.set()
+
+    def _go_on(self) -> None:
+        while not self._is_over.wait(_LOOK_SECONDS):
+            self.look()
+
+    def look(self) -> list[int]:
+        """Reap the orphans that have ended; returns their pids."""
+        seen: set[tuple[int, int]] = set()
+        ended: list[tuple[int, int]] = []
+        for pid, parent, state, start in _processes(self._proc):
+            if parent != os.getpid():
+                seen.add((pid, start))
+            elif state == "Z":
+                ended.append((pid, start))
+            elif (pid, start) in self._others:
+                seen.add((pid, start))  # an orphan that still runs
+        reaped = [pid for pid, start in ended if (pid, start) in self._others and _reap(pid)]
+        self._others = seen
+        if len(ended) - len(reaped) > _MANY and not self._has_told:
+            self._has_told = True
+            say(
+                f"{len(ended)} processes have ended and were not reaped: this one is the "
+                "container's first process, and cannot tell whose children they are.\n"
+                "Start it as: holdfast run -- python …"
+            )
+        return reaped
+
+
+def _reap(pid: int) -> bool:
+    with contextlib.suppress(ChildProcessError):
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    return False
+
+
+def _processes(proc: Path) -> list[tuple[int, int, str, int]]:
+    found = []
+    for entry in proc.iterdir():
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            # The name comes first, in brackets, and may contain any character.
+            fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
+            found.append((int(entry.name), int(fields[1]), fields[0], int(fields[19])))
+    return found

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import fcntl
 import os
 import signal
 import sys
 import weakref
 from pathlib import Path
+from typing import IO
 
 from holdfast._environment.processes.libc import c_handler, libc
 from holdfast._environment.processes.threads import STACKS_FILE
@@ -42,11 +42,9 @@ class StackDump:
         if _is_for_parents_only():
             self._keeper = keeper
             _allow(keeper)
-            _installed.add(self)
-            _watch_forks()
+            _watch_forks(self)
 
     def remove(self) -> None:
-        """Put everything back as it was."""
         _installed.discard(self)
         if self._keeper:
             _allow(0)
@@ -59,7 +57,12 @@ class StackDump:
                 os.close(self.descriptor)
         self.descriptor = None
 
+    def after_fork(self) -> None:
+        _allow(self._keeper)  # unlike the handler and the file, the permission is not inherited
+
     def _register(self) -> None:
+        import fcntl  # not on Windows
+
         number = _find_unused()
         if number is None:
             return
@@ -101,18 +104,62 @@ def _allow(pid: int) -> None:
         libc().prctl(_PR_SET_PTRACER, *words)
 
 
-_installed: weakref.WeakSet[StackDump] = weakref.WeakSet()
+# -- Python stacks of a crash at C level, such as a segmentation fault -----------------------------
+# A script that has enabled faulthandler itself keeps its own destination.
+
+
+class CrashStacks:
+    """While installed, a crash of this process writes the stack of every thread into a file."""
+
+    def __init__(self, stacks: IO[bytes]) -> None:
+        self._destination: weakref.ref[_Destination] | None = None
+        if faulthandler.is_enabled():
+            return
+        destination = _Destination(stacks.fileno())
+        with contextlib.suppress(OSError, RuntimeError, ValueError):
+            faulthandler.enable(file=destination, all_threads=True)
+            self._destination = weakref.ref(destination)
+            _watch_forks(self)
+
+    def remove(self) -> None:
+        # Only faulthandler holds the destination.
+        if self._destination is not None and self._destination() is not None:
+            faulthandler.disable()
+        self._destination = None
+        _installed.discard(self)
+
+    def after_fork(self) -> None:
+        self.remove()  # a worker's crash must not look like the trainer's
+
+
+class _Destination:
+    """The part of a file object that faulthandler needs."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def flush(self) -> None:
+        pass
+
+
+# -- Forked children -------------------------------------------------------------------------------
+
+
+_installed: weakref.WeakSet[StackDump | CrashStacks] = weakref.WeakSet()
 _is_watching_forks = False
 
 
-def _watch_forks() -> None:
+def _watch_forks(installed: StackDump | CrashStacks) -> None:
     global _is_watching_forks
+    _installed.add(installed)
     if not _is_watching_forks and hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=_allow_in_child)
+        os.register_at_fork(after_in_child=_after_fork)
         _is_watching_forks = True
 
 
-def _allow_in_child() -> None:
-    # Unlike the handler and the file, the permission is not inherited.
+def _after_fork() -> None:
     for each in list(_installed):
-        _allow(each._keeper)
+        each.after_fork()

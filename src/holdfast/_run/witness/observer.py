@@ -8,22 +8,29 @@ message is sent, and not while an answer is awaited.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import json
+import math
 import multiprocessing
 import os
 import signal
 import socket
 import threading
+from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
+from holdfast._adapters.adapter import Adapter
+from holdfast._adapters.registry import array_adapter
 from holdfast._environment import variables
 from holdfast._run.ranks.world import find_world
-from holdfast._run.witness.fingerprint import Leaf, digest_of, leaf_of, walk, whole_leaf
 from holdfast._state.capture import capture, capture_generators
 from holdfast._store.folder.errand import Errand, current
+from holdfast._store.format.checksum import digest
 
 _MOST_CALLS = 64  # of one update
 
@@ -132,7 +139,6 @@ class Observer:
         return self._armed == moment and self.is_open
 
     def record_inputs(self, values: Mapping[str, Any]) -> None:
-        """Record the inputs of a model, by their names in the script."""
         if self._calls < _MOST_CALLS:
             for path, value in walk(values):
                 if hasattr(value, "dtype"):
@@ -220,7 +226,6 @@ def open_run_observer(folder: Path, step: int) -> RunObserver | None:
 
 
 def state_items(state: Mapping[str, Any]) -> dict[str, Leaf]:
-    """Every tensor and every number of a run's state."""
     captured = capture(state)
     items = {
         f"state/{spec.name}": leaf_of(value)
@@ -239,3 +244,169 @@ def _name_of(folder: Path, errand: Errand) -> str:
         if whole.is_relative_to(base):
             return str(whole.relative_to(base))
     return whole.name
+
+
+# -- Fingerprints of values: equal for equal bits, with a number for how far two are apart ---------
+
+
+#: A hash, or the text of a short value; a norm, or the value itself; the count of numbers.
+Leaf = tuple[str, float | None, int]
+
+
+def leaf_of(value: Any) -> Leaf:
+    """The fingerprint of a tensor, an array, a number or a text; of another object, its type.
+
+    The repr of an object may hold its address, and that of a set has no fixed order.
+    """
+    if isinstance(value, bool) or value is None:
+        return repr(value), None, 1
+    if isinstance(value, int | float):  # NumPy's float is one too, and equal to Python's
+        number = float(value) if abs(value) < 1e300 else None
+        return repr(int(value) if isinstance(value, int) else float(value)), number, 1
+    if (adapter := array_adapter(value)) is not None:
+        return _array_leaf(adapter, value)
+    if isinstance(value, list | tuple) and all(isinstance(v, int | float) for v in value):
+        value = [leaf_of(item)[0] for item in value]
+    elif not isinstance(value, str | complex):
+        return type(value).__qualname__, None, 1
+    text = repr(value)
+    return (text if len(text) <= 40 else _hex(text.encode())), None, 1
+
+
+def _array_leaf(adapter: Adapter, value: Any) -> Leaf:
+    # The local part of a sharded tensor: reading all of it would need a collective.
+    value = adapter.part_here(value)
+    try:
+        shape = tuple(getattr(value, "shape", ()))
+        described = f"{getattr(value, 'dtype', 'bytes')}{shape}"
+        data = bytes(adapter.bytes_of(value))
+    except (TypeError, ValueError, RuntimeError, AttributeError):  # lazy, without values
+        return type(value).__qualname__, None, 0
+    return _hex(described.encode() + data), _norm(value), math.prod(shape)
+
+
+def _norm(value: Any) -> float | None:
+    try:
+        if hasattr(value, "detach"):
+            flat = value.detach().double()
+        else:
+            flat = (value.numpy() if hasattr(value, "numpy") else value).astype("float64")
+        norm = math.sqrt(float((flat * flat).sum()))
+    except (TypeError, ValueError, RuntimeError, AttributeError):
+        return None
+    return norm if math.isfinite(norm) else None
+
+
+def _hex(data: bytes) -> str:
+    return digest(data).hex()[:20]
+
+
+def digest_of(value: Any) -> str:
+    """One hash of a whole tree, such as a batch."""
+    return _hex("|".join(f"{path}={leaf_of(leaf)[0]}" for path, leaf in walk(value)).encode())
+
+
+def whole_leaf(value: Any) -> Leaf:
+    """A whole tree as one leaf, without a norm."""
+    return digest_of(value), None, 0
+
+
+def walk(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """The leaves of containers, each with its path."""
+    if depth > 12:
+        return
+    if isinstance(value, Mapping):
+        for key in list(value):
+            yield from walk(value[key], f"{path}.{key}" if path else str(key), depth + 1)
+    elif isinstance(value, list | tuple | set | frozenset):
+        ordered = value if isinstance(value, list | tuple) else sorted(value, key=repr)
+        for index, item in enumerate(ordered):
+            yield from walk(item, f"{path}[{index}]", depth + 1)
+    elif hasattr(value, "__dict__") and not hasattr(value, "dtype") and not callable(value):
+        for key, item in vars(value).items():
+            yield from walk(item, f"{path}.{key}" if path else key, depth + 1)
+    else:
+        yield path, value
+
+
+# -- A fingerprint of a batch, by which ranks notice that they train on the same one ---------------
+# Only the beginning of each array is hashed, and less of one on a device, since the copy waits for
+# the device.
+
+
+_HOST_BYTES = 1 << 20
+_DEVICE_BYTES = 1 << 16
+_LOOKED_AT = 2000  # items of a batch
+
+
+def batch_print(batch: Any) -> str | None:
+    """Equal for equal batches; None if it could not tell batches apart.
+
+    An array of a single value, such as a mask of ones, is in many batches.
+    """
+    hasher, is_telling = xxhash.xxh3_64(), False
+    waiting, looked_at = deque([batch]), 0
+    while waiting and looked_at < _LOOKED_AT:
+        item = waiting.popleft()
+        looked_at += 1
+        adapter = array_adapter(item)
+        if adapter is None:
+            parts = _parts_of(item)
+            hasher.update(_describe(item, parts))
+            waiting += parts or ()
+        else:
+            is_telling = _add_array(hasher, adapter, item) or is_telling
+    return hasher.hexdigest() if is_telling else None
+
+
+def _parts_of(item: Any) -> list[Any] | None:
+    """The items of a container; None for anything else."""
+    if isinstance(item, Mapping):
+        return [part for pair in _first(item.items()) for part in pair]
+    if isinstance(item, list | tuple):
+        return list(item[:_LOOKED_AT])
+    if dataclasses.is_dataclass(item) and not isinstance(item, type):
+        return [getattr(item, each.name, None) for each in dataclasses.fields(item)]
+    if type(item).__module__ == "builtins":
+        return None
+    # A batch of the user's own class: its attributes.
+    return list(_first(getattr(item, "__dict__", {}).values()))
+
+
+def _first(items: Any) -> Any:
+    return [item for _, item in zip(range(_LOOKED_AT), items, strict=False)]
+
+
+def _describe(item: Any, parts: list[Any] | None) -> bytes:
+    text = f"{type(item).__name__}{'' if parts is None else len(parts)};"
+    if isinstance(item, str | int | float | complex | bytes):  # the repr of others has an address
+        text += repr(item[:_DEVICE_BYTES] if isinstance(item, str | bytes) else item)
+    return text.encode(errors="replace")
+
+
+def _add_array(hasher: xxhash.xxh3_64, adapter: Adapter, array: Any) -> bool:
+    """Hash an array; True if it can tell one batch from another."""
+    if callable(getattr(array, "to_local", None)):
+        array = array.to_local()  # the shard of this rank
+    try:
+        spec = adapter.spec("", array)
+    except ValueError as error:  # sparse, or of objects: no bytes
+        hasher.update(str(error).encode())
+        return False
+    hasher.update(f"{spec.kind};{spec.dtype};{spec.shape}".encode())
+    limit_bytes = _DEVICE_BYTES if spec.device else _HOST_BYTES
+    if spec.size_bytes > limit_bytes:
+        array = _beginning(array, spec.shape, limit_bytes // spec.item_bytes)
+    data = bytes(adapter.bytes_of(array))
+    hasher.update(data)
+    return data[spec.item_bytes :] != data[: -spec.item_bytes]
+
+
+def _beginning(array: Any, shape: tuple[int, ...], items: int) -> Any:
+    """About so many items of an array, by slices, so that no more is copied."""
+    for axis, size in enumerate(shape):
+        inner = math.prod(shape[axis + 1 :])
+        if inner <= items:
+            return array[: max(1, min(size, items // max(1, inner)))]
+        array = array[0]
+    return array

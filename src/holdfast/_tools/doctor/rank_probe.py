@@ -13,7 +13,7 @@ from collections.abc import Callable
 from holdfast._environment import variables
 from holdfast._environment.processes.identity import host_name
 from holdfast._environment.slurm.job import rank_environment
-from holdfast._run.ranks.environment import tasks_of_srun
+from holdfast._run.ranks.world import tasks_of_srun
 
 _PARTING_SECONDS = 0.3
 

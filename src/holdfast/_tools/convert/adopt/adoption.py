@@ -21,7 +21,7 @@ from holdfast._errors import (
     SaveFailed,
     install_command,
 )
-from holdfast._run.exit.record import ExitRecord
+from holdfast._run.exit.leaving import ExitRecord
 from holdfast._run.saving.direct import write_direct
 from holdfast._store.commit.write import Policy
 from holdfast._store.folder import journal

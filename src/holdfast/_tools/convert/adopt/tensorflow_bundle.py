@@ -14,7 +14,7 @@ from typing import Any
 from holdfast._adapters.registry import adapter_of
 from holdfast._errors import HoldfastError, SettingsError
 from holdfast._state.capture import Captured
-from holdfast._state.tf_object_graph import OBJECTS
+from holdfast._state.capture_cache import OBJECTS
 from holdfast._store.format.image import TensorSpec
 from holdfast._tools.convert.adopt.foreign import (
     COUNTERS,

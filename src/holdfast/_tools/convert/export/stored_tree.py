@@ -15,7 +15,7 @@ from typing import Any
 
 from holdfast._adapters.registry import adapter_of
 from holdfast._errors import HoldfastError, StateMismatch, install_command
-from holdfast._state.shards import Assembler, kind_of
+from holdfast._state.restore import Assembler, kind_of
 from holdfast._store.format.image import TensorSpec
 from holdfast._store.format.tree import Pairs, TreeVisitor, tensor_leaves
 from holdfast._store.read.verify import Loaded

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from holdfast._adapters.registry import adapter_of
 from holdfast._errors import FolderError, HoldfastError, SettingsError, install_command
-from holdfast._state.tf_object_graph import OBJECTS
+from holdfast._state.capture_cache import OBJECTS
 from holdfast._store.commit.fault_points import pass_point
 from holdfast._store.folder.atomic import publish_folder, remove_folder, sync_folder, writing_whole
 from holdfast._store.format.image import TensorSpec

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import FrameType, ModuleType
 from typing import Any
 
-from holdfast._run.witness.fingerprint import digest_of
+from holdfast._run.witness.observer import digest_of
 from holdfast._state.capture import capture_generators
 
 #: The states of the generators at the start, by name. An unused one may differ.

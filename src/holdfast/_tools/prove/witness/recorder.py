@@ -19,8 +19,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
-from holdfast._run.witness.fingerprint import Leaf, digest_of, whole_leaf
-from holdfast._run.witness.observer import Observer
+from holdfast._run.witness.observer import Leaf, Observer, digest_of, whole_leaf
 from holdfast._state.capture import capture_generators
 from holdfast._tools.prove.witness.bootstrap import FRESH, SEEDS, in_handler, record_seeds
 

@@ -16,8 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from holdfast._run.witness.fingerprint import Leaf, leaf_of, whole_leaf
-from holdfast._run.witness.observer import Observer
+from holdfast._run.witness.observer import Leaf, Observer, leaf_of, whole_leaf
 from holdfast._tools.prove.witness.recorder import (
     MOST_VALUES,
     Items,

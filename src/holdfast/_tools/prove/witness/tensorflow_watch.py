@@ -23,8 +23,7 @@ from tensorflow.python.distribute.input_lib import DistributedIterator
 from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 
-from holdfast._run.witness.fingerprint import Leaf, digest_of, whole_leaf
-from holdfast._run.witness.observer import Observer
+from holdfast._run.witness.observer import Leaf, Observer, digest_of, whole_leaf
 from holdfast._tools.prove.witness.bootstrap import record_fresh_generators
 from holdfast._tools.prove.witness.recorder import (
     ScriptRecorder,

@@ -24,8 +24,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data import DataLoader, Dataset, Sampler, dataloader
 
-from holdfast._run.witness.fingerprint import leaf_of, whole_leaf
-from holdfast._run.witness.observer import Observer
+from holdfast._run.witness.observer import Observer, leaf_of, whole_leaf
 from holdfast._tools.prove.witness.bootstrap import record_fresh_generators
 from holdfast._tools.prove.witness.recorder import (
     MOST_VALUES,
