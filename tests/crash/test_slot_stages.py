@@ -27,7 +27,7 @@ LIGHT = SCRIPTS / "light.py"
 BUILDING = [f"slot-{slot}-{how}" for slot in (0, 1, 2) for how in ("half-built", "built", "added")]
 STAGES = (*BUILDING, "slot-dropped", "slot-given-back")
 # The newest step that is surely whole at each stage, by tests/scripts/slots_to_kill.py.
-WHOLE = {"slot-0": 0, "slot-1": 0, "slot-2": 4, "slot-dropped": 7, "slot-given-back": 7}
+WHOLE = {"slot-0": 0, "slot-1": 0, "slot-2": 4, "slot-dropped": 6, "slot-given-back": 6}
 STATE_BYTES = 8 * 50_000
 # A state for which slots are built in the background.
 SIZE, TOTAL = 1_600_000, 40

@@ -5,18 +5,21 @@ memory; only that delays the work that training queues next. The buffer is then 
 during the next steps, on a stream of its own, into memory that is registered with the driver.
 Without room, `HeldBack` copies straight into the slot.
 
-A slot is registered piece by piece, while the rest of it is still being touched. No copy crosses
-the edge between two pieces: the driver takes one only within one registered range.
+A slot is registered piece by piece, while the rest of it is still being touched, or when the first
+copy needs it. No copy crosses the edge between two pieces: the driver takes one only within one
+registered range.
 
 A slot is whole only when its last byte has arrived (see _run/saving/slots.py).
 """
 
 from __future__ import annotations
 
+import functools
 import statistics
+import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +27,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from holdfast._store.format.image import TensorSpec
-from holdfast._store.memory.pages import PIECE_BYTES
+from holdfast._store.memory.pages import PIECE_BYTES, pieces_of
 from holdfast._text import say
 
 _ALIGNMENT = 512  # like the allocator: a kernel copies aligned memory faster
@@ -71,6 +74,7 @@ class Devices:
         self._slot_bytes = len(mapped) - self._slots[-1]
         self._host = torch.frombuffer(mapped, dtype=torch.uint8)
         self._registered: dict[int, dict[int, int]] = {}  # by slot: bytes by address
+        self._registering = threading.Lock()
         by_device: dict[str, list[int]] = {}
         for index, (spec, _) in enumerate(places):
             by_device.setdefault(spec.device, []).append(index)
@@ -100,10 +104,11 @@ class Devices:
     def begin(self, slot: int, values: list[torch.Tensor], *, careful: bool) -> _AllCopies:
         self._was_ahead = self._has_work()
         home = self._host[self._slots[slot] :]
-        pieces = list(self._registered.get(slot, {}).values())  # another thread may add one
-        registered = sum(pieces) == self._slot_bytes
+        with self._registering:
+            registered = sum(self._registered.get(slot, {}).values()) == self._slot_bytes
+        register = None if registered else functools.partial(self._register_all, slot)
         copies = [
-            part.begin(home, [values[i] for i in indices], registered, careful=careful)
+            part.begin(home, [values[i] for i in indices], register, careful=careful)
             for indices, part in zip(self._indices, self._parts, strict=True)
         ]
         return _AllCopies(self, copies)
@@ -114,14 +119,22 @@ class Devices:
     def register(self, slot: int, start: int, size_bytes: int) -> None:
         """Register a piece with the driver, so that the device copies there by DMA."""
         address = self._host.data_ptr() + start
-        with torch.cuda.device(self._parts[0].device):
+        with self._registering, torch.cuda.device(self._parts[0].device):
+            pieces = self._registered.setdefault(slot, {})
+            if address in pieces:
+                return
             result = torch.cuda.cudart().cudaHostRegister(address, size_bytes, _PORTABLE)
-        if int(result) == 0:
-            self._registered.setdefault(slot, {})[address] = size_bytes
+            if int(result) == 0:
+                pieces[address] = size_bytes
+
+    def _register_all(self, slot: int) -> None:
+        for piece in pieces_of(self._slots[slot], self._slot_bytes):
+            self.register(slot, *piece)
 
     def forget(self, slot: int) -> None:
-        for address in self._registered.pop(slot, {}):
-            torch.cuda.cudart().cudaHostUnregister(address)
+        with self._registering:
+            for address in self._registered.pop(slot, {}):
+                torch.cuda.cudart().cudaHostUnregister(address)
 
     def note_cost(self, seconds: float) -> None:
         if not self._is_measured:
@@ -170,14 +183,22 @@ class _OneDevice:
         self._held_back: HeldBack | None = None
 
     def begin(
-        self, home: torch.Tensor, values: list[torch.Tensor], registered: bool, *, careful: bool
+        self,
+        home: torch.Tensor,
+        values: list[torch.Tensor],
+        register: Callable[[], None] | None,
+        *,
+        careful: bool,
     ) -> Any:
-        """Begin to copy into the slot that `home` is the beginning of."""
+        """Begin to copy into the slot that `home` is the beginning of.
+
+        `register` registers the slot, if it is not registered yet.
+        """
         if self._has_stage():
-            return self._by_stage(home, values, registered)
+            return self._by_stage(home, values, register)
         if self._held_back is None:
             self._held_back = HeldBack(self.device, self._stream, self._places)
-        careful = careful or not registered
+        careful = careful or register is not None
         busy = self._busy_streams()
         return self._held_back.begin(home, values, busy, [busy[0], *self._others], careful=careful)
 
@@ -191,7 +212,10 @@ class _OneDevice:
             self._held_back.close()
 
     def _by_stage(
-        self, home: torch.Tensor, values: list[torch.Tensor], registered: bool
+        self,
+        home: torch.Tensor,
+        values: list[torch.Tensor],
+        register: Callable[[], None] | None,
     ) -> _StagedCopy:
         assert self._stage is not None
         timing = Timing.new()
@@ -214,8 +238,8 @@ class _OneDevice:
             for span in self._spans
             for at, size in _between_edges(span.offset, span.size_bytes)
         ]
-        copy = _StagedCopy(timing, self._stream, pieces)
-        if registered:
+        copy = _StagedCopy(timing, self._stream, pieces, register)
+        if register is None:
             copy.send_home()
         return copy
 
@@ -267,16 +291,16 @@ class _StagedCopy:
         timing: Timing,
         stream: torch.cuda.Stream,
         pieces: list[tuple[torch.Tensor, torch.Tensor]],
+        register: Callable[[], None] | None,
     ) -> None:
         self._timing = timing
         self._stream = stream
         self._pieces = pieces
-        self._is_sent = False
+        self._register = register
         self.stall_seconds = self.cost_seconds = 0.0
 
     def send_home(self) -> None:
-        """Queue the copies; if the memory is not registered, this waits for them."""
-        self._is_sent = True
+        """Queue the copies; if the memory cannot be registered, this waits for them."""
         with torch.cuda.stream(self._stream):
             for target, source in self._pieces:
                 target.copy_(source, non_blocking=True)
@@ -284,8 +308,9 @@ class _StagedCopy:
 
     def wait(self) -> bool:
         timing = self._timing
-        if not self._is_sent:
+        if self._register is not None:
             timing.freed.synchronize()
+            self._register()
             self.send_home()
         timing.landed.synchronize()
         self.stall_seconds = timing.began.elapsed_time(timing.freed) / 1e3

@@ -167,8 +167,10 @@ class Resumed:
 
         leftover = found.leftover
         assert leftover is not None
+        assert found.record is not None
         self.start.leftovers.remove(leftover)  # it is not closed with the others
-        waiting = WaitingArena(leftover.arena, leftover.path, found.loaded.plan, self.attempt)
+        place = leftover.arena, leftover.path, found.loaded.plan
+        waiting = WaitingArena(*place, self.attempt, found.record.slot)
         snapshots.adopt(waiting)
         return waiting
 

@@ -1,7 +1,7 @@
 """Which slots of an arena have memory.
 
-    at the start     one slot, so that the first snapshot comes soon; the second one follows in
-                     the background
+    at the start     one slot, so that the first snapshot comes soon; the others follow in the
+                     background as soon as that snapshot is whole
     usually          two: the newest whole one, which is never written to, and the other one
     during a write   the keeper holds one slot, and the other one may become the newest: then no
                      slot is free, and snapshots are skipped. So a third slot gets memory if there
@@ -62,6 +62,7 @@ class SlotMemory:
         self._say = say
         self.usual = usual  # slots that are kept
         self.registry: Registry | None = None  # set before a slot gets memory
+        self._rest: Callable[[], object] | None = self._build_missing  # after the first snapshot
         self._thread: threading.Thread | None = None
         self._asked = 0.0
         self._is_closed = False
@@ -102,14 +103,16 @@ class SlotMemory:
         return built
 
     def build_rest(self) -> None:
-        """Give the other usual slots their memory, in the background."""
-        if self._missing():
-            self._start(self._build_missing)
+        """Give the other usual slots their memory, in the background; only the first call does."""
+        work, self._rest = self._rest, None
+        if work is not None and (self._missing() or work != self._build_missing):
+            self._start(work)
 
     def take_over(self) -> None:
-        """Touch and register the slots that have memory, and build the others, in the background.
+        """Use the slots as they are; touch and register them after the first snapshot.
 
-        They can be used at once: a copy into pages that are not touched yet is only slower.
+        During the first step of an attempt a driver loads its kernels, and touching or registering
+        memory meanwhile makes that step twice as long.
         """
 
         def work() -> None:
@@ -119,7 +122,7 @@ class SlotMemory:
                     self._register(slot, *piece)
             self._build_missing()
 
-        self._start(work)
+        self._rest = work
 
     def grow(self) -> None:
         """No slot is free during a write: add one, in the background, if there is plenty."""

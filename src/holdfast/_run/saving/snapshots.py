@@ -128,6 +128,7 @@ class Snapshots:
             began = time.perf_counter()  # an arena is built once: exclude it from the copy's time
         generation = self._current
         assert generation is not None
+        self._give_third_back(generation)
         is_asked_for = patience_seconds > 0
         slot = self._begin(generation, is_asked_for=is_asked_for)
         looked = time.monotonic()
@@ -161,14 +162,10 @@ class Snapshots:
             is_hidden=generation.hides_the_processor,
         )
         if copy is None:
-            self._finish(generation.arena, taken)
+            self._finish(generation, taken)
         else:
             self._in_flight = taken
-            self._copies_in_flight.expect(
-                copy, lambda good: self._land(generation.arena, taken, good)
-            )
-        if not self._promised and time.monotonic() >= self._settled_at + _LINGER_SECONDS:
-            generation.memory.shrink(self._held())
+            self._copies_in_flight.expect(copy, lambda good: self._land(generation, taken, good))
         return taken
 
     def _begin(self, generation: Generation, *, is_asked_for: bool) -> int | None:
@@ -188,16 +185,27 @@ class Snapshots:
         if self._promised:  # a write is in progress
             generation.memory.grow()
 
+    @property
+    def _needs_no_third(self) -> bool:
+        """True if no write has been in progress for a while."""
+        return not self._promised and time.monotonic() >= self._settled_at + _LINGER_SECONDS
+
+    def _give_third_back(self, generation: Generation) -> None:
+        # Before a slot is chosen: while a device copies, all three may be needed.
+        if self._needs_no_third:
+            generation.memory.shrink(self._held())
+
     def _keeps_hashed(self, generation: Generation) -> bool:
         """True if a snapshot is to wait until the newest one is hashed.
 
         Of two slots one is then always hashed: also a kill of trainer and keeper leaves a state.
+        The third slot is given back only between snapshots, so it is treated as gone before.
         A keeper that gets no processor is not waited for, since a kill of the trainer alone would
         cost more and more.
         """
-        newest = generation.arena.newest()
+        newest, memory = generation.arena.newest(), generation.memory
         return (
-            generation.memory.is_double
+            (memory.is_double or (memory.usual == 2 and self._needs_no_third))
             and not self._has_peers
             and newest is not None
             and time.time() - newest.captured_at < _HASHING_SECONDS
@@ -211,6 +219,7 @@ class Snapshots:
         generation = self._current
         if generation is None or self._built is not None:
             return True
+        self._give_third_back(generation)
         has_free = generation.arena.has_free(
             self._held(),
             self._common(),
@@ -250,19 +259,20 @@ class Snapshots:
             return None
         return generation.arena.hashed_at(newest.slot, newest.sequence)
 
-    def _finish(self, arena: Arena, taken: Taken) -> None:
-        arena.finish(taken.slot, sequence=taken.sequence, mark=taken.mark)
+    def _finish(self, generation: Generation, taken: Taken) -> None:
+        generation.arena.finish(taken.slot, sequence=taken.sequence, mark=taken.mark)
+        generation.memory.build_rest()
         self.newest = taken
 
-    def _land(self, arena: Arena, taken: Taken, good: bool) -> None:
+    def _land(self, generation: Generation, taken: Taken, good: bool) -> None:
         """In the thread of the copies: the device has copied, or failed."""
         with self._whole:
             good = good and self._in_flight is taken  # else it has become void
             self._in_flight = None
             if good:
-                self._finish(arena, taken)
+                self._finish(generation, taken)
             else:
-                arena.abandon(taken.slot)
+                generation.arena.abandon(taken.slot)
         self._landed(taken, good)
 
     def void_from(self, step: int) -> None:
@@ -446,7 +456,7 @@ class Snapshots:
         *,
         is_small: bool,
     ) -> Generation | None:
-        """An arena with one slot, while the others are being built; None if there is no room."""
+        """An arena with one slot, or those that must be there; None if there is no room."""
         run_id, attempt, _ = self._owner
         arena = Arena.create(
             backing.descriptor,
@@ -465,7 +475,6 @@ class Snapshots:
         if not all(memory.build(slot) for slot in range(first)):
             generation.close()
             return None
-        memory.build_rest()
         return generation
 
     def _take_over(self, arena: Arena, backing: Backing, plan: ImagePlan) -> Generation:

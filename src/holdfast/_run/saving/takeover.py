@@ -21,8 +21,11 @@ from holdfast._store.memory.waiting import claim
 class WaitingArena:
     """A waiting arena that this attempt has read its state from."""
 
-    def __init__(self, arena: Arena, path: Path, plan: ImagePlan, attempt: int) -> None:
+    def __init__(
+        self, arena: Arena, path: Path, plan: ImagePlan, attempt: int, slot: int = 0
+    ) -> None:
         self.arena = arena
+        self._slot = slot  # the verified one
         self.plan = plan  # of the verified slot
         self._path = path
         self._attempt = attempt
@@ -47,7 +50,8 @@ class WaitingArena:
         """Make it the empty arena of this attempt; False if it is gone, or still read."""
         if not self._is_free:
             return False
-        prepare = functools.partial(self.arena.take_over, self._attempt)
+        # The slot that was read is mapped into this process already.
+        prepare = functools.partial(self.arena.take_over, self._attempt, self._slot)
         return claim(self.arena.descriptor, self._path, self._taken, prepare)
 
     def drop(self) -> None:

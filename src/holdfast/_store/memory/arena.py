@@ -324,14 +324,14 @@ class Arena:
         """Its trainer is dead, and its newest slot is durable: the next attempt may take it."""
         self._words[_WAITS_UNTIL] = int(at * 1e9)
 
-    def take_over(self, attempt: int) -> None:
-        """Make it the empty arena of another attempt.
+    def take_over(self, attempt: int, first: int = 0) -> None:
+        """Make it the empty arena of another attempt, which writes to the slot `first` first.
 
         The slots first: with the new number, they would be states that this attempt never had.
         """
         for slot in self.present():
             self._set(slot, _STATE, _EMPTY)
-            self._set(slot, _SEQUENCE, 0)
+            self._set(slot, _SEQUENCE, slot != first)
             self._set(slot, _HASHED, 0)
         self.attempt, self.generation = attempt, 1
         struct.pack_into("<QQ", self.mapped, _ATTEMPT_OFFSET, self.attempt, self.generation)
