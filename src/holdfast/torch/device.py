@@ -27,8 +27,9 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from holdfast._store.format.image import TensorSpec
-from holdfast._store.memory.pages import PIECE_BYTES, pieces_of
+from holdfast._store.memory.pages import PIECE_BYTES, Piece, pieces_of, split
 from holdfast._text import say
+from holdfast.torch.receive import differ
 
 _ALIGNMENT = 512  # like the allocator: a kernel copies aligned memory faster
 _LEAST_ROOM_BYTES = 1 << 30
@@ -36,7 +37,7 @@ _ROOM_SHARE = 16  # this fraction of the device's memory stays free for training
 _POOL_STREAMS = 32  # torch has this many of each priority, and uses them in turn
 _PORTABLE = 1  # registered for every device
 _BESIDE_SHARE = 0.02  # of its time: how much a copy to the host slows the device
-_BYTES_PER_SECOND = 1e12  # of a copy on the device, until one is measured
+_BYTES_PER_SECOND = 2e12  # of a copy on the device, until one is measured
 _REMEMBERED = 8
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -81,7 +82,8 @@ class Devices:
         self._indices = list(by_device.values())
         size_bytes = sum(spec.size_bytes for spec, _ in places)
         self._costs: deque[float] = deque([2 * size_bytes / _BYTES_PER_SECOND], _REMEMBERED)
-        self._is_measured = False
+        self._landed = 0  # copies
+        self.found_change = False
         self.stall_seconds = 0.0  # how long the last copy delayed training
         self._was_ahead = False  # True if the device still had queued work at the last copy
         self._parts = [
@@ -101,17 +103,37 @@ class Devices:
         """
         return self._was_ahead and self._has_work()
 
-    def begin(self, slot: int, values: list[torch.Tensor], *, careful: bool) -> _AllCopies:
+    def begin(
+        self,
+        slot: int,
+        values: list[torch.Tensor],
+        *,
+        careful: bool,
+        shared: Sequence[Piece] = (),
+    ) -> _AllCopies:
         self._was_ahead = self._has_work()
+        self.found_change = False
         home = self._host[self._slots[slot] :]
+        elsewhere = [(self._slots[slot] + at, size) for at, size in shared] if slot else []
+        own_bytes = self._slot_bytes - sum(size for _, size in elsewhere)
         with self._registering:
-            registered = sum(self._registered.get(slot, {}).values()) == self._slot_bytes
-        register = None if registered else functools.partial(self._register_all, slot)
+            registered = sum(self._registered.get(slot, {}).values()) == own_bytes
+        register = None if registered else functools.partial(self._register_all, slot, elsewhere)
         copies = [
-            part.begin(home, [values[i] for i in indices], register, careful=careful)
+            part.begin(home, [values[i] for i in indices], register, shared, careful=careful)
             for indices, part in zip(self._indices, self._parts, strict=True)
         ]
         return _AllCopies(self, copies)
+
+    def can_compare(self) -> bool:
+        return all(part.has_stage() for part in self._parts)
+
+    def has_changed(self, values: list[torch.Tensor], shared: Sequence[Piece]) -> bool:
+        return any(
+            bool(flag)
+            for indices, part in zip(self._indices, self._parts, strict=True)
+            if (flag := part.changed([values[i] for i in indices], shared)) is not None
+        )
 
     def _has_work(self) -> bool:
         return any(not part.is_idle() for part in self._parts)
@@ -127,8 +149,8 @@ class Devices:
             if int(result) == 0:
                 pieces[address] = size_bytes
 
-    def _register_all(self, slot: int) -> None:
-        for piece in pieces_of(self._slots[slot], self._slot_bytes):
+    def _register_all(self, slot: int, without: Sequence[Piece]) -> None:
+        for piece in pieces_of(self._slots[slot], self._slot_bytes, without):
             self.register(slot, *piece)
 
     def forget(self, slot: int) -> None:
@@ -137,10 +159,12 @@ class Devices:
                 torch.cuda.cudart().cudaHostUnregister(address)
 
     def note_cost(self, seconds: float) -> None:
-        if not self._is_measured:
-            self._is_measured = True
+        # During the first copy the driver loads its kernels: that predicts nothing.
+        self._landed += 1
+        if self._landed == 2:
             self._costs.clear()  # the estimate
-        self._costs.append(seconds)
+        if self._landed >= 2:
+            self._costs.append(seconds)
 
     def close(self) -> None:
         for slot in list(self._registered):
@@ -159,6 +183,7 @@ class _AllCopies:
     def wait(self) -> bool:
         landed = [part.wait() for part in self._parts]
         good = all(landed)
+        self._devices.found_change = any(part.found_change for part in self._parts)
         if good:
             self._devices.note_cost(max(part.cost_seconds for part in self._parts))
             self._devices.stall_seconds = max(part.stall_seconds for part in self._parts)
@@ -181,12 +206,14 @@ class _OneDevice:
         self._groups: list[list[int]] = []
         self._may_stage = True
         self._held_back: HeldBack | None = None
+        self._shared: tuple[Sequence[Piece], frozenset[int]] | None = None
 
     def begin(
         self,
         home: torch.Tensor,
         values: list[torch.Tensor],
         register: Callable[[], None] | None,
+        shared: Sequence[Piece],
         *,
         careful: bool,
     ) -> Any:
@@ -194,8 +221,8 @@ class _OneDevice:
 
         `register` registers the slot, if it is not registered yet.
         """
-        if self._has_stage():
-            return self._by_stage(home, values, register)
+        if self.has_stage():
+            return self._by_stage(home, values, register, shared)
         if self._held_back is None:
             self._held_back = HeldBack(self.device, self._stream, self._places)
         careful = careful or register is not None
@@ -216,6 +243,7 @@ class _OneDevice:
         home: torch.Tensor,
         values: list[torch.Tensor],
         register: Callable[[], None] | None,
+        shared: Sequence[Piece],
     ) -> _StagedCopy:
         assert self._stage is not None
         timing = Timing.new()
@@ -224,8 +252,10 @@ class _OneDevice:
             self._stream.wait_stream(stream)
         with torch.no_grad(), torch.cuda.stream(self._stream):
             timing.began.record()
+            changed = self.changed(values, shared)
             for group in self._groups:
-                torch._foreach_copy_([self._views[i] for i in group], [values[i] for i in group])
+                left = [i for i in group if i not in self._within(shared)]
+                torch._foreach_copy_([self._views[i] for i in left], [values[i] for i in left])
             timing.freed.record()
         # The next work of any stream may change what is being copied, even of one that is idle now.
         for stream in (busy[0], *self._others):
@@ -236,9 +266,11 @@ class _OneDevice:
                 self._stage[span.staged + at - span.offset :][:size],
             )
             for span in self._spans
-            for at, size in _between_edges(span.offset, span.size_bytes)
+            for start, length, is_within in split(span.offset, span.size_bytes, shared)
+            if not is_within
+            for at, size in _between_edges(start, length)
         ]
-        copy = _StagedCopy(timing, self._stream, pieces, register)
+        copy = _StagedCopy(timing, self._stream, pieces, register, changed)
         if register is None:
             copy.send_home()
         return copy
@@ -251,7 +283,26 @@ class _OneDevice:
         current = torch.cuda.current_stream(self.device)
         return [current, *(each for each in self._others if not each.query() and each != current)]
 
-    def _has_stage(self) -> bool:
+    def _within(self, shared: Sequence[Piece]) -> frozenset[int]:
+        """The tensors of which a part is in a range in common."""
+        if not shared:
+            return frozenset()
+        if self._shared is None or self._shared[0] is not shared:
+            found = (
+                index
+                for index, (spec, at) in enumerate(self._places)
+                if any(is_within for *_, is_within in split(at, spec.size_bytes, shared))
+            )
+            self._shared = (shared, frozenset(found))
+        return self._shared[1]
+
+    @torch.no_grad()
+    def changed(self, values: list[torch.Tensor], shared: Sequence[Piece]) -> torch.Tensor | None:
+        """On the device: whether a tensor in a range in common differs from the last copy."""
+        found = [differ(values[i], self._views[i]) for i in self._within(shared)]
+        return torch.stack(found).any() if found else None
+
+    def has_stage(self) -> bool:
         """Whether there is a spare buffer: made once, and freed when memory runs short."""
         if not self._may_stage:
             return False
@@ -292,7 +343,10 @@ class _StagedCopy:
         stream: torch.cuda.Stream,
         pieces: list[tuple[torch.Tensor, torch.Tensor]],
         register: Callable[[], None] | None,
+        changed: torch.Tensor | None,
     ) -> None:
+        self._changed = changed
+        self.found_change = False
         self._timing = timing
         self._stream = stream
         self._pieces = pieces
@@ -316,7 +370,10 @@ class _StagedCopy:
         self.stall_seconds = timing.began.elapsed_time(timing.freed) / 1e3
         beside_seconds = timing.freed.elapsed_time(timing.landed) / 1e3
         self.cost_seconds = self.stall_seconds + _BESIDE_SHARE * beside_seconds
-        return True
+        if self._changed is not None:
+            with torch.cuda.stream(self._stream):
+                self.found_change = bool(self._changed)
+        return not self.found_change
 
 
 def _typed(base: torch.Tensor, at: int, spec: TensorSpec) -> torch.Tensor:
@@ -499,6 +556,8 @@ class HeldBack:
 
 class _HeldBackCopy:
     """A copy to the host that the optimizer waits for."""
+
+    found_change = False  # it has nothing to compare with
 
     def __init__(self, owner: HeldBack, later: list[torch.Tensor]) -> None:
         self._owner = owner

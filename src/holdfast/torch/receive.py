@@ -24,7 +24,7 @@ from holdfast.torch.adapter import ADAPTER, dtype_of, repeated_axes, typed
 
 _SPARE_BYTES = 256 << 20
 _BUFFER_BYTES = 4 << 20  # pinning memory takes as long as sending ten times as much
-_MOST_THREADS = 8  # measured with 16 cores: more threads only wait for each other
+_MOST_THREADS = 12  # measured with 16 cores: more threads only wait for each other
 _LONG_BYTES = 256 << 20  # by all threads: one alone would be the last to end
 _ALIGNMENT = 512  # of each run on the device
 _PAGE = 4096
@@ -136,7 +136,7 @@ def is_comparable(live: Any, stored: torch.Tensor) -> bool:
 @torch.no_grad()
 def differing(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[bool]:
     """For each pair, whether any bit differs; computed on the device, and read once."""
-    found = [_differ(_bits(live), _bits(stored)) for live, stored in pairs]
+    found = [differ(live, stored) for live, stored in pairs]
     by_device: dict[torch.device, list[int]] = {}
     for number, flag in enumerate(found):
         by_device.setdefault(flag.device, []).append(number)
@@ -155,7 +155,9 @@ def _bits(value: torch.Tensor) -> torch.Tensor:
     )
 
 
-def _differ(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def differ(live: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
+    """Whether any bit differs, as a tensor on the device of both."""
+    one, other = _bits(live), _bits(stored)
     for wide in (torch.int64, torch.int32):
         size = wide.itemsize
         if not (one.nbytes % size or one.data_ptr() % size or other.data_ptr() % size):

@@ -10,6 +10,9 @@
 With several ranks there are always three: the newest one, the newest that all ranks have, and one
 to write to. With fewer, a rank that is ahead of the others would wait for them.
 
+Ranges of the image that all slots have in common have memory in slot 0 only. If a tensor in them
+changes, all slots get memory of their own for them, in the background (`unshare`).
+
 If two do not fit, one slot is used. It is written over, and a kill during the copy leaves none.
 
 Slots get and lose their memory in one thread, one after another. A slot that does not have all its
@@ -18,6 +21,7 @@ memory is absent for every process (see _store/memory/arena.py).
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -25,10 +29,11 @@ from typing import Protocol
 
 from holdfast._store.commit.fault_points import pass_point
 from holdfast._store.memory.arena import Arena
-from holdfast._store.memory.backing import Backing, has_memory, has_plenty
-from holdfast._store.memory.pages import give_memory, pieces_of, take_memory, touch
+from holdfast._store.memory.backing import NO_ROOM, Backing, has_memory, has_plenty
+from holdfast._store.memory.pages import Piece, give_memory, pieces_of, take_memory, touch
 
 _ASK_SECONDS = 1.0  # between two looks at the free memory
+_COPY_BYTES = 32 << 20
 
 
 class Registry(Protocol):
@@ -66,6 +71,7 @@ class SlotMemory:
         self._thread: threading.Thread | None = None
         self._asked = 0.0
         self._is_closed = False
+        self.is_unsharing = False  # no slot can be written to meanwhile
 
     @property
     def overwrites(self) -> bool:
@@ -91,7 +97,8 @@ class SlotMemory:
 
         try:
             place = arena.slot_offset(slot), arena.slot_bytes
-            built = give_memory(arena.descriptor, arena.mapped, *place, has_memory)
+            shared = self._shared_of(slot)
+            built = give_memory(arena.descriptor, arena.mapped, *place, has_memory, shared)
         except BaseException:
             if self.registry is not None:
                 self.registry.forget(slot)
@@ -117,7 +124,8 @@ class SlotMemory:
 
         def work() -> None:
             for slot in self._arena.present():
-                for piece in pieces_of(self._arena.slot_offset(slot), self._arena.slot_bytes):
+                place = self._arena.slot_offset(slot), self._arena.slot_bytes
+                for piece in pieces_of(*place, self._shared_of(slot)):
                     touch(self._arena.mapped, *piece)
                     self._register(slot, *piece)
             self._build_missing()
@@ -143,6 +151,67 @@ class SlotMemory:
             pass_point("slot-dropped")
             self._start(lambda: self._give_back(slot))
 
+    def unshare(self) -> None:
+        """A tensor that all slots have in common has changed: end that, in the background."""
+        if self.is_at_work:
+            return  # the next boundary tries again
+        self.is_unsharing = True
+        self._start(self._unshare)
+
+    def _unshare(self) -> None:
+        arena = self._arena
+        others = [slot for slot in arena.present() if slot != 0]
+        try:
+            for slot in others:
+                while not arena.try_lock(slot):  # the keeper reads it
+                    if self._is_closed:
+                        raise _Closed
+                    time.sleep(0.001)
+            size_bytes = sum(size for _, size in arena.shared) * len(others)
+            if not (has_memory(size_bytes) and all(self._copy_shared(slot) for slot in others)):
+                for slot in others:
+                    arena.remove(slot)
+                    take_memory(arena.descriptor, arena.slot_offset(slot), arena.slot_bytes)
+                self.usual = 1
+                self._say(only_one("tensors change that did not change before, and memory allows"))
+            pass_point("slots-copied")
+            arena.unshare()
+            pass_point("slots-unshared")
+            for slot in arena.present()[1:]:
+                if self.registry is not None:
+                    self.registry.forget(slot)  # the pieces had other edges
+                for piece in pieces_of(arena.slot_offset(slot), arena.slot_bytes):
+                    self._register(slot, *piece)
+        finally:
+            for slot in others:
+                arena.unlock(slot)
+            self.is_unsharing = False
+
+    def _copy_shared(self, slot: int) -> bool:
+        """Give a slot memory of its own for the ranges in common; False if there is no room.
+
+        The slot still maps those of slot 0, so the bytes are written to the file.
+        """
+        arena, start = self._arena, self._arena.slot_offset(slot)
+        source = arena.image(0)
+        for first, size_bytes in arena.shared:
+            try:
+                os.posix_fallocate(arena.descriptor, start + first, size_bytes)
+            except OSError as error:
+                if error.errno in NO_ROOM:
+                    return False
+                raise
+            for at in range(first, first + size_bytes, _COPY_BYTES):
+                end = min(at + _COPY_BYTES, first + size_bytes)
+                os.pwrite(arena.descriptor, source[at:end], start + at)
+            pass_point("slots-half-copied")
+        return True
+
+    def _shared_of(self, slot: int) -> list[Piece]:
+        """The ranges in the mapping for which a slot has no memory of its own."""
+        start = self._arena.slot_offset(slot)
+        return [(start + at, size) for at, size in self._arena.shared] if slot else []
+
     def close(self) -> None:
         """Wait until the thread leaves the arena alone."""
         self._is_closed = True
@@ -164,7 +233,8 @@ class SlotMemory:
             why = "memory allows"
             try:
                 # The training has grown since the memory was found to be enough.
-                built = has_memory(self._arena.slot_bytes) and self.build(slot)
+                shared_bytes = sum(size for _, size in self._shared_of(slot))
+                built = has_memory(self._arena.slot_bytes - shared_bytes) and self.build(slot)
             except Exception as error:
                 if isinstance(error, _Closed):
                     raise
@@ -179,7 +249,7 @@ class SlotMemory:
         arena = self._arena
         if self.registry is not None:
             self.registry.forget(slot)
-        taken = take_memory(arena.mapped, arena.slot_offset(slot), arena.slot_bytes)
+        taken = take_memory(arena.descriptor, arena.slot_offset(slot), arena.slot_bytes)
         pass_point("slot-given-back")
         if not taken:  # the system refuses: it keeps the slot
             arena.add(slot, self._header)
