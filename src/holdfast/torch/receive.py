@@ -13,13 +13,14 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import xxhash
 
 from holdfast._store.format.image import TensorSpec
+from holdfast._store.format.threads import by_threads
 from holdfast.torch.adapter import ADAPTER, dtype_of, repeated_axes, typed
 
 _SPARE_BYTES = 256 << 20
@@ -244,7 +245,7 @@ def upload(
         sender.finish()
 
     try:
-        _by_threads(work, count, errors)
+        by_threads(work, count, errors)
     finally:
         senders.clear()
         _unpin(device)
@@ -257,26 +258,6 @@ def _unpin(device: torch.device) -> None:
     give_back = getattr(torch._C, "_host_emptyCache", None)  # 2.5 and newer
     if device.type == "cuda" and give_back is not None:
         give_back()
-
-
-def _by_threads(work: Callable[[int], None], count: int, errors: list[BaseException]) -> None:
-    def guarded(number: int) -> None:
-        try:
-            work(number)
-        except BaseException as error:  # noqa: BLE001  raised again in the caller's thread
-            errors.append(error)
-
-    threads = [
-        threading.Thread(target=guarded, args=(number,), name="holdfast-upload", daemon=True)
-        for number in range(1, count)
-    ]
-    for thread in threads:
-        thread.start()
-    guarded(0)
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
 
 
 def _taken(waiting: Iterator[Any], lock: threading.Lock, errors: list[BaseException]) -> Any:

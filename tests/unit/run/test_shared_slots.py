@@ -135,7 +135,7 @@ def test_a_frozen_tensor_that_changes_gets_memory_in_each_slot(make, newest, pat
         taker.model["base"].view(-1)[FROZEN // 2] += 1
     step = 5
     while taker.take(step, patience) is None:
-        # The previous snapshot stays what it was, whoever maps it, and when.
+        # The previous snapshot keeps its bytes, in every process that maps it.
         reader.sync_shared()
         for arena in (taker.arena, reader):
             found = taker.tensors(arena)

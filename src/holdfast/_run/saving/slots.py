@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import os
@@ -18,6 +17,7 @@ from holdfast._adapters.registry import adapter_of
 from holdfast._run.saving.slot_memory import Registry, SlotMemory
 from holdfast._state.capture import Captured
 from holdfast._store.format.image import PAGE, ImagePlan, TensorSpec
+from holdfast._store.format.threads import run_all
 from holdfast._store.memory.arena import MAX_SHARED, Arena, Range
 from holdfast._store.memory.backing import Backing
 from holdfast._store.memory.pages import split
@@ -52,66 +52,21 @@ class RawCopies:
             self._threads = 1
         share = self.size_bytes // (4 * self._threads)
         piece = min(max(share, _LEAST_PIECE), _LARGEST_PIECE)
-        self._jobs: list[Callable[[], None]] = []
+        job = _compare if compare else ctypes.memmove  # without the interpreter's lock
+        self._jobs: list[Callable[[], object]] = []
         small: list[Move] = []
         for target, source, size in joined:
-            if size < _LARGE_BYTES:
+            if size < _LARGE_BYTES and not compare:
                 small.append((target, source, size))
                 continue
             for at in range(0, size, piece):
-                self._jobs.append(_Piece(target + at, source + at, min(piece, size - at)))
+                length = min(piece, size - at)
+                self._jobs.append(functools.partial(job, target + at, source + at, length))
         self._jobs += _batches(small)
-        if compare:
-            self._jobs = [functools.partial(_compare, *move) for move in joined]
 
     def run(self) -> None:
         """Make all copies; returns when the last byte is there."""
-        left = iter(self._jobs)
-        lock = threading.Lock()
-        errors: list[BaseException] = []
-
-        def work() -> None:
-            try:
-                while not errors:
-                    with lock:
-                        job = next(left, None)
-                    if job is None:
-                        return
-                    job()
-            except BaseException as error:  # noqa: BLE001  raised by run()
-                errors.append(error)
-
-        others = [
-            threading.Thread(target=work, name="holdfast-copy", daemon=True)
-            for _ in range(min(self._threads, len(self._jobs)) - 1)
-        ]
-        try:
-            _start(others)
-            work()
-        except BaseException as error:  # noqa: BLE001  raised when the threads have ended
-            errors.append(error)
-        for thread in others:
-            _join_surely(thread, errors)
-        if errors:
-            raise errors[0]
-
-
-def _start(threads: list[threading.Thread]) -> None:
-    with contextlib.suppress(RuntimeError):  # no more threads: this one copies
-        for thread in threads:
-            thread.start()
-
-
-def _join_surely(thread: threading.Thread, errors: list[BaseException]) -> None:
-    """Wait for a thread even if interrupted: it writes where the next snapshot may go."""
-    is_over = False
-    while not is_over:
-        try:
-            if thread.is_alive():  # else it has not started, and will see the error if it does
-                thread.join()
-            is_over = True
-        except BaseException as error:  # noqa: BLE001  raised when the thread has ended
-            errors.append(error)
+        run_all(self._jobs, self._threads)
 
 
 def _join(moves: Iterable[Move]) -> list[Move]:
@@ -128,16 +83,8 @@ def _join(moves: Iterable[Move]) -> list[Move]:
     return joined
 
 
-class _Piece:
-    def __init__(self, target: int, source: int, size: int) -> None:
-        self._move = (target, source, size)
-
-    def __call__(self) -> None:
-        ctypes.memmove(*self._move)  # without the interpreter's lock
-
-
 class SharedChanged(Exception):
-    """A tensor that all slots have in common is not as it was."""
+    """A tensor that all slots have in common has changed."""
 
 
 def _compare(target: int, source: int, size: int) -> None:
@@ -269,8 +216,7 @@ class Generation:
         """
         if not self.arena.shared or (slot == 0 and not self._is_filled):
             return False
-        same = self._ways_of(slot, captured).same
-        if same is None or not self._is_filled:
+        if not self._is_filled or (same := self._ways_of(slot, captured).same) is None:
             return True
         try:
             same.run()
@@ -287,7 +233,7 @@ class Generation:
         """A slot is whole."""
         if slot == 0 and not self._is_filled:
             self._is_filled = True
-            self._ways.pop(0, None)
+            self._ways.clear()  # from now on nothing may write to what the slots have in common
 
     def fits(self, captured: Captured, scalars_bytes: int) -> bool:
         """True if a state has the layout that this arena was made for."""

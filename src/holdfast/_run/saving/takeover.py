@@ -1,6 +1,6 @@
 """The arena of the previous attempt, which this one takes over instead of building its own.
 
-Its slots are reserved and touched already. Until the first snapshot it stays what it was: a waiting
+Its slots are reserved and touched already. Until the first snapshot it stays a waiting
 arena with the state that this attempt began from, guarded by its own process. So a kill before that
 leaves it to the attempt after this one. The claim ends with a rename. A kill within it finds the
 same state on disk: only an arena whose newest state is durable waits at all.

@@ -7,8 +7,8 @@ a device can register those that are touched. So all of this is done piece by pi
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
+import functools
 import mmap
 import os
 import sys
@@ -16,6 +16,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 
+from holdfast._store.format.threads import run_all
 from holdfast._store.memory.backing import NO_ROOM
 
 PIECE_BYTES = 128 << 20
@@ -66,41 +67,25 @@ def give_memory(
 
     OSError if the system refuses it for another reason. After any error the range has no memory.
     """
-    left = iter(pieces_of(start, size_bytes, without))
+    pieces = pieces_of(start, size_bytes, without)
     allocating, passing = threading.Lock(), threading.Lock()
-    errors: list[BaseException] = []
 
-    def work() -> None:
-        try:
-            while not errors:
-                with allocating:
-                    piece = next(left, None)
-                    if piece is None:
-                        return
-                    os.posix_fallocate(descriptor, *piece)
-                touch(mapped, *piece)
-                with passing:
-                    then(*piece)
-        except BaseException as error:  # noqa: BLE001  raised in the caller's thread
-            errors.append(error)
+    def work(piece: Piece) -> None:
+        with allocating:
+            os.posix_fallocate(descriptor, *piece)
+        touch(mapped, *piece)
+        with passing:
+            then(*piece)
 
-    count = min(_MOST_THREADS, max(1, (os.cpu_count() or 1) // 2), -(-size_bytes // PIECE_BYTES))
-    threads = [
-        threading.Thread(target=work, name="holdfast-memory", daemon=True) for _ in range(count - 1)
-    ]
-    with contextlib.suppress(RuntimeError):  # no more threads: this one does it
-        for thread in threads:
-            thread.start()
-    work()
-    for thread in threads:
-        if thread.is_alive():
-            thread.join()
-    if not errors:
-        return True
-    take_memory(descriptor, start, size_bytes)
-    if isinstance(errors[0], OSError) and errors[0].errno in NO_ROOM:
-        return False
-    raise errors[0]
+    threads = min(_MOST_THREADS, max(1, (os.cpu_count() or 1) // 2))
+    try:
+        run_all([functools.partial(work, piece) for piece in pieces], threads)
+    except BaseException as error:
+        take_memory(descriptor, start, size_bytes)
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
+            return False
+        raise
+    return True
 
 
 def touch(mapped: mmap.mmap, start: int, size_bytes: int) -> None:
