@@ -112,7 +112,7 @@ class Read:
 
 
 def copy_back(stored: list[torch.Tensor], targets: list[torch.Tensor], threads: int) -> None:
-    """From tensors into others, by threads: largest first, each to who is free."""
+    """From tensors into others, by threads: largest first, each to a free thread."""
     pairs = sorted(zip(stored, targets, strict=True), key=lambda pair: pair[0].numel())
     lock = threading.Lock()
 

@@ -1,4 +1,4 @@
-"""What `run.batches` costs, beside the plain loader and torchdata's StatefulDataLoader.
+"""What `run.batches` costs, compared with the plain loader and torchdata's StatefulDataLoader.
 
     python -m bench.loaders [--quick] [--rounds 60]
 
@@ -39,7 +39,7 @@ TARGET = 1.02
 
 
 class Images(Dataset):
-    """Small images in memory, each with noise drawn anew."""
+    """Small images in memory, each with new noise."""
 
     def __init__(self, count: int) -> None:
         self.images = torch.randn(count, 3, 32, 32)

@@ -2,7 +2,7 @@
 
     python -m bench.ranks [--quick] [--rounds 15]
 
-Per step: real ranks with real keepers, 1, 2 and 4 of them, that nobody asks for anything. In each
+Per step: real ranks with real keepers, 1, 2 and 4 of them, without any request. In each
 round, all ranks at once, an empty loop, the shared words alone, the boundary of a run, and gloo's
 `all_reduce` of one integer take turns, in an order that is drawn. Printed are medians over the
 rounds, of rank 0, with the lowest and the highest, the empty loop subtracted; the target is that

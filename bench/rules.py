@@ -3,7 +3,7 @@
     python -m bench.rules [--quick]
 
 Steps of a small model, on a GPU where there is one, in rounds of four kinds that take turns in one
-process: a loss that nobody looks at, one that is logged, one that is logged and judged by rules,
+process: a loss that is not used, one that is logged, one that is logged and judged by rules,
 and the usual way, `loss.item()` and a comparison, for which each step waits for the device. Each
 round is timed as a whole, with the device's work at its end. Printed are the medians of the rounds,
 as time per step, and their ratio to the first kind.

@@ -59,7 +59,7 @@ class State:
 
         def moved(tensor: torch.Tensor) -> torch.Tensor:
             nonlocal at
-            # Each with a storage of its own, as tensors have that nobody moved.
+            # Each with a storage of its own, as tensors have by default.
             target = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=at)
             at += _padded(tensor)
             return target.view(tensor.shape).copy_(tensor.detach())

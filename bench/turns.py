@@ -59,7 +59,7 @@ class Seat:
         sys.stdout.flush()
         self.pid = os.fork()
         if self.pid == 0:
-            # Of the other processes too: each ends when nobody is left who could ask it.
+            # Of the other processes too: each ends when its last client is gone.
             for descriptor in _OURS:
                 os.close(descriptor)
             _serve(asked, answer, log, acts)

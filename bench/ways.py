@@ -15,7 +15,7 @@ from bench.states import State
 
 @dataclass
 class Pending:
-    """A save that training may go on beside."""
+    """A save during which training may go on."""
 
     wait: Callable[[], Any]  # until it is durable
     is_over: Callable[[], bool] | None = None  # the same as a question, where there is one

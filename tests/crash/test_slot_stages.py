@@ -27,7 +27,7 @@ LIGHT = SCRIPTS / "light.py"
 BUILDING = [f"slot-{slot}-{how}" for slot in (0, 1, 2) for how in ("half-built", "built", "added")]
 STAGES = (*BUILDING, "slot-dropped", "slot-given-back")
 # The newest step that is surely whole at each stage, by tests/scripts/slots_to_kill.py.
-WHOLE = {"slot-0": 0, "slot-1": 0, "slot-2": 4, "slot-dropped": 7, "slot-given-back": 7}
+WHOLE = {"slot-0": 0, "slot-1": 0, "slot-2": 4, "slot-dropped": 6, "slot-given-back": 6}
 STATE_BYTES = 8 * 50_000
 # A state for which slots are built in the background.
 SIZE, TOTAL = 1_600_000, 40
@@ -54,9 +54,11 @@ def value_in(arena: Arena, slot: int) -> float:
     return value
 
 
-def run_until(run_id: str, **variables: str) -> subprocess.Popen[str]:
+def run_until(
+    run_id: str, script: str = "slots_to_kill.py", **variables: str
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, str(SCRIPTS / "slots_to_kill.py"), run_id],
+        [sys.executable, str(SCRIPTS / script), run_id],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -78,6 +80,30 @@ def test_a_kill_while_slots_come_and_go_leaves_the_newest_whole_one(stage, tmp_p
         for record in whole:
             assert value_in(arena, record.slot) == record.step
         assert {record.slot for record in whole} <= set(arena.present())
+
+
+@pytest.mark.parametrize(
+    "stage",
+    ["slot-1-half-built", "slot-1-added", "slots-half-copied", "slots-copied", "slots-unshared"],
+)
+def test_a_kill_while_frozen_tensors_get_memory_of_their_own_leaves_whole_slots(stage, tmp_path):
+    pytest.importorskip("torch")
+    run_id = uuid.uuid4().hex
+    fault = f"{stage}@{tmp_path / 'killed'}"
+    killed = run_until(run_id, "shared_slots_to_kill.py", HOLDFAST_FAULT=fault)
+    output, _ = killed.communicate(timeout=60)
+    assert killed.returncode == -9, output
+    steps = [int(line.split()[1]) for line in output.splitlines()]
+    assert steps == ([1] if stage.startswith("slot-1") else [1, 2, 3])
+    with left_by(run_id) as arena:
+        # The oldest slot may be the one that is about to be written.
+        assert arena.newest().step == steps[-1]
+        for record in arena.whole():
+            plan, image = arena.plan(record.slot), arena.image(record.slot)
+            for spec, at in zip(plan.specs, plan.offsets, strict=True):
+                data = np.frombuffer(image[at : at + spec.size_bytes], np.float32)
+                assert set(data.tolist()) == {0.0 if "base" in spec.name else record.step}
+            del image, data
 
 
 def test_slots_take_one_two_three_and_two_times_the_state():

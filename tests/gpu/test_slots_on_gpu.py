@@ -86,3 +86,50 @@ def test_a_third_slot_is_registered_used_and_given_back(tmp_path, monkeypatch):
         before = saver.newest.step
         while saver.newest.step < before + 5:
             train(state, run)
+
+
+def test_frozen_weights_are_held_once_until_they_change(tmp_path):
+    model = torch.nn.ParameterDict(
+        {
+            "base": torch.nn.Parameter(
+                torch.randn(STATE_BYTES // 4, device="cuda"), requires_grad=False
+            ),
+            "adapter": torch.nn.Parameter(torch.zeros(2_000_000, device="cuda")),
+        }
+    )
+    settings = holdfast.Settings(max_overhead=1.0, checkpoint_every="1h")
+    state = {"adapter": model["adapter"]}
+
+    def train_on(run: holdfast.Run, snapshots: int) -> None:
+        saver = session_of(run).saver
+        seen = set()
+        while len(seen) < snapshots or saver._snapshots.is_building:
+            train(state, run)
+            if saver.newest is not None:
+                seen.add(saver.newest.sequence)
+
+    def newest() -> torch.Tensor:
+        arena = saver._snapshots.arena[0]
+        slot = arena.newest().slot
+        plan = arena.plan(slot)
+        ((spec, at),) = (
+            pair for pair in zip(plan.specs, plan.offsets, strict=True) if "base" in pair[0].name
+        )
+        image = arena.image(slot)[at : at + spec.size_bytes]
+        return torch.frombuffer(image, dtype=torch.float32)
+
+    with holdfast.Run(tmp_path / "run", settings=settings, model=model) as run:
+        saver = session_of(run).saver
+        with torch.no_grad():
+            train_on(run, 4)
+            arena = saver._snapshots.arena[0]
+            assert arena.present() == [0, 1]
+            assert used_bytes(arena.descriptor) < 1.1 * STATE_BYTES
+            assert torch.equal(newest(), model["base"].cpu())
+            model["base"][STATE_BYTES // 8] += 1
+            before = saver.newest.sequence
+            while saver.newest.sequence < before + 3 or saver._snapshots.is_building:
+                train(state, run)
+        assert arena.shared == []
+        assert torch.equal(newest(), model["base"].cpu())
+        assert used_bytes(arena.descriptor) > 1.9 * STATE_BYTES

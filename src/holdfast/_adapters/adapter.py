@@ -209,6 +209,10 @@ class Adapter(_Part):
         """Copy live arrays into their destinations; returns when the values are there."""
         raise NotImplementedError
 
+    def is_frozen(self, value: Any) -> bool:
+        """Whether a tensor probably never changes; it is compared at each snapshot."""
+        return False
+
     def copies_by_itself(self, spec: TensorSpec) -> bool:
         """Whether a tensor is on a device that copies while training goes on."""
         return False

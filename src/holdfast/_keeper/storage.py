@@ -46,6 +46,7 @@ class HeldArena:
                 return False
             if not self._readers.get(slot) and not self.arena.try_lock(slot):
                 return False
+            self.arena.sync_shared()  # nothing is unshared while one of these slots is locked
             same = any(r.slot == slot and r.sequence == record.sequence for r in self.arena.whole())
             if same:
                 self._readers[slot] = self._readers.get(slot, 0) + 1

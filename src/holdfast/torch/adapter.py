@@ -259,6 +259,9 @@ class TorchAdapter(Adapter):
             plain = [v if type(v) in self.exact_types else v.detach() for v in values]
             torch._foreach_copy_(list(targets), plain)
 
+    def is_frozen(self, value: torch.Tensor) -> bool:
+        return isinstance(value, torch.nn.Parameter) and not value.requires_grad
+
     def copies_by_itself(self, spec: TensorSpec) -> bool:
         return spec.device.startswith("cuda")
 

@@ -5,18 +5,21 @@ memory; only that delays the work that training queues next. The buffer is then 
 during the next steps, on a stream of its own, into memory that is registered with the driver.
 Without room, `HeldBack` copies straight into the slot.
 
-A slot is registered piece by piece, while the rest of it is still being touched. No copy crosses
-the edge between two pieces: the driver takes one only within one registered range.
+A slot is registered piece by piece, while the rest of it is still being touched, or when the first
+copy needs it. No copy crosses the edge between two pieces: the driver takes one only within one
+registered range.
 
 A slot is whole only when its last byte has arrived (see _run/saving/slots.py).
 """
 
 from __future__ import annotations
 
+import functools
 import statistics
+import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,8 +27,9 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from holdfast._store.format.image import TensorSpec
-from holdfast._store.memory.pages import PIECE_BYTES
+from holdfast._store.memory.pages import PIECE_BYTES, Piece, pieces_of, split
 from holdfast._text import say
+from holdfast.torch.receive import differ
 
 _ALIGNMENT = 512  # like the allocator: a kernel copies aligned memory faster
 _LEAST_ROOM_BYTES = 1 << 30
@@ -33,7 +37,7 @@ _ROOM_SHARE = 16  # this fraction of the device's memory stays free for training
 _POOL_STREAMS = 32  # torch has this many of each priority, and uses them in turn
 _PORTABLE = 1  # registered for every device
 _BESIDE_SHARE = 0.02  # of its time: how much a copy to the host slows the device
-_BYTES_PER_SECOND = 1e12  # of a copy on the device, until one is measured
+_BYTES_PER_SECOND = 2e12  # of a copy on the device, until one is measured
 _REMEMBERED = 8
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -71,13 +75,15 @@ class Devices:
         self._slot_bytes = len(mapped) - self._slots[-1]
         self._host = torch.frombuffer(mapped, dtype=torch.uint8)
         self._registered: dict[int, dict[int, int]] = {}  # by slot: bytes by address
+        self._registering = threading.Lock()
         by_device: dict[str, list[int]] = {}
         for index, (spec, _) in enumerate(places):
             by_device.setdefault(spec.device, []).append(index)
         self._indices = list(by_device.values())
         size_bytes = sum(spec.size_bytes for spec, _ in places)
         self._costs: deque[float] = deque([2 * size_bytes / _BYTES_PER_SECOND], _REMEMBERED)
-        self._is_measured = False
+        self._landed = 0  # copies
+        self.found_change = False
         self.stall_seconds = 0.0  # how long the last copy delayed training
         self._was_ahead = False  # True if the device still had queued work at the last copy
         self._parts = [
@@ -97,16 +103,37 @@ class Devices:
         """
         return self._was_ahead and self._has_work()
 
-    def begin(self, slot: int, values: list[torch.Tensor], *, careful: bool) -> _AllCopies:
+    def begin(
+        self,
+        slot: int,
+        values: list[torch.Tensor],
+        *,
+        careful: bool,
+        shared: Sequence[Piece] = (),
+    ) -> _AllCopies:
         self._was_ahead = self._has_work()
+        self.found_change = False
         home = self._host[self._slots[slot] :]
-        pieces = list(self._registered.get(slot, {}).values())  # another thread may add one
-        registered = sum(pieces) == self._slot_bytes
+        elsewhere = [(self._slots[slot] + at, size) for at, size in shared] if slot else []
+        own_bytes = self._slot_bytes - sum(size for _, size in elsewhere)
+        with self._registering:
+            registered = sum(self._registered.get(slot, {}).values()) == own_bytes
+        register = None if registered else functools.partial(self._register_all, slot, elsewhere)
         copies = [
-            part.begin(home, [values[i] for i in indices], registered, careful=careful)
+            part.begin(home, [values[i] for i in indices], register, shared, careful=careful)
             for indices, part in zip(self._indices, self._parts, strict=True)
         ]
         return _AllCopies(self, copies)
+
+    def can_compare(self) -> bool:
+        return all(part.has_stage() for part in self._parts)
+
+    def has_changed(self, values: list[torch.Tensor], shared: Sequence[Piece]) -> bool:
+        return any(
+            bool(flag)
+            for indices, part in zip(self._indices, self._parts, strict=True)
+            if (flag := part.changed([values[i] for i in indices], shared)) is not None
+        )
 
     def _has_work(self) -> bool:
         return any(not part.is_idle() for part in self._parts)
@@ -114,20 +141,30 @@ class Devices:
     def register(self, slot: int, start: int, size_bytes: int) -> None:
         """Register a piece with the driver, so that the device copies there by DMA."""
         address = self._host.data_ptr() + start
-        with torch.cuda.device(self._parts[0].device):
+        with self._registering, torch.cuda.device(self._parts[0].device):
+            pieces = self._registered.setdefault(slot, {})
+            if address in pieces:
+                return
             result = torch.cuda.cudart().cudaHostRegister(address, size_bytes, _PORTABLE)
-        if int(result) == 0:
-            self._registered.setdefault(slot, {})[address] = size_bytes
+            if int(result) == 0:
+                pieces[address] = size_bytes
+
+    def _register_all(self, slot: int, without: Sequence[Piece]) -> None:
+        for piece in pieces_of(self._slots[slot], self._slot_bytes, without):
+            self.register(slot, *piece)
 
     def forget(self, slot: int) -> None:
-        for address in self._registered.pop(slot, {}):
-            torch.cuda.cudart().cudaHostUnregister(address)
+        with self._registering:
+            for address in self._registered.pop(slot, {}):
+                torch.cuda.cudart().cudaHostUnregister(address)
 
     def note_cost(self, seconds: float) -> None:
-        if not self._is_measured:
-            self._is_measured = True
+        # During the first copy the driver loads its kernels: that predicts nothing.
+        self._landed += 1
+        if self._landed == 2:
             self._costs.clear()  # the estimate
-        self._costs.append(seconds)
+        if self._landed >= 2:
+            self._costs.append(seconds)
 
     def close(self) -> None:
         for slot in list(self._registered):
@@ -146,6 +183,7 @@ class _AllCopies:
     def wait(self) -> bool:
         landed = [part.wait() for part in self._parts]
         good = all(landed)
+        self._devices.found_change = any(part.found_change for part in self._parts)
         if good:
             self._devices.note_cost(max(part.cost_seconds for part in self._parts))
             self._devices.stall_seconds = max(part.stall_seconds for part in self._parts)
@@ -168,16 +206,26 @@ class _OneDevice:
         self._groups: list[list[int]] = []
         self._may_stage = True
         self._held_back: HeldBack | None = None
+        self._shared: tuple[Sequence[Piece], frozenset[int]] | None = None
 
     def begin(
-        self, home: torch.Tensor, values: list[torch.Tensor], registered: bool, *, careful: bool
+        self,
+        home: torch.Tensor,
+        values: list[torch.Tensor],
+        register: Callable[[], None] | None,
+        shared: Sequence[Piece],
+        *,
+        careful: bool,
     ) -> Any:
-        """Begin to copy into the slot that `home` is the beginning of."""
-        if self._has_stage():
-            return self._by_stage(home, values, registered)
+        """Begin to copy into the slot that `home` is the beginning of.
+
+        `register` registers the slot, if it is not registered yet.
+        """
+        if self.has_stage():
+            return self._by_stage(home, values, register, shared)
         if self._held_back is None:
             self._held_back = HeldBack(self.device, self._stream, self._places)
-        careful = careful or not registered
+        careful = careful or register is not None
         busy = self._busy_streams()
         return self._held_back.begin(home, values, busy, [busy[0], *self._others], careful=careful)
 
@@ -191,7 +239,11 @@ class _OneDevice:
             self._held_back.close()
 
     def _by_stage(
-        self, home: torch.Tensor, values: list[torch.Tensor], registered: bool
+        self,
+        home: torch.Tensor,
+        values: list[torch.Tensor],
+        register: Callable[[], None] | None,
+        shared: Sequence[Piece],
     ) -> _StagedCopy:
         assert self._stage is not None
         timing = Timing.new()
@@ -200,8 +252,10 @@ class _OneDevice:
             self._stream.wait_stream(stream)
         with torch.no_grad(), torch.cuda.stream(self._stream):
             timing.began.record()
+            changed = self.changed(values, shared)
             for group in self._groups:
-                torch._foreach_copy_([self._views[i] for i in group], [values[i] for i in group])
+                left = [i for i in group if i not in self._within(shared)]
+                torch._foreach_copy_([self._views[i] for i in left], [values[i] for i in left])
             timing.freed.record()
         # The next work of any stream may change what is being copied, even of one that is idle now.
         for stream in (busy[0], *self._others):
@@ -212,10 +266,12 @@ class _OneDevice:
                 self._stage[span.staged + at - span.offset :][:size],
             )
             for span in self._spans
-            for at, size in _between_edges(span.offset, span.size_bytes)
+            for start, length, is_within in split(span.offset, span.size_bytes, shared)
+            if not is_within
+            for at, size in _between_edges(start, length)
         ]
-        copy = _StagedCopy(timing, self._stream, pieces)
-        if registered:
+        copy = _StagedCopy(timing, self._stream, pieces, register, changed)
+        if register is None:
             copy.send_home()
         return copy
 
@@ -227,7 +283,26 @@ class _OneDevice:
         current = torch.cuda.current_stream(self.device)
         return [current, *(each for each in self._others if not each.query() and each != current)]
 
-    def _has_stage(self) -> bool:
+    def _within(self, shared: Sequence[Piece]) -> frozenset[int]:
+        """The tensors of which a part is in a range in common."""
+        if not shared:
+            return frozenset()
+        if self._shared is None or self._shared[0] is not shared:
+            found = (
+                index
+                for index, (spec, at) in enumerate(self._places)
+                if any(is_within for *_, is_within in split(at, spec.size_bytes, shared))
+            )
+            self._shared = (shared, frozenset(found))
+        return self._shared[1]
+
+    @torch.no_grad()
+    def changed(self, values: list[torch.Tensor], shared: Sequence[Piece]) -> torch.Tensor | None:
+        """On the device: whether a tensor in a range in common differs from the last copy."""
+        found = [differ(values[i], self._views[i]) for i in self._within(shared)]
+        return torch.stack(found).any() if found else None
+
+    def has_stage(self) -> bool:
         """Whether there is a spare buffer: made once, and freed when memory runs short."""
         if not self._may_stage:
             return False
@@ -267,16 +342,19 @@ class _StagedCopy:
         timing: Timing,
         stream: torch.cuda.Stream,
         pieces: list[tuple[torch.Tensor, torch.Tensor]],
+        register: Callable[[], None] | None,
+        changed: torch.Tensor | None,
     ) -> None:
+        self._changed = changed
+        self.found_change = False
         self._timing = timing
         self._stream = stream
         self._pieces = pieces
-        self._is_sent = False
+        self._register = register
         self.stall_seconds = self.cost_seconds = 0.0
 
     def send_home(self) -> None:
-        """Queue the copies; if the memory is not registered, this waits for them."""
-        self._is_sent = True
+        """Queue the copies; if the memory cannot be registered, this waits for them."""
         with torch.cuda.stream(self._stream):
             for target, source in self._pieces:
                 target.copy_(source, non_blocking=True)
@@ -284,14 +362,18 @@ class _StagedCopy:
 
     def wait(self) -> bool:
         timing = self._timing
-        if not self._is_sent:
+        if self._register is not None:
             timing.freed.synchronize()
+            self._register()
             self.send_home()
         timing.landed.synchronize()
         self.stall_seconds = timing.began.elapsed_time(timing.freed) / 1e3
         beside_seconds = timing.freed.elapsed_time(timing.landed) / 1e3
         self.cost_seconds = self.stall_seconds + _BESIDE_SHARE * beside_seconds
-        return True
+        if self._changed is not None:
+            with torch.cuda.stream(self._stream):
+                self.found_change = bool(self._changed)
+        return not self.found_change
 
 
 def _typed(base: torch.Tensor, at: int, spec: TensorSpec) -> torch.Tensor:
@@ -474,6 +556,8 @@ class HeldBack:
 
 class _HeldBackCopy:
     """A copy to the host that the optimizer waits for."""
+
+    found_change = False  # it has nothing to compare with
 
     def __init__(self, owner: HeldBack, later: list[torch.Tensor]) -> None:
         self._owner = owner

@@ -13,24 +13,24 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import xxhash
 
 from holdfast._store.format.image import TensorSpec
+from holdfast._store.format.threads import by_threads
 from holdfast.torch.adapter import ADAPTER, dtype_of, repeated_axes, typed
 
 _SPARE_BYTES = 256 << 20
-_BUFFER_BYTES = 8 << 20
+_BUFFER_BYTES = 4 << 20  # pinning memory takes as long as sending ten times as much
 _MOST_THREADS = 12  # measured with 16 cores: more threads only wait for each other
-_MAPPING_THREADS = 4
-_MAPPED_AT_ONCE_BYTES = 32 << 20
 _LONG_BYTES = 256 << 20  # by all threads: one alone would be the last to end
 _ALIGNMENT = 512  # of each run on the device
 _PAGE = 4096
 _POPULATE_READ = 22
+_libc = ctypes.CDLL(None)
 
 
 class OnDevice:
@@ -137,7 +137,7 @@ def is_comparable(live: Any, stored: torch.Tensor) -> bool:
 @torch.no_grad()
 def differing(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[bool]:
     """For each pair, whether any bit differs; computed on the device, and read once."""
-    found = [_differ(_bits(live), _bits(stored)) for live, stored in pairs]
+    found = [differ(live, stored) for live, stored in pairs]
     by_device: dict[torch.device, list[int]] = {}
     for number, flag in enumerate(found):
         by_device.setdefault(flag.device, []).append(number)
@@ -156,7 +156,9 @@ def _bits(value: torch.Tensor) -> torch.Tensor:
     )
 
 
-def _differ(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def differ(live: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
+    """Whether any bit differs, as a tensor on the device of both."""
+    one, other = _bits(live), _bits(stored)
     for wide in (torch.int64, torch.int32):
         size = wide.itemsize
         if not (one.nbytes % size or one.data_ptr() % size or other.data_ptr() % size):
@@ -204,15 +206,11 @@ def upload(
     spans, places, total = _lay_out(addresses, views)
     pieces, groups, long = _works(spans, addresses, views, places, hashed=hashed)
     count = max(1, min(threads or threads_of_use(), len(pieces) + len(groups) + len(long)))
-    # Pinning memory and mapping untouched pages both take time: do them at once.
-    mapping = threading.Thread(target=_populate, args=(spans,), name="holdfast-map", daemon=True)
-    mapping.start()
     whole = torch.empty(total, dtype=torch.uint8, device=device)
     senders = _senders(device, count)
     if device.type == "cuda":
         # Kernels of the caller's stream may still read the reused memory.
         torch.cuda.current_stream(device).synchronize()
-    mapping.join()
 
     # Of no bytes there is nothing to send.
     digests = [xxhash.xxh3_128_digest(b"")] * (len(views) if hashed else 0)
@@ -221,6 +219,7 @@ def upload(
 
     def send(sender: Any, piece: _HostSpan) -> memoryview:
         target = whole[piece.place : piece.place + piece.size_bytes]
+        _populate(piece)
         return sender.send(piece.address, target)  # type: ignore[no-any-return]
 
     def send_and_hash(sender: Any, group: _Group) -> None:
@@ -246,7 +245,7 @@ def upload(
         sender.finish()
 
     try:
-        _by_threads(work, count, errors)
+        by_threads(work, count, errors)
     finally:
         senders.clear()
         _unpin(device)
@@ -259,26 +258,6 @@ def _unpin(device: torch.device) -> None:
     give_back = getattr(torch._C, "_host_emptyCache", None)  # 2.5 and newer
     if device.type == "cuda" and give_back is not None:
         give_back()
-
-
-def _by_threads(work: Callable[[int], None], count: int, errors: list[BaseException]) -> None:
-    def guarded(number: int) -> None:
-        try:
-            work(number)
-        except BaseException as error:  # noqa: BLE001  raised again in the caller's thread
-            errors.append(error)
-
-    threads = [
-        threading.Thread(target=guarded, args=(number,), name="holdfast-upload", daemon=True)
-        for number in range(1, count)
-    ]
-    for thread in threads:
-        thread.start()
-    guarded(0)
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
 
 
 def _taken(waiting: Iterator[Any], lock: threading.Lock, errors: list[BaseException]) -> Any:
@@ -372,19 +351,11 @@ def _may_join(one: _HostSpan, other: _HostSpan) -> bool:
     return is_adjacent and one.size_bytes + other.size_bytes <= _BUFFER_BYTES
 
 
-def _populate(spans: Sequence[_HostSpan]) -> None:
-    """Map all pages. Without this call, an older kernel maps each at its first touch."""
-    pieces = iter([piece for span in spans for piece in _cut(span, _MAPPED_AT_ONCE_BYTES)])
-    lock, errors = threading.Lock(), list[BaseException]()
-    libc = ctypes.CDLL(None)
-
-    def work(_number: int) -> None:
-        for piece in _taken(pieces, lock, errors):
-            start = piece.address // _PAGE * _PAGE
-            size = ctypes.c_size_t(piece.address + piece.size_bytes - start)
-            libc.madvise(ctypes.c_void_p(start), size, _POPULATE_READ)
-
-    _by_threads(work, _MAPPING_THREADS, errors)
+def _populate(piece: _HostSpan) -> None:
+    """Map the pages of a piece; an older kernel refuses, and maps each at its first touch."""
+    start = piece.address // _PAGE * _PAGE
+    size = ctypes.c_size_t(piece.address + piece.size_bytes - start)
+    _libc.madvise(ctypes.c_void_p(start), size, _POPULATE_READ)
 
 
 def _senders(device: torch.device, count: int) -> list[Any]:

@@ -23,7 +23,7 @@ class SlowDevice:
     """Copies at once, as a device does into its spare buffer, and lets go when told."""
 
     cost_seconds = 0.25
-    is_ahead = False
+    is_ahead = found_change = False
 
     def __init__(self, mapped, places, slots) -> None:
         self._mapped, self._places, self._slots = mapped, places, slots
@@ -32,7 +32,8 @@ class SlowDevice:
         self.fails = False
         self.careful: list[bool] = []
 
-    def begin(self, slot, values, *, careful):
+    def begin(self, slot, values, *, careful, shared):
+        assert not shared
         self.careful.append(careful)
         self._held = [np.array(value) for value in values]
         self._slot = self._slots[slot]
@@ -49,6 +50,9 @@ class SlowDevice:
 
     def register(self, slot, start, size_bytes) -> None:
         pass
+
+    def can_compare(self) -> bool:
+        return False
 
     def forget(self, slot) -> None:
         pass

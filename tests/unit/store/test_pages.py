@@ -33,7 +33,7 @@ def test_only_the_range_gets_memory_and_gives_it_back(mapping):
     assert used_bytes(descriptor) == 0
     assert give_memory(descriptor, mapped, 2 * PIECE, 5 * PIECE + PAGE)
     assert used_bytes(descriptor) == 5 * PIECE + PAGE
-    assert take_memory(mapped, 2 * PIECE, 5 * PIECE + PAGE)
+    assert take_memory(descriptor, 2 * PIECE, 5 * PIECE + PAGE)
     assert used_bytes(descriptor) == 0
 
 
@@ -58,7 +58,7 @@ def test_what_was_in_a_range_is_gone_when_it_is_given_back(mapping):
     descriptor, mapped = mapping
     assert give_memory(descriptor, mapped, 0, PIECE)
     mapped[:PIECE] = b"x" * PIECE
-    take_memory(mapped, 0, PIECE)
+    take_memory(descriptor, 0, PIECE)
     assert give_memory(descriptor, mapped, 0, PIECE)
     assert mapped[:PIECE] == bytes(PIECE)
 

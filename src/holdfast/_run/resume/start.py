@@ -143,8 +143,9 @@ class Resumed:
 
                 spare = {leftover.path}
                 self.start.leftovers.remove(leftover)  # it is not closed with the others
+                assert found.record is not None
                 of = (leftover.arena, leftover.path, found.loaded.plan, self.attempt)
-                self._waiting = WaitingArena(*of)
+                self._waiting = WaitingArena(*of, found.record.slot)
                 snapshots.adopt(self._waiting)
         del found, leftover
         find.remove_leftovers(self.start.run_id, self.attempt, spare)

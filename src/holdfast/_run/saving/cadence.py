@@ -89,7 +89,8 @@ class AutoInterval:
 
 
 _SHORTEST_SECONDS = 0.05
-_FIRST_PAUSE_SECONDS = 0.1  # the first snapshot is cold, and predicts little
+# The first snapshots are cold, and predict little: the pauses after them grow from this one.
+_FIRST_PAUSE_SECONDS, _COLD = 0.1, 4
 _CREDIT_SECONDS = 0.5  # stall that an attempt may be ahead of its share
 _PAY_SECONDS = 20.0  # in which a small debt is paid off
 _SHORT_PAUSE_SECONDS, _STRETCHED_SECONDS = 0.4, 0.48  # a shorter pause grows to this at most
@@ -202,7 +203,10 @@ class Cadence:
             return
         self._paid_until = max(self._paid_until, now) + seconds / self._max_overhead
         credit = _CREDIT_SECONDS / self._max_overhead
-        self._next_snapshot = max(now + self._stretched(pause), self._paid_until - credit)
+        pause = self._stretched(pause)
+        if (taken := len(self._long)) <= _COLD:
+            pause = min(pause, _FIRST_PAUSE_SECONDS * 2 ** (taken - 1))
+        self._next_snapshot = max(now + pause, self._paid_until - credit)
 
     def missed_snapshot(self, now: float, seconds: float = 0.0) -> None:
         """No slot was free, which was found out in `seconds`: try again soon."""

@@ -1,7 +1,7 @@
 """Which slots of an arena have memory.
 
-    at the start     one slot, so that the first snapshot comes soon; the second one follows in
-                     the background
+    at the start     one slot, so that the first snapshot comes soon; the others follow in the
+                     background as soon as that snapshot is whole
     usually          two: the newest whole one, which is never written to, and the other one
     during a write   the keeper holds one slot, and the other one may become the newest: then no
                      slot is free, and snapshots are skipped. So a third slot gets memory if there
@@ -9,6 +9,9 @@
 
 With several ranks there are always three: the newest one, the newest that all ranks have, and one
 to write to. With fewer, a rank that is ahead of the others would wait for them.
+
+Ranges of the image that all slots have in common have memory in slot 0 only. If a tensor in them
+changes, all slots get memory of their own for them, in the background (`unshare`).
 
 If two do not fit, one slot is used. It is written over, and a kill during the copy leaves none.
 
@@ -18,6 +21,7 @@ memory is absent for every process (see _store/memory/arena.py).
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -25,10 +29,11 @@ from typing import Protocol
 
 from holdfast._store.commit.fault_points import pass_point
 from holdfast._store.memory.arena import Arena
-from holdfast._store.memory.backing import Backing, has_memory, has_plenty
-from holdfast._store.memory.pages import give_memory, pieces_of, take_memory, touch
+from holdfast._store.memory.backing import NO_ROOM, Backing, has_memory, has_plenty
+from holdfast._store.memory.pages import Piece, give_memory, pieces_of, take_memory, touch
 
 _ASK_SECONDS = 1.0  # between two looks at the free memory
+_COPY_BYTES = 32 << 20
 
 
 class Registry(Protocol):
@@ -62,9 +67,11 @@ class SlotMemory:
         self._say = say
         self.usual = usual  # slots that are kept
         self.registry: Registry | None = None  # set before a slot gets memory
+        self._rest: Callable[[], object] | None = self._build_missing  # after the first snapshot
         self._thread: threading.Thread | None = None
         self._asked = 0.0
         self._is_closed = False
+        self.is_unsharing = False  # no slot can be written to meanwhile
 
     @property
     def overwrites(self) -> bool:
@@ -90,7 +97,8 @@ class SlotMemory:
 
         try:
             place = arena.slot_offset(slot), arena.slot_bytes
-            built = give_memory(arena.descriptor, arena.mapped, *place, has_memory)
+            shared = self._shared_of(slot)
+            built = give_memory(arena.descriptor, arena.mapped, *place, has_memory, shared)
         except BaseException:
             if self.registry is not None:
                 self.registry.forget(slot)
@@ -102,24 +110,27 @@ class SlotMemory:
         return built
 
     def build_rest(self) -> None:
-        """Give the other usual slots their memory, in the background."""
-        if self._missing():
-            self._start(self._build_missing)
+        """Give the other usual slots their memory, in the background; only the first call does."""
+        work, self._rest = self._rest, None
+        if work is not None and (self._missing() or work != self._build_missing):
+            self._start(work)
 
     def take_over(self) -> None:
-        """Touch and register the slots that have memory, and build the others, in the background.
+        """Use the slots as they are; touch and register them after the first snapshot.
 
-        They can be used at once: a copy into pages that are not touched yet is only slower.
+        During the first step of an attempt a driver loads its kernels, and touching or registering
+        memory meanwhile makes that step twice as long.
         """
 
         def work() -> None:
             for slot in self._arena.present():
-                for piece in pieces_of(self._arena.slot_offset(slot), self._arena.slot_bytes):
+                place = self._arena.slot_offset(slot), self._arena.slot_bytes
+                for piece in pieces_of(*place, self._shared_of(slot)):
                     touch(self._arena.mapped, *piece)
                     self._register(slot, *piece)
             self._build_missing()
 
-        self._start(work)
+        self._rest = work
 
     def grow(self) -> None:
         """No slot is free during a write: add one, in the background, if there is plenty."""
@@ -139,6 +150,67 @@ class SlotMemory:
         if slot is not None:
             pass_point("slot-dropped")
             self._start(lambda: self._give_back(slot))
+
+    def unshare(self) -> None:
+        """A tensor that all slots have in common has changed: end that, in the background."""
+        if self.is_at_work:
+            return  # the next boundary tries again
+        self.is_unsharing = True
+        self._start(self._unshare)
+
+    def _unshare(self) -> None:
+        arena = self._arena
+        others = [slot for slot in arena.present() if slot != 0]
+        try:
+            for slot in others:
+                while not arena.try_lock(slot):  # the keeper reads it
+                    if self._is_closed:
+                        raise _Closed
+                    time.sleep(0.001)
+            size_bytes = sum(size for _, size in arena.shared) * len(others)
+            if not (has_memory(size_bytes) and all(self._copy_shared(slot) for slot in others)):
+                for slot in others:
+                    arena.remove(slot)
+                    take_memory(arena.descriptor, arena.slot_offset(slot), arena.slot_bytes)
+                self.usual = 1
+                self._say(only_one("tensors change that did not change before, and memory allows"))
+            pass_point("slots-copied")
+            arena.unshare()
+            pass_point("slots-unshared")
+            for slot in arena.present()[1:]:
+                if self.registry is not None:
+                    self.registry.forget(slot)  # the pieces had other edges
+                for piece in pieces_of(arena.slot_offset(slot), arena.slot_bytes):
+                    self._register(slot, *piece)
+        finally:
+            for slot in others:
+                arena.unlock(slot)
+            self.is_unsharing = False
+
+    def _copy_shared(self, slot: int) -> bool:
+        """Give a slot memory of its own for the ranges in common; False if there is no room.
+
+        The slot still maps those of slot 0, so the bytes are written to the file.
+        """
+        arena, start = self._arena, self._arena.slot_offset(slot)
+        source = arena.image(0)
+        for first, size_bytes in arena.shared:
+            try:
+                os.posix_fallocate(arena.descriptor, start + first, size_bytes)
+            except OSError as error:
+                if error.errno in NO_ROOM:
+                    return False
+                raise
+            for at in range(first, first + size_bytes, _COPY_BYTES):
+                end = min(at + _COPY_BYTES, first + size_bytes)
+                os.pwrite(arena.descriptor, source[at:end], start + at)
+            pass_point("slots-half-copied")
+        return True
+
+    def _shared_of(self, slot: int) -> list[Piece]:
+        """The ranges in the mapping for which a slot has no memory of its own."""
+        start = self._arena.slot_offset(slot)
+        return [(start + at, size) for at, size in self._arena.shared] if slot else []
 
     def close(self) -> None:
         """Wait until the thread leaves the arena alone."""
@@ -161,7 +233,8 @@ class SlotMemory:
             why = "memory allows"
             try:
                 # The training has grown since the memory was found to be enough.
-                built = has_memory(self._arena.slot_bytes) and self.build(slot)
+                shared_bytes = sum(size for _, size in self._shared_of(slot))
+                built = has_memory(self._arena.slot_bytes - shared_bytes) and self.build(slot)
             except Exception as error:
                 if isinstance(error, _Closed):
                     raise
@@ -176,7 +249,7 @@ class SlotMemory:
         arena = self._arena
         if self.registry is not None:
             self.registry.forget(slot)
-        taken = take_memory(arena.mapped, arena.slot_offset(slot), arena.slot_bytes)
+        taken = take_memory(arena.descriptor, arena.slot_offset(slot), arena.slot_bytes)
         pass_point("slot-given-back")
         if not taken:  # the system refuses: it keeps the slot
             arena.add(slot, self._header)

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
+import functools
 import os
 import queue
 import threading
 import time
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from holdfast._adapters.registry import adapter_of
 from holdfast._run.saving.slot_memory import Registry, SlotMemory
 from holdfast._state.capture import Captured
-from holdfast._store.format.image import ImagePlan, TensorSpec
-from holdfast._store.memory.arena import Arena
+from holdfast._store.format.image import PAGE, ImagePlan, TensorSpec
+from holdfast._store.format.threads import run_all
+from holdfast._store.memory.arena import MAX_SHARED, Arena, Range
 from holdfast._store.memory.backing import Backing
+from holdfast._store.memory.pages import split
 
 # -- Copies of raw bytes within this process, prepared once and repeated ---------------------------
 # Several threads copy large ones in chunks. For small ones a call each would take longer than the
@@ -33,13 +35,16 @@ _BATCH_BYTES = 8 << 20
 _ALONE_BYTES = 4 << 20  # less is copied before another thread has started
 _MOST_THREADS = 8
 
+_LEAST_SHARED_BYTES = 1 << 20
+_libc = ctypes.CDLL(None)
+
 Move = tuple[int, int, int]  # target address, source address, bytes
 
 
 class RawCopies:
     """Copies between fixed addresses of mapped memory."""
 
-    def __init__(self, moves: Iterable[Move]) -> None:
+    def __init__(self, moves: Iterable[Move], *, compare: bool = False) -> None:
         joined = _join(sorted(moves))
         self.size_bytes = sum(size for *_, size in joined)
         self._threads = min(_MOST_THREADS, os.cpu_count() or 1)
@@ -47,64 +52,21 @@ class RawCopies:
             self._threads = 1
         share = self.size_bytes // (4 * self._threads)
         piece = min(max(share, _LEAST_PIECE), _LARGEST_PIECE)
-        self._jobs: list[Callable[[], None]] = []
+        job = _compare if compare else ctypes.memmove  # without the interpreter's lock
+        self._jobs: list[Callable[[], object]] = []
         small: list[Move] = []
         for target, source, size in joined:
-            if size < _LARGE_BYTES:
+            if size < _LARGE_BYTES and not compare:
                 small.append((target, source, size))
                 continue
             for at in range(0, size, piece):
-                self._jobs.append(_Piece(target + at, source + at, min(piece, size - at)))
+                length = min(piece, size - at)
+                self._jobs.append(functools.partial(job, target + at, source + at, length))
         self._jobs += _batches(small)
 
     def run(self) -> None:
         """Make all copies; returns when the last byte is there."""
-        left = iter(self._jobs)
-        lock = threading.Lock()
-        errors: list[BaseException] = []
-
-        def work() -> None:
-            try:
-                while not errors:
-                    with lock:
-                        job = next(left, None)
-                    if job is None:
-                        return
-                    job()
-            except BaseException as error:  # noqa: BLE001  raised by run()
-                errors.append(error)
-
-        others = [
-            threading.Thread(target=work, name="holdfast-copy", daemon=True)
-            for _ in range(min(self._threads, len(self._jobs)) - 1)
-        ]
-        try:
-            _start(others)
-            work()
-        except BaseException as error:  # noqa: BLE001  raised when the threads have ended
-            errors.append(error)
-        for thread in others:
-            _join_surely(thread, errors)
-        if errors:
-            raise errors[0]
-
-
-def _start(threads: list[threading.Thread]) -> None:
-    with contextlib.suppress(RuntimeError):  # no more threads: this one copies
-        for thread in threads:
-            thread.start()
-
-
-def _join_surely(thread: threading.Thread, errors: list[BaseException]) -> None:
-    """Wait for a thread even if interrupted: it writes where the next snapshot may go."""
-    is_over = False
-    while not is_over:
-        try:
-            if thread.is_alive():  # else it has not started, and will see the error if it does
-                thread.join()
-            is_over = True
-        except BaseException as error:  # noqa: BLE001  raised when the thread has ended
-            errors.append(error)
+        run_all(self._jobs, self._threads)
 
 
 def _join(moves: Iterable[Move]) -> list[Move]:
@@ -121,12 +83,13 @@ def _join(moves: Iterable[Move]) -> list[Move]:
     return joined
 
 
-class _Piece:
-    def __init__(self, target: int, source: int, size: int) -> None:
-        self._move = (target, source, size)
+class SharedChanged(Exception):
+    """A tensor that all slots have in common has changed."""
 
-    def __call__(self) -> None:
-        ctypes.memmove(*self._move)  # without the interpreter's lock
+
+def _compare(target: int, source: int, size: int) -> None:
+    if _libc.memcmp(ctypes.c_void_p(target), ctypes.c_void_p(source), ctypes.c_size_t(size)):
+        raise SharedChanged
 
 
 def _batches(moves: list[Move]) -> list[Callable[[], None]]:
@@ -187,7 +150,7 @@ class _Batch:
 
 
 def _find_readv() -> Callable[..., int] | None:
-    function = getattr(ctypes.CDLL(None), "process_vm_readv", None)
+    function = getattr(_libc, "process_vm_readv", None)
     if function is None:
         return None
     address, count = ctypes.c_void_p, ctypes.c_ulong
@@ -204,7 +167,9 @@ class _Ways:
     """How the tensors are copied into one slot."""
 
     addresses: list[int] | None  # as captured
+    shared: list[Range]  # that the slots had in common
     raw: RawCopies  # of bytes at known addresses
+    same: RawCopies | None  # compares what all slots have in common; None: its address is unknown
     others: list[tuple[str, list[int], Sequence[Any]]]  # kind, indices, targets
 
 
@@ -234,6 +199,41 @@ class Generation:
                 [arena.slot_offset(slot) for slot in range(arena.slots)],
             )
         memory.registry = self._copies
+        self._is_filled = False  # slot 0 has what all slots have in common
+
+    def share(self, frozen: Collection[int]) -> None:
+        """Hold these tensors once; before another slot than 0 has memory."""
+        on_device = set(frozen) & set(self._on_device)
+        if on_device and self._copies is not None and not self._copies.can_compare():
+            frozen = set(frozen) - on_device
+        if ranges := shareable(self.plan, frozen):
+            self.arena.share(ranges)
+
+    def has_changed(self, slot: int, captured: Captured, *, careful: bool) -> bool:
+        """True if a tensor that all slots have in common is not as in slot 0.
+
+        A device compares while it copies, unless it must not fail.
+        """
+        if not self.arena.shared or (slot == 0 and not self._is_filled):
+            return False
+        if not self._is_filled or (same := self._ways_of(slot, captured).same) is None:
+            return True
+        try:
+            same.run()
+        except SharedChanged:
+            return True
+        if self._copies is None:
+            return False
+        on_device = [captured.values[i] for i in self._on_device]
+        return not self._copies.can_compare() or (
+            careful and self._copies.has_changed(on_device, self.arena.shared)
+        )
+
+    def finished(self, slot: int) -> None:
+        """A slot is whole."""
+        if slot == 0 and not self._is_filled:
+            self._is_filled = True
+            self._ways.clear()  # from now on nothing may write to what the slots have in common
 
     def fits(self, captured: Captured, scalars_bytes: int) -> bool:
         """True if a state has the layout that this arena was made for."""
@@ -250,14 +250,13 @@ class Generation:
         if self._copies is None:
             return None
         on_device = [captured.values[i] for i in self._on_device]
-        return self._copies.begin(slot, on_device, careful=careful)
+        shared = self.arena.shared if self._is_filled else []
+        return self._copies.begin(slot, on_device, careful=careful, shared=shared)
 
     def fill(self, slot: int, captured: Captured, scalars: bytes) -> None:
         """Copy everything that is not on a device."""
         values = captured.values
-        ways = self._ways.get(slot)
-        if ways is None or ways.addresses is not captured.addresses:
-            ways = self._ways[slot] = self._prepare(slot, captured.addresses)
+        ways = self._ways_of(slot, captured)
         ways.raw.run()
         for kind, indices, targets in ways.others:
             adapter_of(kind).copy_all(targets, [values[i] for i in indices])
@@ -265,10 +264,21 @@ class Generation:
         capacity = self.plan.scalars.size_bytes
         self.arena.mapped[start : start + capacity] = scalars.ljust(capacity)
 
+    def _ways_of(self, slot: int, captured: Captured) -> _Ways:
+        """Valid as long as no tensor moves, and the slots have the same in common."""
+        ways = self._ways.get(slot)
+        if (
+            ways is None
+            or ways.addresses is not captured.addresses
+            or ways.shared is not self.arena.shared
+        ):
+            ways = self._ways[slot] = self._prepare(slot, captured.addresses)
+        return ways
+
     def _prepare(self, slot: int, addresses: list[int] | None) -> _Ways:
-        """Valid as long as no tensor moves."""
         start = ctypes.addressof(ctypes.c_char.from_buffer(self.arena.mapped))
         start += self.arena.slot_offset(slot)
+        shared = self.arena.shared if self._is_filled else []
         plan, known = self.plan, addresses or [0] * len(self.plan.specs)
         moves = [
             (start + plan.offsets[i], known[i], plan.specs[i].size_bytes)
@@ -276,9 +286,22 @@ class Generation:
             for i in indices
             if known[i]
         ]
+        same: list[Move] | None = []
+        if shared:
+            ranges = [(start + at, size) for at, size in shared]
+            parts = [
+                (at, source + at - target, size, is_within)
+                for target, source, whole in moves
+                for at, size, is_within in split(target, whole, ranges)
+            ]
+            moves = [part[:3] for part in parts if not part[3]]
+            same = [part[:3] for part in parts if part[3]]
         others = []
         for kind, indices in self._indices.items():
             left = [i for i in indices if not known[i]]
+            places = ((plan.offsets[i], plan.specs[i].size_bytes) for i in left)
+            if any(is_within for place in places for *_, is_within in split(*place, shared)):
+                same = None
             if left:
                 targets = adapter_of(kind).destinations(
                     self.arena.mapped,
@@ -286,12 +309,18 @@ class Generation:
                     self.arena.slot_offset(slot),
                 )
                 others.append((kind, left, targets))
-        return _Ways(addresses, RawCopies(moves), others)
+        compares = None if same is None else RawCopies(same, compare=True)
+        return _Ways(addresses, self.arena.shared, RawCopies(moves), compares, others)
 
     @property
     def device_seconds(self) -> float:
         """For how long a snapshot keeps the device from its work."""
         return 0.0 if self._copies is None else self._copies.cost_seconds
+
+    @property
+    def found_change(self) -> bool:
+        """True if a device has found that a tensor in a range in common has changed."""
+        return self._copies is not None and self._copies.found_change
 
     @property
     def hides_the_processor(self) -> bool:
@@ -304,6 +333,19 @@ class Generation:
         if self._copies is not None:
             self._copies.close()
         self.arena.close()
+
+
+def shareable(plan: ImagePlan, frozen: Collection[int]) -> list[Range]:
+    """Whole pages of the image that hold nothing but frozen tensors, in long ranges."""
+    joined: list[list[int]] = []  # beginning and end
+    for index in sorted(frozen, key=lambda i: (plan.offsets[i], plan.specs[i].size_bytes)):
+        start = plan.offsets[index]
+        if not joined or joined[-1][1] != start:
+            joined.append([start, start])
+        joined[-1][1] += plan.specs[index].size_bytes
+    pages = [(-(-first // PAGE) * PAGE, last // PAGE * PAGE) for first, last in joined]
+    found = [(first, last - first) for first, last in pages if last - first >= _LEAST_SHARED_BYTES]
+    return sorted(sorted(found, key=lambda each: -each[1])[:MAX_SHARED])
 
 
 # -- Asynchronous copies by a device: a slot is whole when its copy has ended ----------------------
@@ -322,11 +364,23 @@ class AsyncCopy(Protocol):
 class DeviceCopies(Registry, Protocol):
     """Copies tensors of devices into the slots of one arena."""
 
+    found_change: bool  # the last copy was lost: a tensor in a range in common has changed
     cost_seconds: float  # for which a copy keeps the device from its work
     is_ahead: bool  # the device has had work since before the processor began the last copy
 
-    def begin(self, slot: int, values: list[Any], *, careful: bool) -> AsyncCopy | None:
-        """Start a copy; None if it has ended already. A careful one cannot fail."""
+    def begin(
+        self, slot: int, values: list[Any], *, careful: bool, shared: Sequence[Range]
+    ) -> AsyncCopy | None:
+        """Start a copy; None if it has ended already. A careful one cannot fail.
+
+        Ranges in common are not written: what belongs there is compared with the last copy.
+        """
+
+    def can_compare(self) -> bool:
+        """True if the device has what it copied last."""
+
+    def has_changed(self, values: list[Any], shared: Sequence[Range]) -> bool:
+        """True if a tensor in a range in common differs from the last copy; waits for it."""
 
     def close(self) -> None: ...
 

@@ -13,9 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from holdfast._adapters.registry import adapter_of
 from holdfast._environment.processes.proc import FairDeadline
 from holdfast._run.saving.slot_memory import SlotMemory, only_one
-from holdfast._run.saving.slots import AsyncCopies, Generation
+from holdfast._run.saving.slots import AsyncCopies, Generation, shareable
 from holdfast._run.saving.takeover import WaitingArena
 from holdfast._state.capture import Captured
 from holdfast._store.format.image import ImagePlan, TensorSpec, plan_image
@@ -80,6 +81,7 @@ class Snapshots:
         self._building: threading.Thread | None = None
         self._built: Generation | None = None
         self._waiting: WaitingArena | None = None  # of the previous attempt; see `adopt`
+        self._frozen: list[int] = []  # tensors of the layout that probably never change
         self._number = 0
         self._sequence = 0
         self._in_vain = 0  # arenas in a row whose layout changed before they were used
@@ -128,8 +130,9 @@ class Snapshots:
             began = time.perf_counter()  # an arena is built once: exclude it from the copy's time
         generation = self._current
         assert generation is not None
+        self._give_third_back(generation)
         is_asked_for = patience_seconds > 0
-        slot = self._begin(generation, is_asked_for=is_asked_for)
+        slot = self._begin(generation, captured, is_asked_for=is_asked_for)
         looked = time.monotonic()
         while slot is None:
             if deadline.is_over():
@@ -138,7 +141,7 @@ class Snapshots:
                 self._attend()  # the keeper may have died while it read a slot
                 looked = time.monotonic()
             time.sleep(0.001)
-            slot = self._begin(generation, is_asked_for=is_asked_for)
+            slot = self._begin(generation, captured, is_asked_for=is_asked_for)
         copy = None
         try:
             copy = generation.begin(slot, captured, careful=is_asked_for)
@@ -161,17 +164,17 @@ class Snapshots:
             is_hidden=generation.hides_the_processor,
         )
         if copy is None:
-            self._finish(generation.arena, taken)
+            self._finish(generation, taken)
         else:
             self._in_flight = taken
-            self._copies_in_flight.expect(
-                copy, lambda good: self._land(generation.arena, taken, good)
-            )
-        if not self._promised and time.monotonic() >= self._settled_at + _LINGER_SECONDS:
-            generation.memory.shrink(self._held())
+            self._copies_in_flight.expect(copy, lambda good: self._land(generation, taken, good))
         return taken
 
-    def _begin(self, generation: Generation, *, is_asked_for: bool) -> int | None:
+    def _begin(
+        self, generation: Generation, captured: Captured, *, is_asked_for: bool
+    ) -> int | None:
+        if generation.memory.is_unsharing:
+            return None
         slot = generation.arena.begin(
             self._held(),
             self._common(),
@@ -182,22 +185,37 @@ class Snapshots:
             self._grow(generation)
             if is_asked_for:
                 generation.arena.want()
+        elif generation.has_changed(slot, captured, careful=is_asked_for):
+            generation.arena.abandon(slot)
+            generation.memory.unshare()
+            return None
         return slot
 
     def _grow(self, generation: Generation) -> None:
         if self._promised:  # a write is in progress
             generation.memory.grow()
 
+    @property
+    def _needs_no_third(self) -> bool:
+        """True if no write has been in progress for a while."""
+        return not self._promised and time.monotonic() >= self._settled_at + _LINGER_SECONDS
+
+    def _give_third_back(self, generation: Generation) -> None:
+        # Before a slot is chosen: while a device copies, all three may be needed.
+        if self._needs_no_third:
+            generation.memory.shrink(self._held())
+
     def _keeps_hashed(self, generation: Generation) -> bool:
         """True if a snapshot is to wait until the newest one is hashed.
 
         Of two slots one is then always hashed: also a kill of trainer and keeper leaves a state.
+        The third slot is given back only between snapshots, so it is treated as gone before.
         A keeper that gets no processor is not waited for, since a kill of the trainer alone would
         cost more and more.
         """
-        newest = generation.arena.newest()
+        newest, memory = generation.arena.newest(), generation.memory
         return (
-            generation.memory.is_double
+            (memory.is_double or (memory.usual == 2 and self._needs_no_third))
             and not self._has_peers
             and newest is not None
             and time.time() - newest.captured_at < _HASHING_SECONDS
@@ -211,6 +229,9 @@ class Snapshots:
         generation = self._current
         if generation is None or self._built is not None:
             return True
+        if generation.memory.is_unsharing:
+            return False
+        self._give_third_back(generation)
         has_free = generation.arena.has_free(
             self._held(),
             self._common(),
@@ -250,19 +271,23 @@ class Snapshots:
             return None
         return generation.arena.hashed_at(newest.slot, newest.sequence)
 
-    def _finish(self, arena: Arena, taken: Taken) -> None:
-        arena.finish(taken.slot, sequence=taken.sequence, mark=taken.mark)
+    def _finish(self, generation: Generation, taken: Taken) -> None:
+        generation.arena.finish(taken.slot, sequence=taken.sequence, mark=taken.mark)
+        generation.finished(taken.slot)
+        generation.memory.build_rest()
         self.newest = taken
 
-    def _land(self, arena: Arena, taken: Taken, good: bool) -> None:
+    def _land(self, generation: Generation, taken: Taken, good: bool) -> None:
         """In the thread of the copies: the device has copied, or failed."""
         with self._whole:
             good = good and self._in_flight is taken  # else it has become void
             self._in_flight = None
             if good:
-                self._finish(arena, taken)
+                self._finish(generation, taken)
             else:
-                arena.abandon(taken.slot)
+                generation.arena.abandon(taken.slot)
+                if generation.found_change:
+                    generation.memory.unshare()
         self._landed(taken, good)
 
     def void_from(self, step: int) -> None:
@@ -314,6 +339,13 @@ class Snapshots:
         """Switch to an arena for this layout, building it first; False if it is not ready."""
         while not self.impossible:
             if self._building is None and not self._fits(self._built, captured, scalars_bytes):
+                self._frozen = [
+                    index
+                    for index, (spec, value) in enumerate(
+                        zip(captured.specs, captured.values, strict=True)
+                    )
+                    if adapter_of(spec.kind).is_frozen(value)
+                ]
                 self._start_building(captured.specs, scalars_bytes)
             if self._building is not None:
                 self._building.join(max(0.0, deadline - time.monotonic()))
@@ -380,6 +412,8 @@ class Snapshots:
         most = float("inf") if self._most_bytes is None else self._most_bytes
         allowed = max((slots for slots in (1, 2, 3) if bytes_of[slots] <= most), default=0)
         is_small = self._is_small(specs, scalars_bytes)
+        frozen = [] if is_small else self._frozen
+        shared_bytes = sum(size for _, size in shareable(plan, frozen))
         wanted = 3 if self._has_peers or is_small else 2
         least = 2 if self._has_peers else 1
         if allowed < least:
@@ -393,7 +427,7 @@ class Snapshots:
                     run_id,
                     attempt,
                     number,
-                    bytes_of[usual],
+                    bytes_of[usual] - (usual - 1) * shared_bytes,
                     rank,
                     now_bytes=arena_bytes(0, len(specs) + 2, slots),
                     file_bytes=bytes_of[slots],
@@ -407,7 +441,9 @@ class Snapshots:
             self._give_up(f"too little memory ({_slots_of(least, plan)})")
             return
         try:
-            self._built = self._format(backing, plan, number, slots, usual, is_small=is_small)
+            self._built = self._format(
+                backing, plan, number, slots, usual, frozen, is_small=is_small
+            )
         except Exception as error:  # noqa: BLE001  a thread's error would be lost
             backing.remove()
             self._give_up(f"{type(error).__name__}: {error}")
@@ -443,10 +479,11 @@ class Snapshots:
         number: int,
         slots: int,
         usual: int,
+        frozen: list[int],
         *,
         is_small: bool,
     ) -> Generation | None:
-        """An arena with one slot, while the others are being built; None if there is no room."""
+        """An arena with one slot, or those that must be there; None if there is no room."""
         run_id, attempt, _ = self._owner
         arena = Arena.create(
             backing.descriptor,
@@ -460,12 +497,12 @@ class Snapshots:
         )
         memory = SlotMemory(arena, backing, plan.header, usual, self._say)
         generation = Generation(arena, backing, plan, memory)
+        generation.share(frozen)
         # A rank needs two: it may not write over the one that all ranks have.
         first = usual if is_small else 2 if self._has_peers else 1
         if not all(memory.build(slot) for slot in range(first)):
             generation.close()
             return None
-        memory.build_rest()
         return generation
 
     def _take_over(self, arena: Arena, backing: Backing, plan: ImagePlan) -> Generation:

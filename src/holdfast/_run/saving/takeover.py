@@ -1,6 +1,6 @@
 """The arena of the previous attempt, which this one takes over instead of building its own.
 
-Its slots are reserved and touched already. Until the first snapshot it stays what it was: a waiting
+Its slots are reserved and touched already. Until the first snapshot it stays a waiting
 arena with the state that this attempt began from, guarded by its own process. So a kill before that
 leaves it to the attempt after this one. The claim ends with a rename. A kill within it finds the
 same state on disk: only an arena whose newest state is durable waits at all.
@@ -21,8 +21,11 @@ from holdfast._store.memory.waiting import claim
 class WaitingArena:
     """A waiting arena that this attempt has read its state from."""
 
-    def __init__(self, arena: Arena, path: Path, plan: ImagePlan, attempt: int) -> None:
+    def __init__(
+        self, arena: Arena, path: Path, plan: ImagePlan, attempt: int, slot: int = 0
+    ) -> None:
         self.arena = arena
+        self._slot = slot  # the verified one
         self.plan = plan  # of the verified slot
         self._path = path
         self._attempt = attempt
@@ -47,7 +50,8 @@ class WaitingArena:
         """Make it the empty arena of this attempt; False if it is gone, or still read."""
         if not self._is_free:
             return False
-        prepare = functools.partial(self.arena.take_over, self._attempt)
+        # The slot that was read is mapped into this process already.
+        prepare = functools.partial(self.arena.take_over, self._attempt, self._slot)
         return claim(self.arena.descriptor, self._path, self._taken, prepare)
 
     def drop(self) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
-import threading
 from collections.abc import Callable, Sequence
 
 import xxhash
+
+from holdfast._store.format.threads import run_all
 
 _WORTH_A_THREAD_BYTES = 8 << 20
 _SMALL_BYTES = 1 << 16
@@ -32,33 +34,16 @@ def digest_all(views: Sequence[memoryview]) -> list[bytes]:
 def for_each(work: Callable[[int], None], sizes: Sequence[int]) -> None:
     """Call `work(i)` for every size, spread over threads; the first error is raised here."""
     count = min(os.cpu_count() or 1, max(1, sum(sizes) // _WORTH_A_THREAD_BYTES), _MOST_THREADS)
-    waiting = sorted(range(len(sizes)), key=sizes.__getitem__)  # the largest is taken first
-    lock = threading.Lock()
-    errors: list[Exception] = []
+    works: list[list[int]] = []
+    for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
+        # Small ones in batches: taking turns for each would cost more than its work.
+        if works and sizes[works[-1][0]] < _SMALL_BYTES and len(works[-1]) < _BATCH:
+            works[-1].append(index)
+        else:
+            works.append([index])
+    run_all([functools.partial(_each, work, taken) for taken in works], count)
 
-    def take() -> list[int]:
-        with lock:
-            if errors or not waiting:
-                return []
-            taken = [waiting.pop()]
-            # Small ones in batches: taking the lock for each would cost more than its work.
-            while waiting and sizes[taken[-1]] < _SMALL_BYTES and len(taken) < _BATCH:
-                taken.append(waiting.pop())
-            return taken
 
-    def run() -> None:
-        try:
-            while taken := take():
-                for index in taken:
-                    work(index)
-        except Exception as error:  # noqa: BLE001  raised again in the caller's thread
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, daemon=True) for _ in range(count - 1)]
-    for thread in threads:
-        thread.start()
-    run()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+def _each(work: Callable[[int], None], numbers: list[int]) -> None:
+    for number in numbers:
+        work(number)

@@ -2,12 +2,18 @@
 
     page 0     what it is: run, attempt, generation, sizes, and the run's folder
     page 1     a record for each slot: state, sequence, step, when, hashed;
-               behind them, until when the arena waits for the next attempt
+               behind them, until when the arena waits for the next attempt, and which
+               ranges of the image all slots have in common
     tables     for each slot, the checksums of its ranges, filled by the keeper
     slots      each an image (see image.py), on a page of its own
 
 A slot may be absent: its range of the file has no memory, and nothing touches it. The writer adds
 and removes slots while it runs.
+
+Tensors that never change are held once. Ranges in common have memory in slot 0 only, and the other
+slots map it. They are filled once and never written to again. When a tensor in one of them changes
+after all, every slot first gets memory of its own with the same bytes (`unshare`), and only then is
+the range written to. So a whole slot stays whole.
 
 The writer marks a slot as being written, copies, and marks it whole with the next sequence number;
 a kill at any instant leaves the slots before it whole. Each slot has a POSIX lock, which ends with
@@ -37,11 +43,17 @@ _MAGIC = b"holdfast-arena-2"
 _HEAD = struct.Struct("<16s32sQQQQQQ")
 _ATTEMPT_OFFSET = 48  # of attempt and generation in the head
 _EMPTY, _WRITING, _WHOLE, _ABSENT = 0, 1, 2, 3
+_MAP_FIXED = 0x10
 _RECORD_WORDS = 8
 _STATE, _SEQUENCE, _MARK, _TIME, _HASHED, _HASHED_NS, _WANTED = range(7)
 DIGEST_BYTES = 16
 MAX_SLOTS = 8
 _WAITS_UNTIL = MAX_SLOTS * _RECORD_WORDS  # a time in nanoseconds; 0: its attempt goes on
+_SHARED = _WAITS_UNTIL + 1  # to the end of the page: first page and number of pages of each range
+MAX_SHARED = PAGE // 8 - _SHARED
+_SHARED_AT = PAGE + 8 * _SHARED
+
+Range = tuple[int, int]  # offset, bytes
 
 
 class NotAnArena(ValueError):
@@ -105,6 +117,10 @@ class Arena:
         #: Where its run was, by the real path; empty if that is not known.
         self.folder = os.fsdecode(self.mapped[_HEAD.size : PAGE].partition(b"\0")[0])
         self._words = memoryview(self.mapped)[PAGE : 2 * PAGE].cast("Q")
+        #: The ranges of the image that all slots have in common, in order.
+        self.shared: list[Range] = []
+        self._shared_words = bytes(PAGE - 8 * _SHARED)
+        self.sync_shared()
 
     @classmethod
     def create(
@@ -161,7 +177,55 @@ class Arena:
             raise ValueError("the header does not fit the slot")
         return plan
 
+    def sync_shared(self) -> None:
+        """Map the ranges in common as the writer has them now; no other slot than 0 is in use."""
+        words = self.mapped[_SHARED_AT : 2 * PAGE]
+        if words == self._shared_words:
+            return
+        found = [divmod(word, 1 << 32) for word in memoryview(words).cast("Q") if word]
+        shared = [(first * PAGE, pages * PAGE) for first, pages in found]
+        if any(start + size > self.slot_bytes for start, size in shared):
+            raise NotAnArena("a range in common is outside of the slot")
+        before, self.shared, self._shared_words = set(self.shared), shared, words
+        for slot in range(1, self.slots):
+            for start, size in before - set(shared):
+                self._map(slot, start, size, slot)
+            for start, size in set(shared) - before:
+                self._map(slot, start, size, 0)
+
+    def _map(self, slot: int, start: int, size_bytes: int, source: int) -> None:
+        """Map a range of `slot` to the memory of the slot `source`."""
+        import ctypes  # the keeper starts faster without it
+
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.mmap.restype = ctypes.c_void_p
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self.mapped))
+        address += self.slot_offset(slot) + start
+        access = mmap.PROT_READ | mmap.PROT_WRITE
+        found = libc.mmap(
+            ctypes.c_void_p(address),
+            ctypes.c_size_t(size_bytes),
+            access,
+            mmap.MAP_SHARED | _MAP_FIXED,
+            self.descriptor,
+            ctypes.c_long(self.slot_offset(source) + start),
+        )
+        if found != address:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+
     # -- the writer ---------------------------------------------------------
+
+    def share(self, ranges: Sequence[Range]) -> None:
+        """Have these ranges, in whole pages, in common; before any other slot than 0 is added."""
+        words = [start // PAGE << 32 | size // PAGE for start, size in ranges]
+        struct.pack_into(f"<{len(words)}Q", self.mapped, _SHARED_AT, *words)
+        self.sync_shared()
+
+    def unshare(self) -> None:
+        """All slots have memory of their own, with the same bytes; the writer holds their locks."""
+        self.mapped[_SHARED_AT : 2 * PAGE] = bytes(PAGE - 8 * _SHARED)
+        self.sync_shared()
 
     def add(self, slot: int, header: bytes) -> None:
         """An absent slot has got its memory: from now on it can be chosen."""
@@ -178,15 +242,20 @@ class Arena:
         """
         whole = self.whole()
         needed = {record.slot for record in (*whole[:1], *[r for r in whole if r.is_hashed][:1])}
+        needed |= {0} if self.shared else set()
         for slot in self.present():
             if slot in held or slot in needed or self._word(slot, _STATE) == _WRITING:
                 continue
             if self.try_lock(slot):
-                self._set(slot, _STATE, _ABSENT)
-                self._set(slot, _SEQUENCE, 0)
-                self._set(slot, _HASHED, 0)
+                self.remove(slot)
                 return slot
         return None
+
+    def remove(self, slot: int) -> None:
+        """Make a slot absent that is locked."""
+        self._set(slot, _STATE, _ABSENT)
+        self._set(slot, _SEQUENCE, 0)
+        self._set(slot, _HASHED, 0)
 
     def begin(
         self,
@@ -324,14 +393,15 @@ class Arena:
         """Its trainer is dead, and its newest slot is durable: the next attempt may take it."""
         self._words[_WAITS_UNTIL] = int(at * 1e9)
 
-    def take_over(self, attempt: int) -> None:
-        """Make it the empty arena of another attempt.
+    def take_over(self, attempt: int, first: int = 0) -> None:
+        """Make it the empty arena of another attempt, which writes to the slot `first` first.
 
         The slots first: with the new number, they would be states that this attempt never had.
         """
+        first = 0 if self.shared else first  # the ranges in common are filled there
         for slot in self.present():
             self._set(slot, _STATE, _EMPTY)
-            self._set(slot, _SEQUENCE, 0)
+            self._set(slot, _SEQUENCE, slot != first)
             self._set(slot, _HASHED, 0)
         self.attempt, self.generation = attempt, 1
         struct.pack_into("<QQ", self.mapped, _ATTEMPT_OFFSET, self.attempt, self.generation)

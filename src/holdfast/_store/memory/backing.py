@@ -84,7 +84,7 @@ def arena_path(run_id: str, attempt: int, generation: int, rank: int = 0) -> Pat
 
 
 def has_memory(size_bytes: int) -> bool:
-    """True if so much memory is free, beside the room in which the training grows."""
+    """True if so much memory is free, in addition to a reserve in which the training can grow."""
     free = available_bytes()
     return free - size_bytes >= reserve_bytes(free)
 

@@ -73,7 +73,7 @@ DISTURBANCES = (
     "coverage",
     "a profiler",  # any other
 )
-# A writer runs beside the training: it explains a slow step, but does not excuse a hang.
+# A writer runs in parallel with the training: it explains a slow step, but does not excuse a hang.
 SLOWING = (1 << len(DISTURBANCES)) - 1 - (1 << DISTURBANCES.index("a TensorBoard writer"))
 
 RESTS = 1

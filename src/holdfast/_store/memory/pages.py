@@ -7,28 +7,52 @@ a device can register those that are touched. So all of this is done piece by pi
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
+import functools
 import mmap
 import os
+import sys
 import threading
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 
+from holdfast._store.format.threads import run_all
 from holdfast._store.memory.backing import NO_ROOM
 
 PIECE_BYTES = 128 << 20
 _MOST_THREADS = 8
-_MADV_REMOVE = 9
+_PUNCH_HOLE = 3  # and keep the size of the file
 _MADV_POPULATE_WRITE = 23
 _libc = ctypes.CDLL(None)
 
 Piece = tuple[int, int]  # offset in the mapping, bytes
 
 
-def pieces_of(start: int, size_bytes: int) -> list[Piece]:
-    """The pieces in which a range gets its memory."""
+def pieces_of(start: int, size_bytes: int, without: Sequence[Piece] = ()) -> list[Piece]:
+    """The pieces in which a range gets its memory, without some ranges in it."""
     end = start + size_bytes
-    return [(at, min(PIECE_BYTES, end - at)) for at in range(start, end, PIECE_BYTES)]
+    found = [(at, min(PIECE_BYTES, end - at)) for at in range(start, end, PIECE_BYTES)]
+    if not without:
+        return found
+    parts = (part for piece in found for part in split(*piece, without))
+    return [(at, size) for at, size, is_within in parts if not is_within]
+
+
+def split(start: int, size_bytes: int, ranges: Sequence[Piece]) -> Iterator[tuple[int, int, bool]]:
+    """The parts of a range, and whether each is within one of `ranges`, which are in order."""
+    end = start + size_bytes
+    index = max(0, bisect_right(ranges, (start, sys.maxsize)) - 1)
+    while index < len(ranges) and ranges[index][0] < end:
+        at, length = ranges[index]
+        first, last = max(start, at), min(end, at + length)
+        if first < last:
+            if start < first:
+                yield start, first - start, False
+            yield first, last - first, True
+            start = last
+        index += 1
+    if start < end:
+        yield start, end - start, False
 
 
 def give_memory(
@@ -37,62 +61,47 @@ def give_memory(
     start: int,
     size_bytes: int,
     then: Callable[[int, int], None] = lambda *_: None,
+    without: Sequence[Piece] = (),
 ) -> bool:
     """Allocate and touch a range, and call `then` with each piece; False if there is no room.
 
     OSError if the system refuses it for another reason. After any error the range has no memory.
     """
-    left = iter(pieces_of(start, size_bytes))
+    pieces = pieces_of(start, size_bytes, without)
     allocating, passing = threading.Lock(), threading.Lock()
-    errors: list[BaseException] = []
 
-    def work() -> None:
-        try:
-            while not errors:
-                with allocating:
-                    piece = next(left, None)
-                    if piece is None:
-                        return
-                    os.posix_fallocate(descriptor, *piece)
-                touch(mapped, *piece)
-                with passing:
-                    then(*piece)
-        except BaseException as error:  # noqa: BLE001  raised in the caller's thread
-            errors.append(error)
+    def work(piece: Piece) -> None:
+        with allocating:
+            os.posix_fallocate(descriptor, *piece)
+        touch(mapped, *piece)
+        with passing:
+            then(*piece)
 
-    count = min(_MOST_THREADS, max(1, (os.cpu_count() or 1) // 2), -(-size_bytes // PIECE_BYTES))
-    threads = [
-        threading.Thread(target=work, name="holdfast-memory", daemon=True) for _ in range(count - 1)
-    ]
-    with contextlib.suppress(RuntimeError):  # no more threads: this one does it
-        for thread in threads:
-            thread.start()
-    work()
-    for thread in threads:
-        if thread.is_alive():
-            thread.join()
-    if not errors:
-        return True
-    take_memory(mapped, start, size_bytes)
-    if isinstance(errors[0], OSError) and errors[0].errno in NO_ROOM:
-        return False
-    raise errors[0]
+    threads = min(_MOST_THREADS, max(1, (os.cpu_count() or 1) // 2))
+    try:
+        run_all([functools.partial(work, piece) for piece in pieces], threads)
+    except BaseException as error:
+        take_memory(descriptor, start, size_bytes)
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
+            return False
+        raise
+    return True
 
 
 def touch(mapped: mmap.mmap, start: int, size_bytes: int) -> None:
     """Map the pages of a range, which have their memory, into this process."""
-    # An older kernel refuses, and the first copies then touch the pages.
-    _advise(mapped, start, size_bytes, _MADV_POPULATE_WRITE)
-
-
-def take_memory(mapped: mmap.mmap, start: int, size_bytes: int) -> bool:
-    """Give the memory of a range back to the system; False if the system refuses."""
-    given = [_advise(mapped, *piece, _MADV_REMOVE) for piece in pieces_of(start, size_bytes)]
-    return all(given)
-
-
-def _advise(mapped: mmap.mmap, start: int, size_bytes: int, advice: int) -> bool:
-    # ctypes releases the interpreter's lock; mmap.madvise does not.
+    # ctypes releases the interpreter's lock; mmap.madvise does not. An older kernel refuses, and
+    # the first copies then touch the pages.
     address = ctypes.addressof(ctypes.c_char.from_buffer(mapped)) + start
-    result = _libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size_bytes), advice)
-    return bool(result == 0)
+    _libc.madvise(
+        ctypes.c_void_p(address), ctypes.c_size_t(size_bytes), ctypes.c_int(_MADV_POPULATE_WRITE)
+    )
+
+
+def take_memory(descriptor: int, start: int, size_bytes: int) -> bool:
+    """Give the memory of a range of the file back to the system; False if the system refuses."""
+    punched = [
+        _libc.fallocate(descriptor, _PUNCH_HOLE, ctypes.c_long(at), ctypes.c_long(size)) == 0
+        for at, size in pieces_of(start, size_bytes)
+    ]
+    return all(punched)

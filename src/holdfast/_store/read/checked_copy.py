@@ -7,7 +7,6 @@ the checksum is that of the copy: memory that is written badly is found too.
 from __future__ import annotations
 
 import ctypes
-import itertools
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ import xxhash
 
 from holdfast._errors import DamagedCheckpoint
 from holdfast._store.format.checksum import digest
+from holdfast._store.format.threads import run_all
 
 _PIECE_BYTES = 1 << 20  # about what the cache of a core holds
 _LONG_BYTES = 32 << 20  # by several threads
@@ -140,27 +140,3 @@ def move(target: memoryview, source: memoryview) -> None:
         target[:] = source
     else:
         ctypes.memmove(address_of(target), address_of(source), source.nbytes)
-
-
-def run_all(works: Sequence[Callable[[], None]], threads: int) -> None:
-    """Do all works in their order, by several threads; the first error is raised here."""
-    numbers = itertools.count()
-    errors: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            while not errors and (number := next(numbers)) < len(works):
-                works[number]()
-        except BaseException as error:  # noqa: BLE001  raised again in the caller's thread
-            errors.append(error)
-
-    others = [
-        threading.Thread(target=work, daemon=True) for _ in range(min(threads, len(works)) - 1)
-    ]
-    for thread in others:
-        thread.start()
-    work()
-    for thread in others:
-        thread.join()
-    if errors:
-        raise errors[0]

@@ -1,7 +1,7 @@
 """All damage of a checkpoint, found in little memory.
 
 Resuming stops at the first wrong byte and holds the whole image. `holdfast verify` names every
-damaged tensor, and may run beside a training that needs the memory.
+damaged tensor, and may run while a training needs the memory.
 """
 
 from __future__ import annotations

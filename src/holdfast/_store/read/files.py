@@ -28,7 +28,8 @@ from holdfast._store.folder.plain_file import NotPlain, open_plain
 from holdfast._store.format.checksum import digest
 from holdfast._store.format.image import PAGE
 from holdfast._store.format.manifest import DataFile, Part
-from holdfast._store.read.checked_copy import InOrder, move, run_all
+from holdfast._store.format.threads import run_all
+from holdfast._store.read.checked_copy import InOrder, move
 
 # -- Pages of memory -------------------------------------------------------------------------
 
