@@ -86,7 +86,8 @@ def test_wrong_input_is_two_lines(folder, tmp_path):
         told = refused("report", tmp_path / name)
         assert told.startswith(f"{tmp_path}/{name}: there is no run here")
     assert "cannot be written (No such file" in refused("report", folder, "-o", "no/x.html")
-    assert "is no proof" in refused("report", folder, "--proof", tmp_path / "file")
+    told = refused("report", folder, "--proof", tmp_path / "file")
+    assert "is not the output of `holdfast prove --json`" in told
     assert "cannot be read" in refused("report", folder, "--proof", tmp_path / "none")
     killed_and_resumed(tmp_path / "other")
     told = holdfast("report", tmp_path).stderr

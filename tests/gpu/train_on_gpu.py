@@ -69,11 +69,11 @@ def unregistered() -> None:
 
 def in_pieces() -> None:
     """As with a large state: two slots, built in the background, of many registered pieces."""
-    from holdfast._run.saving import snapshots
+    from holdfast._run.saving import arena_builder
     from holdfast._store.memory import pages
     from holdfast.torch import device
 
-    snapshots._SMALL_BYTES = 0
+    arena_builder._SMALL_BYTES = 0
     pages.PIECE_BYTES = device.PIECE_BYTES = 1 << 20
 
 

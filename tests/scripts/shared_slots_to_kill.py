@@ -11,7 +11,7 @@ import sys
 
 import torch
 
-from holdfast._run.saving import snapshots
+from holdfast._run.saving import arena_builder, snapshots
 from holdfast._state.capture_cache import CaptureCache
 from holdfast._store.memory.arena import Arena
 
@@ -19,7 +19,7 @@ COUNT = 2_000_000
 
 
 def main() -> None:
-    snapshots._SMALL_BYTES = 0
+    arena_builder._SMALL_BYTES = 0
     arenas: list[Arena] = []
     base = torch.nn.Parameter(torch.zeros(COUNT), requires_grad=False)
     model = torch.nn.ParameterDict({"base": base, "adapter": torch.nn.Parameter(torch.zeros(1000))})

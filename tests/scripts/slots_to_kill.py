@@ -12,7 +12,7 @@ import time
 
 import numpy as np
 
-from holdfast._run.saving import slot_memory, snapshots
+from holdfast._run.saving import arena_builder, slot_memory, snapshots
 from holdfast._state.capture import capture
 from holdfast._store.memory.arena import Arena
 
@@ -20,7 +20,7 @@ COUNT = 50_000
 
 
 def main() -> None:
-    snapshots._SMALL_BYTES = 0  # a state of 0.4 MB as if it were a large one
+    arena_builder._SMALL_BYTES = 0  # a state of 0.4 MB as if it were a large one
     snapshots._LINGER_SECONDS = slot_memory._ASK_SECONDS = 0.0
     arenas: list[Arena] = []
     weights = np.zeros(COUNT)

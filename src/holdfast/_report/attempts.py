@@ -41,7 +41,7 @@ class Stretch(NamedTuple):
 
 
 @dataclass
-class Course:
+class StepCourse:
     """The steps of an attempt over time, and what held them up."""
 
     looped: float | None = None  # came to its first loop
@@ -136,7 +136,7 @@ class Course:
 
 
 @dataclass
-class Place:
+class AttemptPlace:
     """Where an attempt ran."""
 
     pid: int | None = None
@@ -155,8 +155,8 @@ class AttemptHistory:
     started: float | None = None  # had opened, with its state loaded
     first_step: int | None = None
     source: str = ""
-    place: Place = field(default_factory=Place)
-    course: Course = field(default_factory=Course)
+    place: AttemptPlace = field(default_factory=AttemptPlace)
+    course: StepCourse = field(default_factory=StepCourse)
     died_at: float | None = None  # by its keeper
     is_finished: bool = False
     is_requeued: bool = False

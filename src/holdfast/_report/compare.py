@@ -60,7 +60,7 @@ class ComparedRun(TypedDict):
     note: str
 
 
-class Comparison(TypedDict):
+class RunComparison(TypedDict):
     """`curves` has for each metric one curve for each run, or null."""
 
     schema: int
@@ -75,12 +75,12 @@ class Comparison(TypedDict):
 
 
 @dataclass(frozen=True)
-class RunFacts:
+class ComparedFacts:
     run: ComparedRun
     curves: dict[str, ComparedCurve] = field(default_factory=dict)
 
 
-def gather_facts(model: RunModel, key: str, name: str) -> RunFacts:
+def gather_facts(model: RunModel, key: str, name: str) -> ComparedFacts:
     """What a comparison shows of a run, as of the model's last update."""
     view = model.view()
     clock = _Clock(view, model.histories)
@@ -100,18 +100,18 @@ def gather_facts(model: RunModel, key: str, name: str) -> RunFacts:
         tags=view["run"]["tags"],
         note=view["run"]["note"],
     )
-    return RunFacts(run, {metric["name"]: _curve(metric, clock) for metric in metrics})
+    return ComparedFacts(run, {metric["name"]: _curve(metric, clock) for metric in metrics})
 
 
 def assemble_comparison(
-    found: Sequence[RunFacts], metric: str | None = None, *, has_all_curves: bool = True
-) -> Comparison:
+    found: Sequence[ComparedFacts], metric: str | None = None, *, has_all_curves: bool = True
+) -> RunComparison:
     """Side by side; without `has_all_curves` only the curves of the one metric."""
     runs = [each.run for each in found]
     names = metric_names(runs)
     chosen = metric if metric in names else main_metric(names)
     wanted = names if has_all_curves else [chosen] if chosen is not None else []
-    return Comparison(
+    return RunComparison(
         schema=SCHEMA,
         made_at=time.time(),
         version=version.__version__,

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast._report.view import View
 
 if TYPE_CHECKING:
-    from holdfast._report.compare import Comparison
+    from holdfast._report.compare import RunComparison
 
 _PAGE = Path(__file__).with_name("page")
 _FILE = re.compile(r"\{\{file ([\w./-]+)\}\}")
@@ -36,7 +36,7 @@ def render(view: View) -> str:
     return _fill(RUN_PAGE, view["run"]["name"], to_json(view), {}, is_live=False)
 
 
-def render_comparison(found: Comparison, title: str) -> str:
+def render_comparison(found: RunComparison, title: str) -> str:
     return _fill(COMPARE_PAGE, title, to_json(found), {}, is_live=False)
 
 

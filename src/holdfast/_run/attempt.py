@@ -324,7 +324,7 @@ def checked_config(config: object) -> dict[str, Any]:
                 "and is never restored.\nGive state by its own name: "
                 f"holdfast.Run(folder, {name}=…)"
             )
-    found = _Recorder().value(values, 0)
+    found = _ConfigRecorder().value(values, 0)
     assert isinstance(found, dict)
     return found
 
@@ -348,7 +348,7 @@ def _by_name(value: object) -> object:
     return value
 
 
-class _Recorder:
+class _ConfigRecorder:
     """Counts what it has recorded: a config may hold a whole data set."""
 
     def __init__(self) -> None:

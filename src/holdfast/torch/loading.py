@@ -22,7 +22,7 @@ _HOOKS = (
 _OWN = ("state_dict", "_save_to_state_dict", "load_state_dict", "_load_from_state_dict")
 
 
-class _Custom(Exception):
+class _LoadsItself(Exception):
     """A module stores or loads in a way of its own, or a tensor is not plain memory."""
 
 
@@ -33,7 +33,7 @@ def copied_into(value: object) -> dict[str, torch.Tensor] | None:
     found: dict[str, torch.Tensor] = {}
     try:
         _add(value, "", found, set())
-    except (_Custom, KeyError, AttributeError, RecursionError):
+    except (_LoadsItself, KeyError, AttributeError, RecursionError):
         return None
     return found
 
@@ -42,13 +42,13 @@ def _add(module: Module, prefix: str, found: dict[str, torch.Tensor], plain: set
     kind = type(module)
     if kind not in plain:
         if any(getattr(kind, name, None) is not getattr(Module, name, None) for name in _METHODS):
-            raise _Custom
+            raise _LoadsItself
         if kind._load_from_state_dict not in _LOAD_ONE:
-            raise _Custom
+            raise _LoadsItself
         plain.add(kind)
     own = module.__dict__
     if any(own[name] for name in _HOOKS) or any(name in own for name in _OWN):
-        raise _Custom
+        raise _LoadsItself
     for name, parameter in own["_parameters"].items():
         if parameter is not None:
             found[prefix + name] = _checked(parameter)
@@ -63,11 +63,11 @@ def _add(module: Module, prefix: str, found: dict[str, torch.Tensor], plain: set
 
 def _checked(tensor: torch.Tensor) -> torch.Tensor:
     if type(tensor) not in _EXACT_TYPES or tensor.device.type != "cpu":
-        raise _Custom
+        raise _LoadsItself
     if tensor.layout is not torch.strided or not tensor.is_contiguous():
-        raise _Custom
+        raise _LoadsItself
     if tensor.is_neg() or tensor.is_conj():
-        raise _Custom
+        raise _LoadsItself
     return tensor
 
 

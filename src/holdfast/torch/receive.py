@@ -222,7 +222,7 @@ def upload(
         _populate(piece)
         return sender.send(piece.address, target)  # type: ignore[no-any-return]
 
-    def send_and_hash(sender: Any, group: _Group) -> None:
+    def send_and_hash(sender: Any, group: _TensorGroup) -> None:
         if len(group.indices) == 1:
             hasher = xxhash.xxh3_128()
             for piece in _cut(group.span, _BUFFER_BYTES):
@@ -306,7 +306,7 @@ def _cut(span: _HostSpan, size_bytes: int) -> list[_HostSpan]:
     ]
 
 
-class _Group(NamedTuple):
+class _TensorGroup(NamedTuple):
     """One tensor, or small ones that are adjacent: sent and hashed by one thread."""
 
     indices: list[int]
@@ -320,12 +320,12 @@ def _works(
     places: list[int],
     *,
     hashed: bool,
-) -> tuple[list[_HostSpan], list[_Group], list[int]]:
+) -> tuple[list[_HostSpan], list[_TensorGroup], list[int]]:
     """Pieces only to be sent, groups to be sent and hashed, and views only to be hashed."""
     if not hashed:
         return [piece for span in spans for piece in _cut(span, _BUFFER_BYTES)], [], []
     pieces: list[_HostSpan] = []
-    groups: list[_Group] = []
+    groups: list[_TensorGroup] = []
     long: list[int] = []
     for index in sorted(range(len(views)), key=lambda i: (addresses[i], views[i].nbytes)):
         span = _HostSpan(addresses[index], views[index].nbytes, places[index])
@@ -337,10 +337,10 @@ def _works(
             pieces += _cut(span, _BUFFER_BYTES)
         elif last is not None and _may_join(last.span, span):
             joined = last.span._replace(size_bytes=last.span.size_bytes + span.size_bytes)
-            groups[-1] = _Group(last.indices, joined)
+            groups[-1] = _TensorGroup(last.indices, joined)
             last.indices.append(index)
         else:
-            groups.append(_Group([index], span))
+            groups.append(_TensorGroup([index], span))
     groups.sort(key=lambda group: -group.span.size_bytes)  # the largest first
     return pieces, groups, long
 

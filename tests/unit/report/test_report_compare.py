@@ -9,8 +9,8 @@ import pytest
 
 from holdfast._report import html
 from holdfast._report.compare import (
-    Comparison,
-    RunFacts,
+    ComparedFacts,
+    RunComparison,
     assemble_comparison,
     best_run,
     differing_keys,
@@ -24,13 +24,13 @@ from tests.report_runs import SCRIPTS
 from tests.unit.report_folder import Book, killed_and_resumed
 
 
-def facts_of(folder: Path, key: str = "k") -> RunFacts:
+def facts_of(folder: Path, key: str = "k") -> ComparedFacts:
     model = RunModel(folder)
     model.update()
     return gather_facts(model, key, folder.name)
 
 
-def compared(tmp_path: Path, count: int = 4) -> Comparison:
+def compared(tmp_path: Path, count: int = 4) -> RunComparison:
     for number in range(count):
         make_one(tmp_path / f"r{number}", number)
     folders = [tmp_path / f"r{number}" for number in range(count)]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import _text
-from holdfast._run.saving.snapshots import Snapshots
+from holdfast._run.saving.arena_builder import ArenaBuilder
 from holdfast._store.folder.attempts import cannot_write
 from holdfast._store.memory import backing
 from tests.support import SHM
@@ -51,8 +51,7 @@ def test_too_many_open_files_are_not_too_little_memory(monkeypatch):
     with pytest.raises(OSError, match="Too many open files"):
         backing.reserve(RUN_ID, 1, 1, 1 << 16)
     said = []
-    snapshots = Snapshots(run_id=RUN_ID, attempt=1, announce=lambda *_: None, say=said.append)
-    snapshots._build([], 100, 1)
+    ArenaBuilder((RUN_ID, 1, 0), said.append)._build([], 100, 1)
     assert "the system refuses the memory for them (Too many open files)" in said[0]
 
 

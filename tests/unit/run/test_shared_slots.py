@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from holdfast._run.saving import slot_memory
+from holdfast._run.saving import arena_builder, slot_memory
 from holdfast._run.saving import snapshots as module
 from holdfast._run.saving.slots import shareable
 from holdfast._run.saving.snapshots import Snapshots
@@ -84,7 +84,7 @@ class Taker:
 
 @pytest.fixture
 def make(monkeypatch):
-    monkeypatch.setattr(module, "_SMALL_BYTES", 0)
+    monkeypatch.setattr(arena_builder, "_SMALL_BYTES", 0)
     monkeypatch.setattr(module, "_LINGER_SECONDS", 0.0)
     monkeypatch.setattr(slot_memory, "_ASK_SECONDS", 0.0)
     made = []

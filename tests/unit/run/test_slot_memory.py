@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from holdfast._run.saving import slot_memory
+from holdfast._run.saving import arena_builder, slot_memory
 from holdfast._run.saving import snapshots as module
 from holdfast._run.saving.snapshots import Snapshots
 from holdfast._state.capture import capture
@@ -24,7 +24,7 @@ STATE_BYTES = 8 * COUNT
 @pytest.fixture
 def make(monkeypatch):
     """Snapshots of a state that counts as a large one."""
-    monkeypatch.setattr(module, "_SMALL_BYTES", 0)
+    monkeypatch.setattr(arena_builder, "_SMALL_BYTES", 0)
     monkeypatch.setattr(module, "_LINGER_SECONDS", 0.0)
     monkeypatch.setattr(slot_memory, "_ASK_SECONDS", 0.0)
     made = []
@@ -251,7 +251,9 @@ def test_without_more_threads_the_trainer_builds_the_slots(make, monkeypatch):
 
     snapshots = make()
     monkeypatch.setattr(
-        Snapshots, "_start_building", lambda self, specs, size: self._build(specs, size, 1)
+        arena_builder.ArenaBuilder,
+        "_start_building",
+        lambda self, specs, size: self._build(specs, size, 1),
     )
     monkeypatch.setattr(threading.Thread, "start", refuse)
     assert take(snapshots, 1.0, 1)
@@ -294,7 +296,7 @@ def test_an_arena_of_an_earlier_attempt_is_taken_over_with_its_slots(make):
     again = Arena(os.dup(arena.descriptor))
     snapshots = make()
     snapshots._sequence = 2
-    snapshots._built = snapshots._take_over(
+    snapshots._builder._built = snapshots._builder._take_over(
         again, backing.Backing(again.descriptor, place.path), again.plan(0)
     )
     assert [record.step for record in again.whole()] == [2, 1]

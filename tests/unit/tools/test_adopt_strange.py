@@ -76,7 +76,9 @@ def test_an_epoch_that_is_none_is_not_believed(tmp_path, epoch):
     (tmp_path / "hf").mkdir()
     source = _folder(tmp_path / "hf", f'{{"global_step": 5, "epoch": {epoch}}}')
     adopted = adopt_files(tmp_path / "runs" / "a", Adoption(source))
-    assert (adopted.step, adopted.epoch) == (5, 0)
+    assert adopted.step == 5
+    assert adopted.captured.tree["extra"]["position"] is None
+    assert any("The data begins at epoch 0" in note for note in adopted.notes)
 
 
 @pytest.mark.parametrize("data", [b"\x13noise" * 100, b"hello"])

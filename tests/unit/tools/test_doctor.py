@@ -12,7 +12,7 @@ from holdfast._store.format.manifest import DataFile, Manifest, Part
 from holdfast._tools.doctor.check import Check, worst
 from holdfast._tools.doctor.machine import HostMemory, judge_memory, judge_shm
 from holdfast._tools.doctor.question import Question
-from holdfast._tools.doctor.run import RunFacts, read_run, slurm_grace
+from holdfast._tools.doctor.run import RunNeeds, read_run, slurm_grace
 from holdfast._tools.doctor.storage import (
     Grace,
     Mount,
@@ -258,8 +258,8 @@ def test_the_state_of_many_ranks_is_counted_by_host(tmp_path):
 
 
 def test_a_folder_without_a_run_tells_nothing(tmp_path):
-    assert read_run(tmp_path) == RunFacts()
-    assert read_run(tmp_path / "missing") == RunFacts()
+    assert read_run(tmp_path) == RunNeeds()
+    assert read_run(tmp_path / "missing") == RunNeeds()
 
 
 def test_in_a_job_the_grace_is_what_slurm_says(tmp_path, monkeypatch):

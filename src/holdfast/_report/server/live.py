@@ -22,7 +22,7 @@ from typing import Any, Generic, TypeVar
 
 from holdfast._errors import HoldfastError
 from holdfast._report import html as report_page
-from holdfast._report.compare import RunFacts, assemble_comparison, gather_facts
+from holdfast._report.compare import ComparedFacts, assemble_comparison, gather_facts
 from holdfast._report.model import RunModel
 from holdfast._report.server.find import Odd
 from holdfast._report.server.index import Watched, start_thread
@@ -141,7 +141,7 @@ class _KeptFacts:
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     stamp: object = None
-    facts: RunFacts | None = None
+    facts: ComparedFacts | None = None
     model: RunModel | None = None
 
 
@@ -164,7 +164,7 @@ class Comparisons:
         tag = f'"{hashlib.blake2b(same, digest_size=12).hexdigest()}"'
         return Sent(tag, body, gzip.compress(body, 1))
 
-    def _facts(self, watched: Watched) -> RunFacts:
+    def _facts(self, watched: Watched) -> ComparedFacts:
         watched.follower.check()
         kept = self._recent.get(watched)
         models = [each for each in self._recent.values() if each.model is not None]

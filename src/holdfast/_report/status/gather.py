@@ -194,7 +194,7 @@ class RunProcess:
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class RunTrouble:
     deaths: list[RankDeath] = field(default_factory=list)  # of ranks, in the newest attempt
     straggler: Straggler | None = None  # of a live run, as the next ones
     stuck: Stuck | None = None
@@ -216,7 +216,7 @@ class RunSummary:
     outlook: Outlook = field(default_factory=Outlook)
     safe: SafeStates = field(default_factory=SafeStates)
     process: RunProcess = field(default_factory=RunProcess)
-    trouble: Trouble = field(default_factory=Trouble)
+    trouble: RunTrouble = field(default_factory=RunTrouble)
     last_exit: Exit | None = None
     ranks: list[RankSummary] = field(default_factory=list)  # of one process alone: none
     job: JobSummary | None = None  # of SLURM
@@ -429,7 +429,7 @@ def summarize(
             host=(_text.text(holder.host) or None) if holder else None,
             keeper_pid=keeper.pid if keeper is not None and keeper_here else None,
         ),
-        trouble=Trouble(
+        trouble=RunTrouble(
             deaths=history.deaths if history.attempt == attempt else [],
             straggler=read_straggler(shown),
             stuck=read_stuck(shown),

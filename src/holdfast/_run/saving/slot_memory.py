@@ -175,7 +175,7 @@ class SlotMemory:
                 self.usual = 1
                 self._say(only_one("tensors change that did not change before, and memory allows"))
             pass_point("slots-copied")
-            arena.unshare()
+            arena.share(())
             pass_point("slots-unshared")
             for slot in arena.present()[1:]:
                 if self.registry is not None:

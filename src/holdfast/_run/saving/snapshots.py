@@ -13,24 +13,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast._adapters.registry import adapter_of
 from holdfast._environment.processes.proc import FairDeadline
-from holdfast._run.saving.slot_memory import SlotMemory, only_one
-from holdfast._run.saving.slots import AsyncCopies, Generation, shareable
+from holdfast._run.saving.arena_builder import ArenaBuilder
+from holdfast._run.saving.slots import AsyncCopies, Generation
 from holdfast._run.saving.takeover import WaitingArena
 from holdfast._state.capture import Captured
-from holdfast._store.format.image import ImagePlan, TensorSpec, plan_image
-from holdfast._store.memory.arena import Arena, arena_bytes
-from holdfast._store.memory.backing import Backing, reserve
-from holdfast._text import size
+from holdfast._store.memory.arena import Arena
+from holdfast._store.memory.backing import Backing
 
-_SMALL_BYTES = 32 << 20  # three slots that are built at once, and stay
-_SMALL_TENSORS = 2000
 _HASHING_SECONDS = 5.0  # for which a snapshot waits until the one before it is hashed
 _LINGER_SECONDS = 5.0  # for which a third slot stays after the last write
 _LOOK_SECONDS = 0.02
 _CLOSING_SECONDS = 5.0  # for a device that may never answer again
-_MOST_IN_VAIN = 3
 
 
 @dataclass(frozen=True)
@@ -70,21 +64,18 @@ class Snapshots:
         most_bytes: int | None = None,
         has_peers: bool = False,
     ) -> None:
-        self._most_bytes = most_bytes  # that the slots may take
         self._has_peers = has_peers  # there are other ranks
-        self._owner = (run_id, attempt, rank)
-        self._folder = folder
+        self._builder = ArenaBuilder(
+            (run_id, attempt, rank),
+            say,
+            folder=folder,
+            most_bytes=most_bytes,
+            has_peers=has_peers,
+        )
         self._common = common  # the mark of the newest snapshot that all ranks hold
         self._announce = announce
-        self._say = say
         self._current: Generation | None = None
-        self._building: threading.Thread | None = None
-        self._built: Generation | None = None
-        self._waiting: WaitingArena | None = None  # of the previous attempt; see `adopt`
-        self._frozen: list[int] = []  # tensors of the layout that probably never change
-        self._number = 0
         self._sequence = 0
-        self._in_vain = 0  # arenas in a row whose layout changed before they were used
         self._promised: dict[int, int] = {}
         self._settled_at = 0.0  # when the last write ended
         self._attend = attend  # called while waiting: replaces a keeper that died
@@ -93,7 +84,6 @@ class Snapshots:
         self._copies_in_flight = AsyncCopies(say)
         self._in_flight: Taken | None = None
         self._whole = threading.Lock()  # while a slot becomes whole, or void
-        self.impossible = False  # there is no memory for slots: checkpoints only
         self.newest: Taken | None = None
 
     @property
@@ -101,16 +91,14 @@ class Snapshots:
         """The current arena, for a keeper that starts later."""
         return (self._current.arena, self._current.backing) if self._current else None
 
+    @property
+    def impossible(self) -> bool:
+        """True if there is no memory for slots: checkpoints only."""
+        return self._builder.impossible
+
     def adopt(self, waiting: WaitingArena) -> None:
         """Use the arena of the previous attempt from the first snapshot on, if it fits."""
-        self._waiting = waiting
-        self._number = 1
-        try:
-            waiting.repair_headers()
-            self._built = self._take_over(waiting.arena, waiting.backing, waiting.plan)
-        except Exception as error:  # noqa: BLE001  an arena of our own is built instead
-            self._say(f"the memory of the previous attempt cannot be used: {error}")
-            self._drop_waiting()
+        self._builder.adopt(waiting)
 
     def take(
         self, captured: Captured, head: dict[str, Any], mark: int, *, patience_seconds: float = 0.0
@@ -124,9 +112,11 @@ class Snapshots:
         if not self._copies_in_flight.wait(deadline.at):
             return None
         scalars = captured.scalars({**head, "step": mark // 2})
-        if not self._fits(self._current, captured, len(scalars)):
-            if not self._renew(captured, len(scalars), deadline.at):
+        if self._current is None or not self._current.fits(captured, len(scalars)):
+            built = self._builder.take(captured, len(scalars), deadline.at)
+            if built is None:
                 return None
+            self._switch_to(built)
             began = time.perf_counter()  # an arena is built once: exclude it from the copy's time
         generation = self._current
         assert generation is not None
@@ -224,10 +214,10 @@ class Snapshots:
     @property
     def is_ready(self) -> bool:
         """True if a snapshot can be taken now: else not even a capture is worth its time."""
-        if self.is_busy or (self._building is not None and self._building.is_alive()):
+        if self.is_busy or self._builder.is_building:
             return False
         generation = self._current
-        if generation is None or self._built is not None:
+        if generation is None or self._builder.built is not None:
             return True
         if generation.memory.is_unsharing:
             return False
@@ -257,9 +247,9 @@ class Snapshots:
     @property
     def is_building(self) -> bool:
         """True while slots get their memory."""
-        if self._building is not None and self._building.is_alive():
+        if self._builder.is_building:
             return True
-        found = [each for each in (self._current, self._built) if each is not None]
+        found = [each for each in (self._current, self._builder.built) if each is not None]
         return any(each.memory.is_at_work for each in found)
 
     def hashed_at(self) -> float | None:
@@ -318,214 +308,24 @@ class Snapshots:
 
     def close(self) -> None:
         """Unmap the memory; the keeper removes the files."""
-        if self._building is not None:
-            self._building.join()
+        self._builder.join()
         has_ended = self.wait_for_copies(_CLOSING_SECONDS)
         self._copies_in_flight.close()
         if not has_ended:  # the device may still write there: unmapped when the process ends
             return
-        for generation in (self._current, self._built):
-            if generation is not None:
-                generation.close()
-        if self._built is not None:
-            self._built.backing.remove()
-        self._current = self._built = None
-        self._drop_waiting()
+        if self._current is not None:
+            self._current.close()
+            self._current = None
+        self._builder.close()
 
     def _held(self) -> set[int]:
         return set(self._promised.values())
 
-    def _renew(self, captured: Captured, scalars_bytes: int, deadline: float) -> bool:
-        """Switch to an arena for this layout, building it first; False if it is not ready."""
-        while not self.impossible:
-            if self._building is None and not self._fits(self._built, captured, scalars_bytes):
-                self._frozen = [
-                    index
-                    for index, (spec, value) in enumerate(
-                        zip(captured.specs, captured.values, strict=True)
-                    )
-                    if adapter_of(spec.kind).is_frozen(value)
-                ]
-                self._start_building(captured.specs, scalars_bytes)
-            if self._building is not None:
-                self._building.join(max(0.0, deadline - time.monotonic()))
-                if self._building.is_alive():
-                    return False
-                self._building = None
-            if self._fits(self._built, captured, scalars_bytes) and self._claim():
-                self._adopt()
-                return True
-        return False
-
-    def _claim(self) -> bool:
-        """False if what was built is the arena of the previous attempt, and that is gone."""
-        if self._waiting is None or self._waiting.take():
-            self._waiting = None
-            return True
-        self._drop_waiting()
-        return False
-
-    def _drop_waiting(self) -> None:
-        """Do without the arena of the previous attempt."""
-        if self._waiting is not None:
-            self._waiting.drop()
-            self._waiting = None
-            if self._built is not None:
-                self._built.close()
-                self._built = None
-
-    @staticmethod
-    def _fits(generation: Generation | None, captured: Captured, scalars_bytes: int) -> bool:
-        return generation is not None and generation.fits(captured, scalars_bytes)
-
-    def _start_building(self, specs: list[TensorSpec], scalars_bytes: int) -> None:
-        self._drop_waiting()
-        if self._built is not None:  # its layout changed before it was ready
-            self._built.close()
-            self._built.backing.remove()
-            self._built = None
-            self._in_vain += 1
-            if self._in_vain >= _MOST_IN_VAIN:
-                self._give_up("the state changes its tensors' names or sizes too often")
-                return
-        self._number += 1
-        if self._is_small(specs, scalars_bytes):
-            self._build(specs, scalars_bytes, self._number)
-            return
-        self._building = threading.Thread(
-            target=self._build,
-            args=(specs, scalars_bytes, self._number),
-            name="holdfast-arena",
-            daemon=True,
-        )
-        self._building.start()
-
-    @staticmethod
-    def _is_small(specs: list[TensorSpec], scalars_bytes: int) -> bool:
-        size_bytes = sum(spec.size_bytes for spec in specs) + scalars_bytes
-        return 3 * size_bytes <= _SMALL_BYTES and len(specs) <= _SMALL_TENSORS
-
-    def _build(self, specs: list[TensorSpec], scalars_bytes: int, number: int) -> None:
-        run_id, attempt, rank = self._owner
-        plan = plan_image(specs, scalars_bytes)
-        bytes_of = [arena_bytes(plan.size_bytes, len(specs) + 2, slots) for slots in range(4)]
-        most = float("inf") if self._most_bytes is None else self._most_bytes
-        allowed = max((slots for slots in (1, 2, 3) if bytes_of[slots] <= most), default=0)
-        is_small = self._is_small(specs, scalars_bytes)
-        frozen = [] if is_small else self._frozen
-        shared_bytes = sum(size for _, size in shareable(plan, frozen))
-        wanted = 3 if self._has_peers or is_small else 2
-        least = 2 if self._has_peers else 1
-        if allowed < least:
-            self._give_up(f"memory={size(most)} is too little ({_slots_of(least, plan)})")
-            return
-        for usual in range(min(wanted, allowed), least - 1, -1):
-            # The file has a place for a third slot, which gets memory during a write.
-            slots = allowed if usual == wanted else usual
-            try:
-                backing = reserve(
-                    run_id,
-                    attempt,
-                    number,
-                    bytes_of[usual] - (usual - 1) * shared_bytes,
-                    rank,
-                    now_bytes=arena_bytes(0, len(specs) + 2, slots),
-                    file_bytes=bytes_of[slots],
-                )
-            except OSError as error:
-                self._give_up(f"the system refuses the memory for them ({error.strerror})")
-                return
-            if backing is not None:
-                break
-        else:
-            self._give_up(f"too little memory ({_slots_of(least, plan)})")
-            return
-        try:
-            self._built = self._format(
-                backing, plan, number, slots, usual, frozen, is_small=is_small
-            )
-        except Exception as error:  # noqa: BLE001  a thread's error would be lost
-            backing.remove()
-            self._give_up(f"{type(error).__name__}: {error}")
-            return
-        if self._built is None:
-            backing.remove()
-            self._give_up(f"too little memory ({_slots_of(least, plan)})")
-            return
-        if backing.path is None and self._current is None:
-            self._say(
-                f"{backing.why_not_shm}, so the snapshots are in memory that ends with trainer "
-                "and keeper: if both are killed, only the last checkpoint is left."
-            )
-        if usual == 1:
-            self._say(only_one(f"memory={size(most)} allows" if allowed == 1 else "memory allows"))
-        elif usual < wanted:
-            self._say(
-                "memory allows two snapshot slots, not three: while a checkpoint is being written "
-                "no newer snapshot is taken."
-            )
-
-    def _give_up(self, why: str) -> None:
-        self.impossible = True
-        self._say(
-            f"no snapshots in memory: {why}. Only checkpoints on disk are kept, and each holds up "
-            "training while it is written."
-        )
-
-    def _format(
-        self,
-        backing: Backing,
-        plan: ImagePlan,
-        number: int,
-        slots: int,
-        usual: int,
-        frozen: list[int],
-        *,
-        is_small: bool,
-    ) -> Generation | None:
-        """An arena with one slot, or those that must be there; None if there is no room."""
-        run_id, attempt, _ = self._owner
-        arena = Arena.create(
-            backing.descriptor,
-            run_id=run_id,
-            attempt=attempt,
-            generation=number,
-            slots=slots,
-            plan=plan,
-            folder=self._folder,
-            present=0,
-        )
-        memory = SlotMemory(arena, backing, plan.header, usual, self._say)
-        generation = Generation(arena, backing, plan, memory)
-        generation.share(frozen)
-        # A rank needs two: it may not write over the one that all ranks have.
-        first = usual if is_small else 2 if self._has_peers else 1
-        if not all(memory.build(slot) for slot in range(first)):
-            generation.close()
-            return None
-        return generation
-
-    def _take_over(self, arena: Arena, backing: Backing, plan: ImagePlan) -> Generation:
-        """A generation in the arena of an earlier attempt: slots without memory get it."""
-        is_small = self._is_small(list(plan.specs), plan.scalars.size_bytes)
-        usual = min(arena.slots, 3 if self._has_peers or is_small else 2)
-        memory = SlotMemory(arena, backing, plan.header, usual, self._say)
-        generation = Generation(arena, backing, plan, memory)
-        memory.take_over()
-        return generation
-
-    def _adopt(self) -> None:
-        former, self._current, self._built = self._current, self._built, None
-        assert self._current is not None
-        self._in_vain = 0
+    def _switch_to(self, generation: Generation) -> None:
+        former, self._current = self._current, generation
         self._promised.clear()
-        self._announce(self._current.arena, self._current.backing)
+        self._announce(generation.arena, generation.backing)
         # The keeper maps the former arena itself, and removes its file when the first slot of
         # this one is whole.
         if former is not None:
             former.close()
-
-
-def _slots_of(number: int, plan: ImagePlan) -> str:
-    slots = "two slots" if number == 2 else "one slot"
-    return f"{slots} of {size(plan.size_bytes)}"

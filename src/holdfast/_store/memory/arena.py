@@ -12,8 +12,8 @@ and removes slots while it runs.
 
 Tensors that never change are held once. Ranges in common have memory in slot 0 only, and the other
 slots map it. They are filled once and never written to again. When a tensor in one of them changes
-after all, every slot first gets memory of its own with the same bytes (`unshare`), and only then is
-the range written to. So a whole slot stays whole.
+after all, every slot first gets memory of its own with the same bytes, and only then is the range
+written to. So a whole slot stays whole.
 
 The writer marks a slot as being written, copies, and marks it whole with the next sequence number;
 a kill at any instant leaves the slots before it whole. Each slot has a POSIX lock, which ends with
@@ -189,42 +189,21 @@ class Arena:
         before, self.shared, self._shared_words = set(self.shared), shared, words
         for slot in range(1, self.slots):
             for start, size in before - set(shared):
-                self._map(slot, start, size, slot)
+                _map(self, slot, start, size, slot)
             for start, size in set(shared) - before:
-                self._map(slot, start, size, 0)
-
-    def _map(self, slot: int, start: int, size_bytes: int, source: int) -> None:
-        """Map a range of `slot` to the memory of the slot `source`."""
-        import ctypes  # the keeper starts faster without it
-
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.mmap.restype = ctypes.c_void_p
-        address = ctypes.addressof(ctypes.c_char.from_buffer(self.mapped))
-        address += self.slot_offset(slot) + start
-        access = mmap.PROT_READ | mmap.PROT_WRITE
-        found = libc.mmap(
-            ctypes.c_void_p(address),
-            ctypes.c_size_t(size_bytes),
-            access,
-            mmap.MAP_SHARED | _MAP_FIXED,
-            self.descriptor,
-            ctypes.c_long(self.slot_offset(source) + start),
-        )
-        if found != address:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
+                _map(self, slot, start, size, 0)
 
     # -- the writer ---------------------------------------------------------
 
     def share(self, ranges: Sequence[Range]) -> None:
-        """Have these ranges, in whole pages, in common; before any other slot than 0 is added."""
-        words = [start // PAGE << 32 | size // PAGE for start, size in ranges]
-        struct.pack_into(f"<{len(words)}Q", self.mapped, _SHARED_AT, *words)
-        self.sync_shared()
+        """Have these ranges, in whole pages, in common, and no other ones.
 
-    def unshare(self) -> None:
-        """All slots have memory of their own, with the same bytes; the writer holds their locks."""
-        self.mapped[_SHARED_AT : 2 * PAGE] = bytes(PAGE - 8 * _SHARED)
+        No other slot than 0 is present then, or the writer holds the locks of all slots and gives
+        each its own bytes.
+        """
+        words = [start // PAGE << 32 | size // PAGE for start, size in ranges]
+        table = struct.pack(f"<{len(words)}Q", *words)
+        self.mapped[_SHARED_AT : 2 * PAGE] = table.ljust(PAGE - 8 * _SHARED, b"\0")
         self.sync_shared()
 
     def add(self, slot: int, header: bytes) -> None:
@@ -449,3 +428,25 @@ class Arena:
 
     def _set(self, slot: int, index: int, value: int) -> None:
         self._words[slot * _RECORD_WORDS + index] = value
+
+
+def _map(arena: Arena, slot: int, start: int, size_bytes: int, source: int) -> None:
+    """Map a range of `slot` to the memory of the slot `source`."""
+    import ctypes  # the keeper starts faster without it
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    address = ctypes.addressof(ctypes.c_char.from_buffer(arena.mapped))
+    address += arena.slot_offset(slot) + start
+    access = mmap.PROT_READ | mmap.PROT_WRITE
+    found = libc.mmap(
+        ctypes.c_void_p(address),
+        ctypes.c_size_t(size_bytes),
+        access,
+        mmap.MAP_SHARED | _MAP_FIXED,
+        arena.descriptor,
+        ctypes.c_long(arena.slot_offset(source) + start),
+    )
+    if found != address:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))

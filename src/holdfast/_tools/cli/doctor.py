@@ -16,7 +16,7 @@ from holdfast._tools.cli.group import AS_JSON, WithCommand, complete_runs, print
 from holdfast._tools.cli.show import Screen
 from holdfast._tools.doctor.check import STATES, Check, worst
 from holdfast._tools.doctor.doctor import DoctorRequest, Examination, examine_command
-from holdfast._tools.doctor.run import RunFacts
+from holdfast._tools.doctor.run import RunNeeds
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgtp]?)(i?)b?", re.IGNORECASE)
@@ -135,7 +135,7 @@ def _counts(checks: list[Check]) -> dict[str, int]:
     return {kind: sum(each.state == kind for each in checks) for kind in _STYLES}
 
 
-def _show(checks: list[Check], known: RunFacts, size_bytes: int | None) -> None:
+def _show(checks: list[Check], known: RunNeeds, size_bytes: int | None) -> None:
     screen = Screen()
     rows = []
     # The gravest last, next to the prompt.

@@ -21,10 +21,10 @@ from holdfast._errors import HoldfastError, SettingsError, install_command
 from holdfast._report import html, openmetrics
 from holdfast._report.compare import (
     MOST_RUNS,
+    ComparedFacts,
     ComparedRun,
-    Comparison,
     Result,
-    RunFacts,
+    RunComparison,
     assemble_comparison,
     best_run,
     gather_facts,
@@ -114,7 +114,7 @@ def metrics(path: Path, output: Path | None) -> None:
     click.echo(f"{_text.name(output)}: the state of {_text.count(len(runs), 'run')}.")
 
 
-def _json(found: View | Comparison) -> str:
+def _json(found: View | RunComparison) -> str:
     return json.dumps(html.finite(found), indent=1) + "\n"
 
 
@@ -222,14 +222,14 @@ def compare(
         _open(path)
 
 
-def _gather(paths: Sequence[Path], metric: str | None) -> Comparison:
+def _gather(paths: Sequence[Path], metric: str | None) -> RunComparison:
     folders = list(dict.fromkeys(folder for path in paths for folder in find_runs(path)))
     if len(folders) > MOST_RUNS:
         raise SettingsError(
             f"{len(folders)} runs are more than the {MOST_RUNS} that fit side by side.\n"
             "Name fewer of them. To choose on a page: holdfast ui"
         )
-    facts: list[RunFacts] = []
+    facts: list[ComparedFacts] = []
     for folder in folders:
         model = RunModel(folder)
         model.update()
@@ -241,7 +241,7 @@ def _gather(paths: Sequence[Path], metric: str | None) -> Comparison:
     return found
 
 
-def _show_comparison(found: Comparison, is_higher: bool, wants_all: bool) -> None:
+def _show_comparison(found: RunComparison, is_higher: bool, wants_all: bool) -> None:
     runs, metric, keys = found["runs"], found["metric"], found["differing"]
     best = None if metric is None else best_run(runs, metric, is_higher=is_higher)
     ordered = (
@@ -278,7 +278,7 @@ def _cells(
 
 
 def _remarks(
-    found: Comparison, best: int | None, is_higher: bool, wants_all: bool
+    found: RunComparison, best: int | None, is_higher: bool, wants_all: bool
 ) -> Iterator[str]:
     runs, metric = found["runs"], found["metric"]
     if best is not None and metric is not None:

@@ -35,7 +35,7 @@ from holdfast._tools.doctor.machine import (
     read_limits,
 )
 from holdfast._tools.doctor.question import FACTS, Question
-from holdfast._tools.doctor.run import RunFacts, read_run, slurm_grace
+from holdfast._tools.doctor.run import RunNeeds, read_run, slurm_grace
 from holdfast._tools.doctor.software import (
     judge_gpus,
     judge_packages,
@@ -87,7 +87,7 @@ class Examination:
         self._packages = Question(FACTS, "packages", python=[self._python or sys.executable])
         self._write: Question | None = None
         self._deadline = time.monotonic() + _ANSWER_SECONDS
-        self.known = RunFacts()
+        self.known = RunNeeds()
         self.gpu: dict[str, Any] | None = {}  # by the driver; empty: there is none
 
     def run(self) -> list[Check]:

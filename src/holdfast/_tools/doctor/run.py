@@ -58,7 +58,7 @@ def _number(value: Any) -> float | None:
 
 
 @dataclass(frozen=True)
-class RunFacts:
+class RunNeeds:
     run_id: str | None = None
     state_bytes: int | None = None  # of all ranks: the size of one checkpoint
     host_bytes: int | None = None  # of the ranks on the fullest host: the size of one snapshot
@@ -68,17 +68,17 @@ class RunFacts:
     save_seconds: float | None = None
 
 
-def read_run(folder: Path) -> RunFacts:
+def read_run(folder: Path) -> RunNeeds:
     """By the newest checkpoint with a valid manifest."""
     layout = RunLayout(folder)
     with contextlib.suppress(OSError):
         run_id = read_json(layout.identity).get("run_id")
         if run_id:
             return _read(layout, str(run_id))
-    return RunFacts()
+    return RunNeeds()
 
 
-def _read(layout: RunLayout, run_id: str) -> RunFacts:
+def _read(layout: RunLayout, run_id: str) -> RunNeeds:
     sizes: list[int] = []
     newest: tuple[int, int, manifest.Manifest] | None = None
     for step, attempt, path in layout.checkpoint_folders():
@@ -92,9 +92,9 @@ def _read(layout: RunLayout, run_id: str) -> RunFacts:
             last, best = event.get("keep_last"), event.get("keep_best")
             kept = (last if isinstance(last, int) else _KEPT) + bool(best)
     if newest is None:
-        return RunFacts(run_id=run_id, kept=kept, save_seconds=save_seconds(layout.folder))
+        return RunNeeds(run_id=run_id, kept=kept, save_seconds=save_seconds(layout.folder))
     step, attempt, found = newest
-    return RunFacts(
+    return RunNeeds(
         run_id=run_id,
         state_bytes=found.size_bytes,
         host_bytes=_largest_host(layout, attempt, found),

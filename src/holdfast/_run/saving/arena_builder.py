@@ -1,0 +1,272 @@
+"""Builds the arenas of an attempt: one for each layout of its state.
+
+A small one is built at once, a large one in the background. How many slots it has depends on the
+free memory and on `Settings(memory=…)`. The arena of the previous attempt is used instead if it is
+still there and fits.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from holdfast._adapters.registry import adapter_of
+from holdfast._run.saving.slot_memory import SlotMemory, only_one
+from holdfast._run.saving.slots import Generation, shareable
+from holdfast._run.saving.takeover import WaitingArena
+from holdfast._state.capture import Captured
+from holdfast._store.format.image import ImagePlan, TensorSpec, plan_image
+from holdfast._store.memory.arena import Arena, arena_bytes
+from holdfast._store.memory.backing import Backing, reserve
+from holdfast._text import size
+
+_SMALL_BYTES = 32 << 20  # three slots that are built at once, and stay
+_SMALL_TENSORS = 2000
+_MOST_IN_VAIN = 3
+
+
+class ArenaBuilder:
+    """Builds one arena at a time, and holds it until it is taken."""
+
+    def __init__(
+        self,
+        owner: tuple[str, int, int],
+        say: Callable[[str], None],
+        *,
+        folder: str = "",
+        most_bytes: int | None = None,
+        has_peers: bool = False,
+    ) -> None:
+        self._owner = owner  # run, attempt and rank
+        self._say = say
+        self._folder = folder
+        self._most_bytes = most_bytes  # that the slots may take
+        self._has_peers = has_peers  # there are other ranks
+        self._thread: threading.Thread | None = None
+        self._built: Generation | None = None
+        self._waiting: WaitingArena | None = None  # of the previous attempt; see `adopt`
+        self._frozen: list[int] = []  # tensors of the layout that probably never change
+        self._number = 0
+        self._in_vain = 0  # arenas in a row whose layout changed before they were used
+        self._has_built = False
+        self.impossible = False  # there is no memory for slots: checkpoints only
+
+    @property
+    def is_building(self) -> bool:
+        """True while the first slot of an arena gets its memory."""
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def built(self) -> Generation | None:
+        """An arena that is not taken yet."""
+        return self._built
+
+    def adopt(self, waiting: WaitingArena) -> None:
+        """Use the arena of the previous attempt from the first snapshot on, if it fits."""
+        self._waiting = waiting
+        self._number = 1
+        try:
+            waiting.repair_headers()
+            self._built = self._take_over(waiting.arena, waiting.backing, waiting.plan)
+        except Exception as error:  # noqa: BLE001  an arena of our own is built instead
+            self._say(f"the memory of the previous attempt cannot be used: {error}")
+            self._drop_waiting()
+
+    def take(self, captured: Captured, scalars_bytes: int, deadline: float) -> Generation | None:
+        """An arena for this layout, building it first; None if it is not ready by then."""
+        while not self.impossible:
+            if self._thread is None and not self._fits(captured, scalars_bytes):
+                self._frozen = [
+                    index
+                    for index, (spec, value) in enumerate(
+                        zip(captured.specs, captured.values, strict=True)
+                    )
+                    if adapter_of(spec.kind).is_frozen(value)
+                ]
+                self._start_building(captured.specs, scalars_bytes)
+            if self._thread is not None:
+                self._thread.join(max(0.0, deadline - time.monotonic()))
+                if self._thread.is_alive():
+                    return None
+                self._thread = None
+            if self._fits(captured, scalars_bytes) and self._claim():
+                self._in_vain = 0
+                found, self._built = self._built, None
+                return found
+        return None
+
+    def close(self) -> None:
+        """Wait for the thread, and remove an arena that was not taken."""
+        self.join()
+        if self._built is not None:
+            self._built.close()
+            self._built.backing.remove()
+            self._built = None
+        self._drop_waiting()
+
+    def join(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+
+    def _claim(self) -> bool:
+        """False if what was built is the arena of the previous attempt, and that is gone."""
+        if self._waiting is None or self._waiting.take():
+            self._waiting = None
+            return True
+        self._drop_waiting()
+        return False
+
+    def _drop_waiting(self) -> None:
+        """Do without the arena of the previous attempt."""
+        if self._waiting is not None:
+            self._waiting.drop()
+            self._waiting = None
+            if self._built is not None:
+                self._built.close()
+                self._built = None
+
+    def _fits(self, captured: Captured, scalars_bytes: int) -> bool:
+        return self._built is not None and self._built.fits(captured, scalars_bytes)
+
+    def _start_building(self, specs: list[TensorSpec], scalars_bytes: int) -> None:
+        self._drop_waiting()
+        if self._built is not None:  # its layout changed before it was ready
+            self._built.close()
+            self._built.backing.remove()
+            self._built = None
+            self._in_vain += 1
+            if self._in_vain >= _MOST_IN_VAIN:
+                self._give_up("the state changes its tensors' names or sizes too often")
+                return
+        self._number += 1
+        if _is_small(specs, scalars_bytes):
+            self._build(specs, scalars_bytes, self._number)
+            return
+        self._thread = threading.Thread(
+            target=self._build,
+            args=(specs, scalars_bytes, self._number),
+            name="holdfast-arena",
+            daemon=True,
+        )
+        self._thread.start()
+
+    def _build(self, specs: list[TensorSpec], scalars_bytes: int, number: int) -> None:
+        run_id, attempt, rank = self._owner
+        plan = plan_image(specs, scalars_bytes)
+        bytes_of = [arena_bytes(plan.size_bytes, len(specs) + 2, slots) for slots in range(4)]
+        most = float("inf") if self._most_bytes is None else self._most_bytes
+        allowed = max((slots for slots in (1, 2, 3) if bytes_of[slots] <= most), default=0)
+        is_small = _is_small(specs, scalars_bytes)
+        frozen = [] if is_small else self._frozen
+        shared_bytes = sum(size for _, size in shareable(plan, frozen))
+        wanted = 3 if self._has_peers or is_small else 2
+        least = 2 if self._has_peers else 1
+        if allowed < least:
+            self._give_up(f"memory={size(most)} is too little ({_slots_of(least, plan)})")
+            return
+        for usual in range(min(wanted, allowed), least - 1, -1):
+            # The file has a place for a third slot, which gets memory during a write.
+            slots = allowed if usual == wanted else usual
+            try:
+                backing = reserve(
+                    run_id,
+                    attempt,
+                    number,
+                    bytes_of[usual] - (usual - 1) * shared_bytes,
+                    rank,
+                    now_bytes=arena_bytes(0, len(specs) + 2, slots),
+                    file_bytes=bytes_of[slots],
+                )
+            except OSError as error:
+                self._give_up(f"the system refuses the memory for them ({error.strerror})")
+                return
+            if backing is not None:
+                break
+        else:
+            self._give_up(f"too little memory ({_slots_of(least, plan)})")
+            return
+        try:
+            self._built = self._format(
+                backing, plan, number, slots, usual, frozen, is_small=is_small
+            )
+        except Exception as error:  # noqa: BLE001  a thread's error would be lost
+            backing.remove()
+            self._give_up(f"{type(error).__name__}: {error}")
+            return
+        if self._built is None:
+            backing.remove()
+            self._give_up(f"too little memory ({_slots_of(least, plan)})")
+            return
+        if backing.path is None and not self._has_built:
+            self._say(
+                f"{backing.why_not_shm}, so the snapshots are in memory that ends with trainer "
+                "and keeper: if both are killed, only the last checkpoint is left."
+            )
+        self._has_built = True
+        if usual == 1:
+            self._say(only_one(f"memory={size(most)} allows" if allowed == 1 else "memory allows"))
+        elif usual < wanted:
+            self._say(
+                "memory allows two snapshot slots, not three: while a checkpoint is being written "
+                "no newer snapshot is taken."
+            )
+
+    def _give_up(self, why: str) -> None:
+        self.impossible = True
+        self._say(
+            f"no snapshots in memory: {why}. Only checkpoints on disk are kept, and each holds up "
+            "training while it is written."
+        )
+
+    def _format(
+        self,
+        backing: Backing,
+        plan: ImagePlan,
+        number: int,
+        slots: int,
+        usual: int,
+        frozen: list[int],
+        *,
+        is_small: bool,
+    ) -> Generation | None:
+        """An arena with one slot, or those that must be there; None if there is no room."""
+        run_id, attempt, _ = self._owner
+        arena = Arena.create(
+            backing.descriptor,
+            run_id=run_id,
+            attempt=attempt,
+            generation=number,
+            slots=slots,
+            plan=plan,
+            folder=self._folder,
+            present=0,
+        )
+        memory = SlotMemory(arena, backing, plan.header, usual, self._say)
+        generation = Generation(arena, backing, plan, memory)
+        generation.share(frozen)
+        # A rank needs two: it may not write over the one that all ranks have.
+        first = usual if is_small else 2 if self._has_peers else 1
+        if not all(memory.build(slot) for slot in range(first)):
+            generation.close()
+            return None
+        return generation
+
+    def _take_over(self, arena: Arena, backing: Backing, plan: ImagePlan) -> Generation:
+        """A generation in the arena of an earlier attempt: slots without memory get it."""
+        is_small = _is_small(list(plan.specs), plan.scalars.size_bytes)
+        usual = min(arena.slots, 3 if self._has_peers or is_small else 2)
+        memory = SlotMemory(arena, backing, plan.header, usual, self._say)
+        generation = Generation(arena, backing, plan, memory)
+        memory.take_over()
+        return generation
+
+
+def _is_small(specs: list[TensorSpec], scalars_bytes: int) -> bool:
+    size_bytes = sum(spec.size_bytes for spec in specs) + scalars_bytes
+    return 3 * size_bytes <= _SMALL_BYTES and len(specs) <= _SMALL_TENSORS
+
+
+def _slots_of(number: int, plan: ImagePlan) -> str:
+    slots = "two slots" if number == 2 else "one slot"
+    return f"{slots} of {size(plan.size_bytes)}"
