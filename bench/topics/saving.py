@@ -12,7 +12,7 @@ from bench.states import transformer
 from bench.turns import Contestant, Field
 from bench.ways import Way
 
-STALL, DURABLE, SLOTS, KEEPER_BYTES = 1.1, 1.3, 3, 40e6
+STALL, DURABLE, SLOTS, KEEPER_BYTES = 1.1, 1.3, 2.1, 40e6
 
 
 def measure(plan: Plan) -> list[Table]:
@@ -23,7 +23,7 @@ def measure(plan: Plan) -> list[Table]:
         direct = allows_direct(folder)
         ways: list[Way] = [Copy(), *([DirectWrite()] if direct else []), BufferedWrite()]
         ways += [Holdfast(), *(peer() for peer in plan.chosen(PEERS))]
-        # Ours holds three copies, limits and most peers one; some need another while they work.
+        # Ours holds two or three copies, limits and most peers one; some need another for a while.
         together = plan.fits(plan.megabytes, 13 if plan.peers else 8)
         field = Field(ways, state, folder, together=together)
         field.run(plan.rounds)

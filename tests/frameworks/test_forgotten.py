@@ -94,6 +94,37 @@ def test_a_number_that_is_never_handed_over_is_said_when_the_first_life_ends(tmp
     assert "seen is a number" not in said
 
 
+def test_a_number_that_is_never_handed_over_is_said_before_a_kill_could_prevent_it(tmp_path, capfd):
+    for _ in range(2):
+        with holdfast.Run(tmp_path / "run", settings=SETTINGS, best=9.5) as run:
+            for step in run.steps(run.step + 150):
+                if step == 110:
+                    run.save()  # the state is inspected when it is captured
+                if step == 112:
+                    said = capfd.readouterr().err
+    assert said.count("best is a number") == 1
+    assert "before the loop: best = run.state[" in said
+    assert "best is a number" not in capfd.readouterr().err
+
+
+def test_a_restored_number_that_is_replaced_unread_is_said(tmp_path, capfd):
+    def train(*, read: bool) -> str:
+        best = 9.5
+        with holdfast.Run(tmp_path / "run", settings=SETTINGS, best=best) as run:
+            if read:
+                best = run.state["best"]
+            for _ in run.steps(run.step + 3):
+                best *= 0.9
+                run.update(best=best)
+        return capfd.readouterr().err
+
+    assert "does not come from it" not in train(read=False)  # the first attempt
+    assert "does not come from it" not in train(read=True)
+    said = train(read=False)
+    assert said.count("best was restored, and run.update() has replaced it") == 1
+    assert 'best = run.state["best"]' in said
+
+
 def test_a_dict_for_an_object_is_refused_at_the_call(tmp_path):
     model, _ = make()
     with holdfast.Run(tmp_path / "run", settings=SETTINGS, model=model) as run:

@@ -265,9 +265,14 @@ def find_changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 
 def _script_and_arguments(record: dict[str, Any]) -> list[str]:
-    """The words after the interpreter, with the script by its whole path."""
+    """The words after the interpreter, with the script by its whole path.
+
+    Options of the interpreter that change no result are left out.
+    """
     command, folder = record.get("command"), text(record.get("cwd"))
     words = [str(word) for word in command[1:]] if isinstance(command, list) else []
+    while words and words[0] in ("-u", "-B", "-q", "-v"):
+        del words[0]
     for at, word in enumerate(words):
         if word == "-m":
             break

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from holdfast._run.witness.observer import batch_print
+from holdfast._run.witness.observer import batch_print, digest_of, state_items
 
 torch = pytest.importorskip("torch", reason="pip install torch")
 
@@ -113,3 +113,19 @@ def test_only_the_beginning_of_a_large_batch_is_read():
     assert batch_print(terabytes) == first
     row[0] += 1
     assert batch_print(terabytes) != first
+
+
+def test_a_long_list_of_plain_values_is_compared_as_a_whole():
+    losses = [(0.1 * number, None) for number in range(3000)]
+    items = state_items({"losses": losses, "short": [1.5, 2.5], "grid": {"rows": [0.5] * 100}})
+    names = ["state/losses", "state/short[0]", "state/short[1]", "state/grid.rows"]
+    assert sorted(items) == sorted(names)
+    other = state_items({"losses": [*losses[:-1], (0.0, None)]})
+    assert items["state/losses"] != other["state/losses"]
+    assert items["state/losses"] == state_items({"losses": list(losses)})["state/losses"]
+
+
+def test_tensors_in_a_long_list_are_compared_one_by_one():
+    arrays = [np.full(2, number) for number in range(100)]
+    assert len(state_items({"all": arrays})) == 100
+    assert digest_of(arrays) != digest_of([*arrays[:-1], np.full(2, 7)])

@@ -168,6 +168,7 @@ def test_nothing_is_said_where_nothing_has_changed():
     assert find_changes(old, old) == []
     assert find_changes(old, new) == []  # the same script, from another folder
     assert find_changes({}, new) == []
+    assert find_changes(_record("-u", "train.py"), _record("train.py")) == []
 
 
 def test_the_commands_of_a_kernel_are_not_compared():

@@ -61,7 +61,7 @@ def hand_over(
                 "The object itself is saved, as it is at each save: leave it out of run.update()."
             )
         if restored is not None and name not in restored.checked:
-            lines += _check_replaced(formed, state[name], name, restored)
+            lines += _check_replaced(formed, name, state[name], value, restored)
             restored.checked.add(name)
         if not any(adapter.same_form(state[name], value) for adapter in formed):
             capture({name: value})
@@ -69,15 +69,18 @@ def hand_over(
     return lines
 
 
-def _check_replaced(formed: list[Adapter], value: Any, name: str, restored: StateView) -> list[str]:
+def _check_replaced(
+    formed: list[Adapter], name: str, value: Any, new: Any, restored: StateView
+) -> list[str]:
     """A restored value that the script never read is about to be replaced by a fresh one."""
     if name in restored.names or isinstance(value, dict | list) or is_stateful(value):
         return []  # the script's own objects were filled in place
-    if not any(adapter.has_arrays(value) for adapter in formed):
+    is_number = type(value) in (int, float) and new != value
+    if not is_number and not any(adapter.has_arrays(value) for adapter in formed):
         return []
     fact = f"{name} was restored, and run.update() {{}} a value that does not come from it"
     remedy = f'Take it first, before the loop: {name} = run.state["{name}"]'
-    if restored.names:  # each step may compute it from the others alone
+    if is_number or restored.names:  # each step may compute it from the others alone
         more = "needless if each step computes it from the rest alone"
         return [f"{fact.format('has replaced it by')}.\n{remedy} ({more})"]
     raise HoldfastError(
@@ -91,6 +94,7 @@ def _check_replaced(formed: list[Adapter], value: Any, name: str, restored: Stat
 
 
 _STEPS = 10  # within which a value that changes is handed over at least once
+_STEPS_OF_NUMBERS = 100  # the same for a number, such as the best loss so far
 
 
 def watch_optimizers(hear: Callable[[Any], None]) -> Callable[[], None]:
@@ -114,6 +118,8 @@ class ForgottenState:
         self._known: list[weakref.ref[Any]] | None = None  # weak: not to keep their memory
         self._known_at = 0
         self._has_moved = False
+        self._first_step: int | None = None  # that this attempt has captured
+        self._has_told_numbers = False
 
     def note_update(self, names: Iterable[str], step: int) -> None:
         self._handed.update(names)
@@ -131,6 +137,10 @@ class ForgottenState:
 
     def check(self, captured: Captured, step: int) -> Iterator[str]:
         """Lines to say when a state is captured."""
+        if self._first_step is None:
+            self._first_step = step
+        if self._first_step < _STEPS_OF_NUMBERS <= step:  # in one attempt only
+            yield from self.check_numbers()
         if self._suspects:
             yield from self._check_optimizers()
         if not self._has_moved:
@@ -139,13 +149,17 @@ class ForgottenState:
             yield from self._check_arrays()
 
     def check_numbers(self) -> Iterator[str]:
-        """Lines to say when the first attempt ends."""
+        """Lines to say after the first steps, or when the first attempt ends before that."""
+        if self._has_told_numbers:
+            return
+        self._has_told_numbers = True
         numbers = [name for name, value in self._state.items() if type(value) in (int, float)]
         for name in sorted(set(numbers) - self._handed):
             yield (
                 f"{name} is a number that run.update() never changed: the next start finds "
                 f"{self._state[name]} again.\n"
-                f"If your script changes it, write: run.update({name}={name})"
+                f"If your script changes it, write run.update({name}={name}) in the loop, and "
+                f'before the loop: {name} = run.state["{name}"]'
             )
 
     def _check_optimizers(self) -> Iterator[str]:

@@ -18,7 +18,7 @@ import signal
 import socket
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from holdfast._store.folder.errand import Errand, current
 from holdfast._store.format.checksum import digest
 
 _MOST_CALLS = 64  # of one update
+_MOST_NAMED = 64  # items of a list that are compared one by one
 
 
 class ProverChannel:
@@ -226,11 +227,12 @@ def open_run_observer(folder: Path, step: int) -> RunObserver | None:
 
 
 def state_items(state: Mapping[str, Any]) -> dict[str, Leaf]:
-    captured = capture(state)
-    items = {
-        f"state/{spec.name}": leaf_of(value)
-        for spec, value in zip(captured.specs, captured.values, strict=True)
-    }
+    lists = {name: value for name, value in state.items() if isinstance(value, list | tuple)}
+    texts = {name: text for name, value in lists.items() if (text := plain_text(value)) is not None}
+    captured = capture({name: value for name, value in state.items() if name not in texts})
+    items = {f"state/{name}": leaf_of(text) for name, text in texts.items()}
+    for spec, value in zip(captured.specs, captured.values, strict=True):
+        items[f"state/{spec.name}"] = leaf_of(value)
     for path, value in walk(captured.tree["state"]):
         if not path.endswith("$t"):
             items[f"state/{path.replace('$state.', '')}"] = leaf_of(value)
@@ -320,6 +322,9 @@ def walk(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]
             yield from walk(value[key], f"{path}.{key}" if path else str(key), depth + 1)
     elif isinstance(value, list | tuple | set | frozenset):
         ordered = value if isinstance(value, list | tuple) else sorted(value, key=repr)
+        if (text := plain_text(ordered)) is not None:
+            yield path, text
+            return
         for index, item in enumerate(ordered):
             yield from walk(item, f"{path}[{index}]", depth + 1)
     elif hasattr(value, "__dict__") and not hasattr(value, "dtype") and not callable(value):
@@ -327,6 +332,21 @@ def walk(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]
             yield from walk(item, f"{path}.{key}" if path else key, depth + 1)
     else:
         yield path, value
+
+
+def plain_text(items: Sequence[Any]) -> str | None:
+    """A long list of plain values as one text; None for a short one, or one with other values.
+
+    A history of losses grows with each step. Thousands of names and hashes for each step would
+    take far longer than the training.
+    """
+    if len(items) <= _MOST_NAMED:
+        return None
+    try:
+        text = json.dumps(items, sort_keys=True)
+    except (TypeError, ValueError, RecursionError):
+        return None
+    return None if '"$t": ' in text else text  # a tensor of a captured state
 
 
 # -- A fingerprint of a batch, by which ranks notice that they train on the same one ---------------

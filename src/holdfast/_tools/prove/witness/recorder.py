@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
-from holdfast._run.witness.observer import Leaf, Observer, digest_of, whole_leaf
+from holdfast._run.witness.observer import Leaf, Observer, digest_of, plain_text, whole_leaf
 from holdfast._state.capture import capture_generators
 from holdfast._tools.prove.witness.bootstrap import FRESH, SEEDS, in_handler, record_seeds
 
@@ -282,6 +282,8 @@ class StateReader:
                 self._walk(f"{path}[{key!r}]"[:200], item, depth + 1, numbers)
         elif isinstance(value, list | tuple | deque) and len(value) <= _MOST_ITEMS:
             self._seen.add(id(value))
+            if plain_text(list(value)) is not None:  # no leaf is in it
+                return
             for index, item in enumerate(value):
                 self._walk(f"{path}[{index}]", item, depth + 1, numbers)
         elif is_own_class(value.__class__) and hasattr(value, "__dict__"):
