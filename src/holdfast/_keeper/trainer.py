@@ -166,7 +166,7 @@ class SignalArrival:
     def status(self) -> int:
         if self.number == signal.SIGQUIT:
             return 128 + self.number
-        return _errors.of_signal(self.number)
+        return _errors.status_of_signal(self.number)
 
 
 class SignalReader:

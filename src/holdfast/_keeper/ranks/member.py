@@ -418,7 +418,7 @@ class Departure:
         keeper = self._keeper
         if self._death is not None:
             self._death.write(durable_step=keeper.storage.durable_step)
-        comes_back = keeper.trainer.leave_status in (_errors.REQUEUE, _errors.HUNG)
+        comes_back = keeper.trainer.leave_status in _errors.RESTARTED
         if not self._config.restarts or not (self._has_died or comes_back):
             return 0.0
         keeper.storage.holdings.hash_newest()

@@ -191,7 +191,7 @@ class SignalWatch:
             if at_once and is_interactive() and not _is_uninterruptible(frame):
                 raise KeyboardInterrupt  # the keeper would end the process, and so the kernel
             return
-        if self.holds_warnings and _errors.of_signal(number) == _errors.REQUEUE:
+        if self.holds_warnings and _errors.status_of_signal(number) == _errors.REQUEUE:
             self.noted.append(number)
             return
         handler = self.users_handler(number)
@@ -200,7 +200,7 @@ class SignalWatch:
             return
         if number == signal.SIGINT:
             raise KeyboardInterrupt
-        raise Stopped(_errors.of_signal(number), signal.Signals(number).name)
+        raise Stopped(_errors.status_of_signal(number), signal.Signals(number).name)
 
     def _quit_as_first(self, number: int, _: FrameType | None) -> None:
         if not self.defers or self.is_alone:
