@@ -21,7 +21,7 @@ from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 from holdfast._run import session
 from holdfast._run.data.course import Course, Lap, Position
 from holdfast._run.data.feed import begin_fresh
-from holdfast._run.data.feeds import Feeds
+from holdfast._run.data.session_feeds import Feeds
 from tests.data.kinds import FORK
 from tests.data.lives_here import train
 from tests.data.sources import Samples

@@ -39,7 +39,7 @@ def said(what, *wanted):
 x = np.ones((4, 2), "float32"); y = np.ones((4, 1), "float32")
 first, second = model(), model()
 names = list(ADAPTER.objects.object_state(first))
-assert names == list(ADAPTER.objects.object_state(second)), names  # though Keras numbers its layers on
+assert names == list(ADAPTER.objects.object_state(second)), names  # Keras numbers its layers
 assert names[:2] == ["dense/kernel", "dense/bias"], names
 assert list(ADAPTER.objects.object_state(model(name="mine")))[0] == "mine/kernel"
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast._errors import HoldfastError, SaveFailed, Stopped
 from holdfast._run.data.course import completes_step, expect_steps
 from holdfast._run.data.feed import say_reached
-from holdfast._run.data.feeds import END, DataCursor
+from holdfast._run.data.session_feeds import END, DataCursor
 from holdfast._run.progress.line import Standing
 from holdfast._run.resume.start import Resumed
 from holdfast._run.signals.handlers import children_deferred, uninterruptible

@@ -33,7 +33,7 @@ from holdfast._run.data.feed import (
     seed_globals,
     seeds_of,
 )
-from holdfast._run.data.feeds import LoaderFeed
+from holdfast._run.data.session_feeds import LoaderFeed
 from holdfast._run.data.tensorflow_feed import DatasetFeed
 from holdfast._run.driver import LoopDriver
 from holdfast._state.capture import capture_generators

@@ -17,7 +17,7 @@ from typing import Any
 from holdfast._errors import name_place
 from holdfast._run.data.course import Lap, Position
 from holdfast._run.data.feed import Feed, FeedAround, Seeds, SideBySide, apart, mix_all
-from holdfast._run.data.feeds import Feeds
+from holdfast._run.data.session_feeds import Feeds
 
 _END = object()
 

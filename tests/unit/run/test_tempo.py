@@ -8,7 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast._run.past import PastAttempts, expected_mtbf, live_interval, read_past_attempts
+from holdfast._run.checkpoint_interval import (
+    PastAttempts,
+    expected_mtbf,
+    live_interval,
+    read_past_attempts,
+)
 from holdfast._run.saving.cadence import AutoInterval, Cadence, WriteTiming, facts_of, sentence_of
 from holdfast._settings import Settings
 from holdfast._store.folder.layout import RunLayout

@@ -27,7 +27,7 @@ from holdfast._diagnose.deaths.ranks import judge_collective, judge_mismatch, op
 from holdfast._diagnose.deaths.signals import judge_crash, judge_terminated, judge_timed_out
 from holdfast._diagnose.evidence.case import Case, Finding
 from holdfast._diagnose.evidence.evidence import Evidence
-from holdfast._diagnose.hangs.judge import HangFinding
+from holdfast._diagnose.hangs.explain import HangFinding
 from holdfast._diagnose.hangs.live import judge_live
 from holdfast._diagnose.texts.exceptions import KINDS
 from holdfast._diagnose.verdict import Cause, Restart, Sure, Verdict, restart_after

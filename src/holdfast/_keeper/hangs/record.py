@@ -48,7 +48,7 @@ def _fewer(threads: list[dict[str, Any]], most: int, frames: int) -> list[dict[s
 def explain_record(record: dict[str, Any]) -> int | None:
     """Add the cause and a sentence; returns the rank that causes it."""
     try:
-        from holdfast._diagnose.hangs.judge import explain  # only in trouble
+        from holdfast._diagnose.hangs.explain import explain  # only in trouble
 
         found = explain(record)
         record["cause"], record["sentence"] = found.cause.value, found.sentence

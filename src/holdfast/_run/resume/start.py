@@ -19,10 +19,10 @@ from holdfast._adapters.registry import adapter_of, send_to_device
 from holdfast._environment import variables
 from holdfast._errors import CheckpointError, DamagedCheckpoint, UnreadableCheckpoint
 from holdfast._run.data.course import Position
-from holdfast._state.adopted import settle_adopted
 from holdfast._state.capture import capture, without_collector
 from holdfast._state.fit import places_in
 from holdfast._state.restore import decode_extra, restore_again, restore_state
+from holdfast._state.restore_adopted import settle_adopted
 from holdfast._store.folder import journal
 from holdfast._store.folder.attempts import known_origins, note_origin, read_json
 from holdfast._store.folder.layout import RunLayout

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast._run.past import (
+from holdfast._run.checkpoint_interval import (
     FIRST_SECONDS,
     PastAttempts,
     expected_mtbf,

@@ -1,4 +1,4 @@
-"""The trainer's side of the keeper: start it, talk to it, replace it if it dies."""
+"""Starts a keeper and talks to it; `keeper_client.py` replaces one that died."""
 
 from __future__ import annotations
 
