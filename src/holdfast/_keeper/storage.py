@@ -447,6 +447,8 @@ class Storage:
     # -- how long it takes ------------------------------------------------------
 
     def record_save(self, seconds: float) -> None:
+        # A limit on the speed of background writes would make this longer, and with it the time
+        # that `Decider._insure_within` reserves before a deadline.
         self.save_seconds = max(seconds, 0.8 * (self.save_seconds or 0.0))
         self.writer.measured_seconds = self.save_seconds
 

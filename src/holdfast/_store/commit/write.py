@@ -1,10 +1,12 @@
 """From an image in memory to a committed checkpoint, by the keeper or the trainer.
 
 The order is the invariant: data and manifest, fsync of both and of their folder, rename, fsync of
-the parent folder. A checkpoint has its final name only when every byte of it is on the disk, so a
-kill or a power cut at any stage leaves either nothing that counts or a complete checkpoint. What
-the first flush makes durable is flushed at once: a file system commits it together, and for a small
-state the flushes are most of the time.
+the parent folder, line in the journal; last `remove_old`, which the caller runs. A checkpoint has
+its final name only when every byte of it is on the disk, so a kill or a power cut at any stage
+leaves either nothing that counts or a complete checkpoint. With several ranks each part is flushed
+in `direct_io.write_file`, before the manifest exists. With one, data file (`unsynced`) and manifest
+are flushed in parallel: the file system then commits both together. For a small state most of the
+time is spent in flushes.
 """
 
 from __future__ import annotations
@@ -48,7 +50,11 @@ class Fenced(SaveFailed):
 
 @dataclass(frozen=True)
 class Policy:
-    """What the trainer tells the keeper once, at its start: most settings are here."""
+    """What the trainer tells the keeper once, at its start: most settings are here.
+
+    A new setting: a field here, and its value in `Session._start_keeper` (or in the functions at
+    the end of `keeper_client.py`). `KeeperConfig.from_json` converts fields that JSON changes.
+    """
 
     layout: RunLayout
     run_id: str
@@ -70,7 +76,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class State:
-    """A state of some attempt that is to be kept, and why."""
+    """A state that will become a checkpoint, and the reason."""
 
     attempt: int  # the attempt that trained it
     step: int

@@ -1,4 +1,4 @@
-"""Files that are whole or absent: the only place that renames.
+"""Files and folders that are whole or absent: all renames in a run folder are here.
 
 write, fsync, rename, fsync of the folder: all four are needed (measured). Without one of them a
 power cut can lose the file or leave it empty.
@@ -144,8 +144,9 @@ def _open_nameless(folder: Path) -> IO[bytes] | None:
 
 
 def publish_folder(prepared: Path, final: Path, *, durable: bool = True) -> bool:
-    """Give a finished folder its final name, durably; False if that name is taken.
+    """Give a finished folder its final name; False if that name is taken.
 
+    Without `durable` the caller flushes the parent folder, if the name must survive a power cut.
     The folder must not be empty: rename(2) silently replaces an empty folder.
     """
     try:
@@ -181,7 +182,10 @@ def _refuse_link(folder: Path) -> None:
 
 
 def discard_folder(path: Path) -> None:
-    """Remove a folder; half of it never looks complete."""
+    """Remove a folder.
+
+    It is renamed first, so that a partly removed folder is never taken for a complete one.
+    """
     _refuse_link(path)
     pass_point("before-removal")
     doomed = path.with_name(f".removing-{path.name}")

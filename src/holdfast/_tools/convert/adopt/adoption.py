@@ -98,7 +98,15 @@ def _make_run(folder: Path, prepared: Prepared, wanted: Adoption) -> None:
     layout, run_id = open_folder(folder)
     attempt = claim(layout, folder, say)
     note_origin(layout, attempt, None)
-    policy = Policy(layout, run_id, attempt, {attempt: None}, 1, None, __version__)
+    policy = Policy(
+        layout=layout,
+        run_id=run_id,
+        attempt=attempt,
+        line={attempt: None},
+        keep_last=1,
+        best=None,
+        version=__version__,
+    )
     step, source = prepared.step, prepared.source
     adopted = {"from": source, "fresh": list(wanted.fresh), "kind": prepared.kind}
     head: dict[str, Any] = {"attempt": attempt, "world": 1, "common": "", "metrics": {}}
