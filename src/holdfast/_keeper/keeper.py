@@ -1,8 +1,8 @@
 """The keeper's loop: receives what the trainer sends, its signals and its death.
 
 It lives as long as the trainer's run. It learns of the death from a pidfd: the end of a pipe would
-not come while a data-loader worker holds a copy of the other end. What is done about an event, its
-decider says; see `decider.py`.
+not come while a data-loader worker holds a copy of the other end. The decider chooses the reaction
+to each event; see `decider.py`.
 """
 
 from __future__ import annotations

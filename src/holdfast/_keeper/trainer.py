@@ -94,7 +94,10 @@ class Trainer:
     # -- its exit ---------------------------------------------------------------
 
     def order_to_leave(self, reason: str, status: int, step: int | None, **details: Any) -> None:
-        """One that holds its interpreter cannot obey, and is killed. `step` is durable."""
+        """Tell the trainer to exit; `step` is the newest durable step.
+
+        If a C call holds the GIL it cannot, and is killed after 5 s.
+        """
         self.leave_status = status
         self.kill_after(_KILL_AFTER_SECONDS)
         if status == _errors.HUNG:
@@ -170,7 +173,7 @@ class SignalArrival:
 
 
 class SignalReader:
-    """Reads the numbers and drops what asks for nothing."""
+    """Reads signal numbers and ignores those that do not request a stop."""
 
     def __init__(self, descriptor: int, numbers: Collection[int], words: Any) -> None:
         self.recent: deque[dict[str, Any]] = deque(maxlen=_KEPT)  # for a post-mortem

@@ -236,7 +236,7 @@ _WORDS: dict[str, Callable[[Message], str | None]] = {
     "twins": _of_twins,
     "short-warning": _of_short_warning,
     "hang": told_of,
-    "hang-over": lambda _: "it goes on: a step was made after all.",
+    "hang-over": lambda _: "the run continues: a step was completed.",
     "paused": _of_paused,
     "notice": _of_notice,
     "memory": _of_memory,

@@ -1,7 +1,7 @@
 """The loops of a session: which run, where in the data they are, and how each is left.
 
-Every boundary of a loop is passed here. After a restart an epoch runs again from its top; until the
-loop reaches the stored position, nothing is trained, and there everything is put back as stored.
+All loops call the boundary from here. After a restart the epoch is replayed from its beginning
+without training; at the stored position the stored state is restored.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Loops:
         self.epochs_total: int | None = None
         self._steps_expected: int | None = None  # of all epochs, if their loops are alike
         self.completes_step = True  # the batch at hand ends an optimizer step
-        self._made_at = -1  # after this step an optimizer stepped, or values were handed over
+        self._made_at = -1  # the step number at the last optimizer step or run.update()
         self.left_at = -1  # the step at which the script has left a loop by itself
         self.finished_at = -1  # the step that is durable as the last one
         self._has_warned = False
@@ -381,7 +381,7 @@ class Loops:
             if not self.cursor.course.is_on_the_way:
                 self._generators = None
         words[DONE] = 0
-        session.guard.defer(True)  # first: a signal that acts at once would cut the rest in two
+        session.guard.defer(True)  # first: signals must not interrupt our own work
         begin_loop(words)
         if session.attempt.rank == 0:
             session.progress.begin()

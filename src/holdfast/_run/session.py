@@ -307,7 +307,7 @@ class Session:
     def _leave(self, error: BaseException | None) -> None:
         stops, ruling, loops, folder = self.stops, self.ruling, self.loops, self.spec.folder
         step = self.boundary.step
-        self.guard.defer(True)  # our own work is not to be cut in two
+        self.guard.defer(True)  # signals must not interrupt our own work
         self.progress.close()
         self.guard.rest(None)
         if error is None and loops.number < 0 and not loops.is_by_hand:

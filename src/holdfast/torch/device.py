@@ -284,7 +284,7 @@ class _OneDevice:
         return [current, *(each for each in self._others if not each.query() and each != current)]
 
     def _within(self, shared: Sequence[Piece]) -> frozenset[int]:
-        """The tensors of which a part is in a range in common."""
+        """The tensors of which a part is in a shared range."""
         if not shared:
             return frozenset()
         if self._shared is None or self._shared[0] is not shared:
@@ -298,7 +298,7 @@ class _OneDevice:
 
     @torch.no_grad()
     def changed(self, values: list[torch.Tensor], shared: Sequence[Piece]) -> torch.Tensor | None:
-        """On the device: whether a tensor in a range in common differs from the last copy."""
+        """On the device: whether a tensor in a shared range differs from the last copy."""
         found = [differ(values[i], self._views[i]) for i in self._within(shared)]
         return torch.stack(found).any() if found else None
 

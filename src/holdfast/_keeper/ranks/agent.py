@@ -144,7 +144,7 @@ class RankAgent:
 
     def _on_decide(self, decision: protocol.DecisionForRank) -> None:
         if self._answered < decision.round == self._asked:
-            # Without this rank: the hub must know where its trainer was before that is told.
+            # The hub decided without this rank's answer: send it first, then tell the trainer.
             self._actions.later(_MOMENT_SECONDS, lambda: self._decide(decision))
         else:
             self._decide(decision)

@@ -12,8 +12,9 @@ from holdfast._store.commit.write_queue import Key
 if TYPE_CHECKING:
     from holdfast._keeper.ranks.hub import Hub
 
-# For a keeper to say where its rank is. If the network was cut just now, that takes until both
-# ends have found out, and a letter each way; a decision without that rank would not be one stop.
+# For a keeper to say where its rank is. If the network was just cut, that takes until both sides
+# notice, plus one file message in each direction. A decision without that rank would stop the ranks
+# at different boundaries.
 ANSWER_SECONDS = 12.0
 _SOON_SECONDS = 0.1  # how far ahead a snapshot is set
 _PLAN_SECONDS = 30.0

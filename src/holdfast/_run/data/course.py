@@ -2,7 +2,7 @@
 
 After a restart an epoch runs again from its top, with the script's own code before, between and
 after its loops. So a position counts laps: the loops over data in the order of the epoch. Laps
-before the position are passed over. The lap of the position goes on after the batches that were
+before the position are skipped. The lap of the position goes on after the batches that were
 used, and there the state is put back as stored.
 
 With another number of ranks all batches differ. Then the rest of the lap is a part of its own, and
@@ -82,12 +82,11 @@ class Lap:
 
     @property
     def before(self) -> int:
-        """The samples before the part in which the batches are counted."""
+        """Samples used before the number of ranks changed."""
         return 0 if self.goal is None else one_number(self.goal.before)
 
     @property
-    def behind(self) -> int:
-        """The batches of the source to skip."""
+    def batches_to_skip(self) -> int:
         return 0 if self.goal is None else one_number(self.goal.passed) + self.skip
 
 

@@ -135,7 +135,7 @@ class Feed:
         self._reseed_held(lap)
         # A pass leaves the global generators alone, so its number makes passes differ.
         batches = each_apart(self._source, mix_all(seeds, lap.epoch, lap.number))
-        replay(batches, lap.behind, self._source)
+        replay(batches, lap.batches_to_skip, self._source)
         return batches
 
     def expect(self, accumulate: int) -> None:
@@ -182,7 +182,7 @@ class Feed:
             reseed([generator], mix(base, number, lap.epoch, lap.number, *more))
 
     def _set_length(self, lap: Lap) -> None:
-        passed = lap.behind - lap.skip
+        passed = lap.batches_to_skip - lap.skip
         usual = self.usual_length
         self.length = None if usual is None else max(0, usual - passed)
 
@@ -236,7 +236,7 @@ class SequenceFeed(Feed):
         return self._each(lap)
 
     def _each(self, lap: Lap) -> Iterator[Any]:
-        for number in range(lap.behind, len(self._source)):
+        for number in range(lap.batches_to_skip, len(self._source)):
             self._reseed_held(lap, number)
             yield self._source[number]
 
@@ -252,7 +252,7 @@ class StatefulFeed(Feed):
         if lap.state is not None:
             self._source.load_state_dict(lap.state)
         batches = iter(self._source) if lap.state is None else next_pass(self._source)
-        replay(batches, lap.behind, self._source)
+        replay(batches, lap.batches_to_skip, self._source)
         return batches
 
     def state(self) -> Any:

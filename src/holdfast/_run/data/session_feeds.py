@@ -372,7 +372,7 @@ class LoaderFeed(Feed):
             if ended is not None:
                 self._load_state(ended)
             batches = iter(self._mine) if ended is None else next_pass(self._mine)
-        replay(batches, lap.behind, self._data)
+        replay(batches, lap.batches_to_skip, self._data)
         return batches
 
     def _part(self, lap: Lap) -> tuple[int, ...]:
@@ -389,11 +389,11 @@ class LoaderFeed(Feed):
             self.length = rest.length
         draws = None if rest is None else rest.draws
         seed = self._seed_of_workers(*part)
-        self._tickets.aim(lap.epoch, seed, lap.behind, mix, draws)
+        self._tickets.aim(lap.epoch, seed, lap.batches_to_skip, mix, draws)
         batches: Iterator[Any] = iter(self._mine)
         drawing = self._tickets.catch_up()
         if drawing is not None:
-            lap.tally = _Tally(drawing, lap.behind - lap.skip, self.kit.world, share, rest)
+            lap.tally = _Tally(drawing, lap.batches_to_skip - lap.skip, self.kit.world, share, rest)
         return batches
 
     def fits(self, goal: Position) -> bool:

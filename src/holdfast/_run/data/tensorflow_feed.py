@@ -78,7 +78,7 @@ class DatasetFeed(Feed):
         source = self._weak()
         assert source is not None  # the caller holds it
         goal = None if lap.goal is None else lap.goal.state
-        if isinstance(goal, dict) and self._go_to(source, goal, lap.behind):
+        if isinstance(goal, dict) and self._go_to(source, goal, lap.batches_to_skip):
             return self._each()
         if not isinstance(goal, dict):
             if isinstance(lap.state, dict) and self._has_begun(lap.state, lap.epoch):
@@ -87,7 +87,7 @@ class DatasetFeed(Feed):
                     self._go_through(source, lap.state)
             self._begin(source)
         batches = self._each()
-        replay(batches, lap.behind, self._kind)
+        replay(batches, lap.batches_to_skip, self._kind)
         return batches
 
     def state(self) -> Any:
@@ -130,11 +130,11 @@ class DatasetFeed(Feed):
         if self._habits.repeats and not is_known:
             self._warn_of_repeats()  # a nested one that begins with its first element
 
-    def _go_to(self, source: Any, goal: dict[str, Any], behind: int) -> bool:
+    def _go_to(self, source: Any, goal: dict[str, Any], batches_to_skip: int) -> bool:
         """Go back into a pass; True if at its position, False if at its beginning."""
         now, top = (_unpacked(goal[name], self._tf) for name in ("now", "top"))
         repeats = self._habits.repeats and top is not None
-        if self.usual_length == behind and not self._is_distributed and not repeats:
+        if self.usual_length == batches_to_skip and not self._is_distributed and not repeats:
             self._make_passes(goal["draws"])
             self._iterator, self._top = iter(source.take(0)), top
             return True

@@ -241,7 +241,7 @@ def resume(
     return resumed
 
 
-# A salvaged checkpoint may have its line behind those of a few newer ones.
+# The journal line of a salvaged checkpoint may come after the lines of newer checkpoints.
 _OLDER_LINES = 64
 
 

@@ -455,7 +455,7 @@ def keep_memory_of(settings: Settings, *, in_job: bool) -> float:
     with contextlib.suppress(SettingsError):
         return parse_seconds(text if text[-1].isalpha() else f"{text}s", "")
     say(
-        f"HOLDFAST_KEEP_MEMORY={text!r} is not a time, and is passed over.\n"
+        f"HOLDFAST_KEEP_MEMORY={text!r} is not a time, and is ignored.\n"
         "Write seconds, or a duration such as 5min; 0 keeps nothing."
     )
     return settings.keep_memory_seconds

@@ -1,4 +1,7 @@
-"""State that is a value: handed over by `run.update`, and what goes wrong where it is not."""
+"""State that cannot change in place (given by `run.update`).
+
+Warns if the script forgets to give it, or to register an optimizer.
+"""
 
 from __future__ import annotations
 

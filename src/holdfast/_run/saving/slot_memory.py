@@ -10,7 +10,7 @@
 With several ranks there are always three: the newest one, the newest that all ranks have, and one
 to write to. With fewer, a rank that is ahead of the others would wait for them.
 
-Ranges of the image that all slots have in common have memory in slot 0 only. If a tensor in them
+Ranges of the image that the slots share have memory in slot 0 only. If a tensor in them
 changes, all slots get memory of their own for them, in the background (`unshare`).
 
 If two do not fit, one slot is used. It is written over, and a kill during the copy leaves none.
@@ -152,7 +152,7 @@ class SlotMemory:
             self._start(lambda: self._give_back(slot))
 
     def unshare(self) -> None:
-        """A tensor that all slots have in common has changed: end that, in the background."""
+        """A tensor in a shared range has changed: end the sharing, in the background."""
         if self.is_at_work:
             return  # the next boundary tries again
         self.is_unsharing = True
@@ -188,7 +188,7 @@ class SlotMemory:
             self.is_unsharing = False
 
     def _copy_shared(self, slot: int) -> bool:
-        """Give a slot memory of its own for the ranges in common; False if there is no room.
+        """Give a slot memory of its own for the shared ranges; False if there is no room.
 
         The slot still maps those of slot 0, so the bytes are written to the file.
         """

@@ -198,10 +198,9 @@ class Snapshots:
     def _keeps_hashed(self, generation: Generation) -> bool:
         """True if a snapshot is to wait until the newest one is hashed.
 
-        Of two slots one is then always hashed: also a kill of trainer and keeper leaves a state.
-        The third slot is given back only between snapshots, so it is treated as gone before.
-        A keeper that gets no processor is not waited for, since a kill of the trainer alone would
-        cost more and more.
+        So one of two slots is always hashed, and a state survives a kill of both processes. A third
+        slot is not counted, because it may be freed. If the keeper gets no CPU time we stop
+        waiting; otherwise a kill of the trainer would lose more and more work.
         """
         newest, memory = generation.arena.newest(), generation.memory
         return (

@@ -1,8 +1,8 @@
-"""Signals in, numbers out.
+"""Signal handlers: they record the signal number; the next step boundary acts on it.
 
 A handler may run between any two bytecodes, while the thread it interrupts
 holds any lock. So ours appends a number and returns: no saving, no printing.
-The step boundary does the work. `set_wakeup_fd` carries the number to the
+`set_wakeup_fd` carries the number to the
 keeper at C level, so that the clock of a deadline starts even while the main
 thread sits in a long call.
 
@@ -54,7 +54,7 @@ _uninterruptible: set[int] = set()  # the ids of code objects
 
 
 def uninterruptible(function: _Function) -> _Function:
-    """Let no second Ctrl-C cut this function in two, nor anything that it calls.
+    """A second Ctrl-C does not interrupt this function or anything that it calls.
 
     The handler looks for its code among the frames that it interrupts: a call costs nothing more.
     """

@@ -225,8 +225,8 @@ class Labour:
     def give_up(self) -> None:
         """Write no more of it: a newer state is written in its place.
 
-        If everything is written and only flushes are left, it goes on: that takes nothing from the
-        newer one, and may be durable first.
+        If everything is written and only flushes are left, it goes on: flushing does not slow the
+        newer write, and this checkpoint may become durable first.
         """
         with self._guard:
             self._is_given_up = True

@@ -124,8 +124,8 @@ class Turns:
     def take(self, what: str, key: Key) -> Iterator[None]:
         """Held while a checkpoint gets its `name`, or its `note` in the journal.
 
-        Superseded if a newer checkpoint has it. A name without a note is durable too then: the
-        flush of the folder was for both names.
+        Raises Superseded if a newer checkpoint came first. A checkpoint that has its name but no
+        journal line is then durable too, because the newer one's folder flush covered both names.
         """
         with self._lock:
             if key < self._newest.get(what, key):
