@@ -29,7 +29,7 @@ from holdfast._store.memory.control import (
     MARK,
     STEP,
     mark_of,
-    pass_turn,
+    pass_epoch_end,
     private_words,
 )
 
@@ -98,7 +98,7 @@ class Boundary:
         """An epoch is over, in which steps were made; True to leave the loop."""
         self.at_epoch_end = True
         now = time.monotonic()
-        pass_turn(self.words, int(now * 1e9))
+        pass_epoch_end(self.words, int(now * 1e9))
         self.words[MARK] = self.mark()
         return self._save_or_stop(now)
 
@@ -225,7 +225,7 @@ class Boundary:
         session = self._session
         wants_checkpoint = eye.boundary(
             self.step,
-            at_turn=self.at_epoch_end,
+            at_epoch_end=self.at_epoch_end,
             state=session.spec.state,
             metrics=session.log.metrics.values(),
             position=session.loops.cursor.tree(),

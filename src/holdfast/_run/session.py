@@ -152,7 +152,7 @@ class Session:
         if is_alone_in_job and self.keeper.has_keeper and not is_interactive():
             self.job = JobClient(self.keeper)  # a kernel and its server go on: no requeue
         words = self.keeper.words
-        self.boundary.share(words, self.ranks, at_epoch_end=found.at_turn)
+        self.boundary.share(words, self.ranks, at_epoch_end=found.at_epoch_end)
         self.log.send_to_keeper(self.keeper.logged)
         words[STAYS] = is_interactive()
 

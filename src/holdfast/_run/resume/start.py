@@ -91,7 +91,7 @@ class Resumed:
     phases: list[int | None] | None = None  # see Phases.remember
     loop: int = 0  # the script's loop in which the state was stored
     by_hand: bool = True  # stored by run.boundary()
-    at_turn: bool = False  # stored at the end of an epoch
+    at_epoch_end: bool = False  # stored at the end of an epoch
     size: int = 1  # ranks of this attempt
     _spared: set[Path] = field(default_factory=set)
     _waiting: WaitingArena | None = None  # its state is the one that was found
@@ -122,8 +122,8 @@ class Resumed:
         leftover = None if found is None else found.leftover
         spare: set[Path] = set()
         if found is not None and leftover is not None and found.record is not None:
-            at_turn = bool(found.loaded.head.get("at_turn"))
-            folder = self.start.layout.checkpoint(found.step, found.attempt, at_turn)
+            at_epoch_end = bool(found.loaded.head.get("at_turn"))
+            folder = self.start.layout.checkpoint(found.step, found.attempt, at_epoch_end)
             if keeper.has_keeper and not folder.exists():
                 left = self.start.leftovers
                 spare = {each.path for each in left if each.arena.attempt == found.attempt}
@@ -297,7 +297,7 @@ def _resumed(
         phases=head.get("phases"),
         loop=head.get("loop", 0),
         by_hand=head.get("by_hand", True),
-        at_turn=bool(head.get("at_turn")),
+        at_epoch_end=bool(head.get("at_turn")),
         size=1 if party is None else party.size,
         best=head.get("best"),
         rules=head.get("rules"),

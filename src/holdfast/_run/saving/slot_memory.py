@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import Protocol
 
-from holdfast._store.commit.fault_points import pass_point
+from holdfast._store.commit.fault_points import fault_point
 from holdfast._store.memory.arena import Arena
 from holdfast._store.memory.backing import NO_ROOM, Backing, has_memory, has_plenty
 from holdfast._store.memory.pages import Piece, give_memory, pieces_of, take_memory, touch
@@ -92,7 +92,7 @@ class SlotMemory:
         arena = self._arena
 
         def has_memory(at: int, size_bytes: int) -> None:
-            pass_point(f"slot-{slot}-half-built")
+            fault_point(f"slot-{slot}-half-built")
             self._register(slot, at, size_bytes)
 
         try:
@@ -104,9 +104,9 @@ class SlotMemory:
                 self.registry.forget(slot)
             raise
         if built:
-            pass_point(f"slot-{slot}-built")
+            fault_point(f"slot-{slot}-built")
             arena.add(slot, self._header)
-            pass_point(f"slot-{slot}-added")
+            fault_point(f"slot-{slot}-added")
         return built
 
     def build_rest(self) -> None:
@@ -148,7 +148,7 @@ class SlotMemory:
             return
         slot = self._arena.drop(held)
         if slot is not None:
-            pass_point("slot-dropped")
+            fault_point("slot-dropped")
             self._start(lambda: self._give_back(slot))
 
     def unshare(self) -> None:
@@ -174,9 +174,9 @@ class SlotMemory:
                     take_memory(arena.descriptor, arena.slot_offset(slot), arena.slot_bytes)
                 self.usual = 1
                 self._say(only_one("tensors change that did not change before, and memory allows"))
-            pass_point("slots-copied")
+            fault_point("slots-copied")
             arena.share(())
-            pass_point("slots-unshared")
+            fault_point("slots-unshared")
             for slot in arena.present()[1:]:
                 if self.registry is not None:
                     self.registry.forget(slot)  # the pieces had other edges
@@ -204,7 +204,7 @@ class SlotMemory:
             for at in range(first, first + size_bytes, _COPY_BYTES):
                 end = min(at + _COPY_BYTES, first + size_bytes)
                 os.pwrite(arena.descriptor, source[at:end], start + at)
-            pass_point("slots-half-copied")
+            fault_point("slots-half-copied")
         return True
 
     def _shared_of(self, slot: int) -> list[Piece]:
@@ -250,7 +250,7 @@ class SlotMemory:
         if self.registry is not None:
             self.registry.forget(slot)
         taken = take_memory(arena.descriptor, arena.slot_offset(slot), arena.slot_bytes)
-        pass_point("slot-given-back")
+        fault_point("slot-given-back")
         if not taken:  # the system refuses: it keeps the slot
             arena.add(slot, self._header)
         arena.unlock(slot)

@@ -182,7 +182,7 @@ class RunObserver:
         self,
         step: int,
         *,
-        at_turn: bool,
+        at_epoch_end: bool,
         state: Mapping[str, Any],
         metrics: Mapping[str, Any],
         position: Mapping[str, Any] | None,
@@ -199,7 +199,7 @@ class RunObserver:
         items |= self._observer.take_inputs()
         items["batches"] = whole_leaf(self._batches)
         self._batches = []
-        key = f"{self._name}@{step}{'-turn' if at_turn else ''}"
+        key = f"{self._name}@{step}{'-turn' if at_epoch_end else ''}"
         answer = self._observer.ask("boundary", key=key, step=step, items=items)
         return bool(answer.get("save"))
 

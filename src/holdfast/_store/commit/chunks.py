@@ -101,14 +101,14 @@ def _set_group(niceness: int) -> bool:
     return False
 
 
-QUIET = BackgroundPriority()  # the group is one for the whole process
+PRIORITY = BackgroundPriority()  # the group is one for the whole process
 
 Piece = TypeVar("Piece")
 _PATIENCE_SECONDS = 10.0
 _GIVEN_UP = "a newer step is written in its place"
 
 
-class Pieces(Generic[Piece]):
+class WorkQueue(Generic[Piece]):
     """The chunks that are left of one work; the first error ends it and `finish` raises it."""
 
     def __init__(self, pieces: Iterable[Piece]) -> None:
@@ -188,13 +188,13 @@ class Pieces(Generic[Piece]):
             self._change.notify_all()  # no thread may have a chunk that it gives back
 
 
-class Labour:
+class CommitThreads:
     """The threads of one checkpoint."""
 
     def __init__(self, *, is_background: bool) -> None:
         self._is_background = is_background
         self._is_given_up = False
-        self._works: list[tuple[Pieces[Any], int]] = []
+        self._works: list[tuple[WorkQueue[Any], int]] = []
         self._guard = threading.Lock()
         # A training may never leave a core idle: the checkpoint must become durable anyway.
         self._timer = threading.Timer(_PATIENCE_SECONDS, self.hurry)
@@ -202,7 +202,7 @@ class Labour:
         if is_background:
             self._timer.start()
 
-    def put_to(self, work: Pieces[Any], threads: int) -> None:
+    def put_to(self, work: WorkQueue[Any], threads: int) -> None:
         """Start so many threads for a work."""
         with self._guard:
             if self._is_given_up:
@@ -216,7 +216,7 @@ class Labour:
         with self._guard:
             if self._is_background and not self._is_given_up:
                 self._is_background = False
-                QUIET.raise_threads()
+                PRIORITY.raise_threads()
                 for work, threads in self._works:
                     # No more threads: the existing ones go on.
                     with contextlib.suppress(RuntimeError):
@@ -239,8 +239,8 @@ class Labour:
         with self._guard:
             self._works.clear()
 
-    def _start(self, work: Pieces[Any], threads: int) -> None:
-        priority = QUIET.background if self._is_background else QUIET.hurry
+    def _start(self, work: WorkQueue[Any], threads: int) -> None:
+        priority = PRIORITY.background if self._is_background else PRIORITY.hurry
 
         def run() -> None:
             with priority():

@@ -110,7 +110,7 @@ def expected_seconds(measured: float | None, elapsed: float) -> float:
     return max(measured or 2 * elapsed, elapsed)
 
 
-class Turns:
+class PublishOrder:
     """Checkpoints get their names, and are recorded, in the order of their states.
 
     Two writes may be in progress at once, and the older one may finish last.

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from holdfast._store.commit.fault_points import pass_point
+from holdfast._store.commit.fault_points import fault_point
 
 
 def sync_folder(folder: Path) -> None:
@@ -108,7 +108,7 @@ def writing_whole(path: Path, *, replace: bool) -> Iterator[IO[bytes]]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-            pass_point("before-naming")
+            fault_point("before-naming")
             if nameless is not None:
                 # With a descriptor of a folder Python calls linkat, which follows the link.
                 source, number = f"/proc/self/fd/{file.fileno()}", file.fileno()
@@ -187,12 +187,12 @@ def discard_folder(path: Path) -> None:
     It is renamed first, so that a partly removed folder is never taken for a complete one.
     """
     _refuse_link(path)
-    pass_point("before-removal")
+    fault_point("before-removal")
     doomed = path.with_name(f".removing-{path.name}")
     path.rename(doomed)
     for entry in sorted(doomed.iterdir()):
         entry.unlink()
-        pass_point("half-removed")
+        fault_point("half-removed")
     remove_folder(doomed)
 
 

@@ -17,7 +17,7 @@ from typing import IO, Any
 from holdfast._adapters.registry import adapter_of
 from holdfast._errors import FolderError, HoldfastError, SettingsError, install_command
 from holdfast._state.capture_cache import OBJECTS
-from holdfast._store.commit.fault_points import pass_point
+from holdfast._store.commit.fault_points import fault_point
 from holdfast._store.folder.atomic import publish_folder, remove_folder, sync_folder, writing_whole
 from holdfast._store.format.image import TensorSpec
 from holdfast._store.read.verify import Loaded
@@ -161,7 +161,7 @@ def _write_tensors(
             file.write(chunk)
             done += chunk.nbytes
             if done * 2 >= total:
-                pass_point("export-half-written")
+                fault_point("export-half-written")
 
 
 def _is_raw(spec: TensorSpec) -> bool:
