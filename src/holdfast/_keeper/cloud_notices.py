@@ -98,7 +98,7 @@ def open_watch(wish: str, host: str, address: str = "") -> NoticeWatch | None:
 LEAD_SECONDS = 150.0
 
 
-class Noticed:
+class NoticeReactions:
     """The notices that one keeper knows."""
 
     def __init__(self, watch: NoticeWatch, decider: Decider, needed: Callable[[], float]) -> None:

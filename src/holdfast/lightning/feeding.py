@@ -132,7 +132,7 @@ class InTurn(SideBySide):
     def open(self, lap: Lap, seeds: Seeds) -> Iterator[Any]:
         opened = [self._open_one(number, lap, seeds) for number in range(len(self._feeds))]
         self.length = self.usual_length
-        return self._each(opened, lap.behind)
+        return self._each(opened, lap.batches_to_skip)
 
     def state(self) -> Any:
         return None
@@ -148,7 +148,7 @@ class InTurn(SideBySide):
         Its first pass draws as any lap does. Each later pass draws from seeds of its own, so that
         a fit can resume in it.
         """
-        feed, behind = self._feeds[which], lap.behind
+        feed, behind = self._feeds[which], lap.batches_to_skip
         length = feed.usual_length or 0
         turn, skip = divmod(behind, length) if length else (0, 0)
         if turn and not self._cycles:

@@ -275,9 +275,9 @@ class Member:
         self.link.to_hub(protocol.RankBeat(beat=mine))
         if self.hub is None:
             return
-        seats = self.hub.state.seats.values()
-        ranks = [{**seat.beat, "ended": seat.ended and seat.ended.how} for seat in seats]
-        held = next((s.beat["paused"] for s in seats if s.beat.get("paused")), None)
+        entries = self.hub.state.entries.values()
+        ranks = [{**entry.beat, "ended": entry.ended and entry.ended.how} for entry in entries]
+        held = next((s.beat["paused"] for s in entries if s.beat.get("paused")), None)
         beat["paused"] = beat["paused"] or held
         beat["memory_step"] = self._memory_step(self.hub)
         self._keeper.write_beat(
@@ -334,9 +334,9 @@ class Departure:
     def on_death(self) -> None:
         keeper = self._keeper
         # Also after a goodbye: a pidfd stays readable, and the loop would spin.
-        if keeper.ends.pidfd is not None:
+        if keeper.connection.pidfd is not None:
             with contextlib.suppress(KeyError, ValueError):
-                keeper.selector.unregister(keeper.ends.pidfd)
+                keeper.selector.unregister(keeper.connection.pidfd)
         if self.is_trainer_gone:
             return
         self.is_trainer_gone, self._gone_at = True, time.monotonic()

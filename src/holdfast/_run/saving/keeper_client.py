@@ -119,11 +119,11 @@ class KeeperClient:
         grace_seconds: float | None,
         numbers: tuple[int, ...],
         hear: Callable[[dict[str, Any]], None],
-        crew: dict[str, Any] | None = None,
+        ranks: dict[str, Any] | None = None,
     ) -> None:
         self.policy = policy
         self.grace_seconds = grace_seconds  # after a SIGTERM
-        self._is_one_of_many = crew is not None
+        self._is_one_of_many = ranks is not None
         self._hear_run = hear
         self._snapshots: Snapshots | None = None
         self._link: KeeperLink | None = None
@@ -145,7 +145,7 @@ class KeeperClient:
             from holdfast._run.saving.launch import KeeperPlan
 
             self._plan = KeeperPlan(
-                policy, grace_seconds, numbers, crew, find_job(variables.of_job())
+                policy, grace_seconds, numbers, ranks, find_job(variables.of_job())
             )
             self.words = self._plan.control.words
             self.words[WORK] = OPENS

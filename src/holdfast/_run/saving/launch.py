@@ -41,12 +41,12 @@ class KeeperPlan:
         policy: Policy,
         grace_seconds: float | None,
         numbers: Sequence[int],
-        crew: dict[str, Any] | None = None,
+        ranks: dict[str, Any] | None = None,
         job: Job | None = None,
     ) -> None:
         self.policy = policy
         self.job = job
-        self.crew = crew  # with several ranks
+        self.ranks = ranks  # with several ranks
         self.grace_seconds = grace_seconds
         self.numbers = list(numbers)
         self.control = ControlPage.create()
@@ -82,7 +82,7 @@ class KeeperLink:
             trainer_pid=os.getpid(),
             counters=counters,
             job=None if plan.job is None else asdict(plan.job),
-            ranks=plan.crew,
+            ranks=plan.ranks,
             link=theirs.fileno(),
             signals=plan.signals_read,
             control=plan.control.descriptor,
