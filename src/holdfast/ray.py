@@ -18,7 +18,7 @@ from typing import Any
 
 from holdfast import _errors
 from holdfast._errors import HoldfastError, Stopped, missing_framework
-from holdfast._run.exit.leaving import goes_on
+from holdfast._run.exit.leaving import cancel_exit
 from holdfast._run.signals.handlers import set_host
 
 if importlib.util.find_spec("ray") is None:
@@ -66,7 +66,7 @@ def led(loop: Callable[..., Any], folder: str) -> Callable[..., Any]:
             if stopped.status in _errors.RESTARTED:
                 raise
             if is_in_thread:
-                goes_on()  # the worker ends when Ray wants it to
+                cancel_exit()  # the worker ends when Ray wants it to
             return stopped
         finally:
             set_host(None)

@@ -25,7 +25,15 @@ Places = Sequence[tuple[TensorSpec, int]]  # tensors, and where each begins in a
 
 # A method that an adapter overrides, and those that it must override with it: they have no default.
 _NEEDS = {
-    "is_array": ("alias_key", "spec", "item_bytes", "bytes_of", "own", "destinations", "copy_all"),
+    "is_array": (
+        "alias_key",
+        "spec",
+        "item_bytes",
+        "bytes_of",
+        "new_array",
+        "destinations",
+        "copy_all",
+    ),
     "exact_types": ("placement_guard", "receiving"),
     "copies_by_itself": ("device_copies",),
     "is_sharded": ("check_sharded", "sharding"),
@@ -232,11 +240,11 @@ class Adapter(_Part):
 
     # -- Arrays: restored -----------------------------------------------------------
 
-    def borrow(self, spec: TensorSpec, data: memoryview) -> Any:
+    def read_array(self, spec: TensorSpec, data: memoryview) -> Any:
         """An array to copy from; it may share the memory of `data`."""
-        return self.own(spec, data)
+        return self.new_array(spec, data)
 
-    def own(self, spec: TensorSpec, data: memoryview) -> Any:
+    def new_array(self, spec: TensorSpec, data: memoryview) -> Any:
         """A new array with the stored values, where it was if that place exists."""
         raise NotImplementedError
 

@@ -132,11 +132,11 @@ class Boundary:
         ruling, stops, saver = session.ruling, session.stops, session.saver
         self._next_poll = now + _POLL_SECONDS
         session.keeper.check_keeper()
-        session.guard.mend(is_alone=not session.keeper.has_keeper)
+        session.guard.reinstall(is_alone=not session.keeper.has_keeper)
         if stops.error is not None:
             raise stops.error
-        if session.eye is not None:
-            self._show(session.eye)
+        if session.observer is not None:
+            self._show(session.observer)
         ruling.poll()
         if ruling.bad is not None:
             return ruling.leave_bad()  # before anything is saved
@@ -159,7 +159,7 @@ class Boundary:
             saver.rest_at(self.step)
         assert self._cadence is not None
         self._next_poll = min(self._next_poll, self._cadence.next_due())
-        if session.eye is not None:
+        if session.observer is not None:
             self.poll_soon()  # a proof sees every boundary
         self.set_next_due_step()
         return False
@@ -220,10 +220,10 @@ class Boundary:
             job.requeue(stopped)
         session.guard.call_users_handler(request.number)
 
-    def _show(self, eye: RunObserver) -> None:
+    def _show(self, observer: RunObserver) -> None:
         """Let a proof see this boundary, and interrupt it here."""
         session = self._session
-        wants_checkpoint = eye.boundary(
+        wants_checkpoint = observer.boundary(
             self.step,
             at_epoch_end=self.at_epoch_end,
             state=session.spec.state,

@@ -11,7 +11,7 @@ from typing import Any
 
 from holdfast._errors import HoldfastError
 from holdfast._run.data.course import Position
-from holdfast._run.data.feed import Kit
+from holdfast._run.data.feed import FeedContext
 from holdfast._run.metric_log import MetricLog
 from holdfast._run.run import Run
 from holdfast._run.session import Session
@@ -65,9 +65,9 @@ class LoopDriver:
         return None if feed is None else feed.length
 
     @property
-    def kit(self) -> Kit:
+    def context(self) -> FeedContext:
         """What the run's feeds share: ranks and seeds."""
-        return self._session.loops.cursor.feeds.kit
+        return self._session.loops.cursor.feeds.context
 
     def stored_with_position(self) -> dict[str, Any]:
         """What the trainer keeps with every position; it writes into it."""

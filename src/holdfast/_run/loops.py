@@ -175,7 +175,7 @@ class Loops:
                 boundary.step, feed.length, accumulate, lap, self.epochs_total
             )
             number, length, ahead = lap.skip, feed.length, END
-            is_shown = session.eye is not None or session.ranks is not None
+            is_shown = session.observer is not None or session.ranks is not None
             try:
                 while True:
                     batch, ahead = ahead, END
@@ -218,9 +218,9 @@ class Loops:
 
     def show_batch(self, number: int, batch: Any) -> None:
         """Let a proof see this batch, and other ranks compare it."""
-        eye, ranks = self._session.eye, self._session.ranks
-        if eye is not None:
-            eye.batch(number, batch)
+        observer, ranks = self._session.observer, self._session.ranks
+        if observer is not None:
+            observer.batch(number, batch)
         if ranks is not None:
             ranks.show_batch(batch)
 
@@ -624,8 +624,8 @@ class Phases:
         self._names.append(name)
         self._resting += not trains
         self._session.keeper.send_phase(name)
-        if self._session.eye is not None:
-            self._session.eye.phase(name)
+        if self._session.observer is not None:
+            self._session.observer.phase(name)
 
     def end(self, *, trains: bool) -> None:
         name, error = self._names.pop(), sys.exc_info()[1]

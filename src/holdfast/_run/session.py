@@ -69,7 +69,7 @@ class Session:
         self.stops = StopState()
         self.ranks: RankAgreement | None = None  # where there are several
         self.job: JobClient | None = None  # where a scheduler has started this one process
-        self.eye: RunObserver | None = None  # while `holdfast prove` watches
+        self.observer: RunObserver | None = None  # while `holdfast prove` watches
         self.is_open = False
         self._ignore_optimizers: Callable[[], None] | None = None
 
@@ -178,7 +178,7 @@ class Session:
             self.guard.wait_for_others()
         if attempt.launcher is not None:
             self.guard.set_children_apart()
-        self.eye = open_run_observer(spec.folder, self.boundary.step)
+        self.observer = open_run_observer(spec.folder, self.boundary.step)
         self.phases = Phases(self)
         self.phases.recall(self.found.phases)
         self._ignore_optimizers = watch_optimizers(self.loops.note_optimizer)
@@ -414,7 +414,7 @@ class Session:
         seconds = self.keeper.grace_seconds or _LEAVE_SECONDS
         if isinstance(error, Stopped):
             self.keeper.close(leaving=(error.status, seconds))
-            leaving.bound_leaving(error, seconds, self.keeper.stay)
+            leaving.bound_leaving(error, seconds, self.keeper.cancel_leaving)
         else:
             self.keeper.close()
         self.saver.close()
@@ -428,8 +428,8 @@ class Session:
         if self.keeper.durable_step is not None:
             self.found.clear_memory()
         self.loops.cursor.release()
-        if self.eye is not None:
-            self.eye.close()
+        if self.observer is not None:
+            self.observer.close()
         if self.attempt.party is not None:
             self.attempt.party.close()
         self.is_open = False

@@ -125,7 +125,7 @@ class InTurn(SideBySide):
     """Several loaders until the longest ends; the others begin again, or give None."""
 
     def __init__(self, feeds: list[Feed], *, cycles: bool) -> None:
-        super().__init__(feeds, feeds[0].kit)
+        super().__init__(feeds, feeds[0].context)
         self._cycles = cycles
         self.length = self.usual_length = max(feed.usual_length or 0 for feed in feeds)
 
@@ -169,7 +169,7 @@ class InTurn(SideBySide):
             batches = self._begin(which, turn, 0, lap, seeds)
 
     def _begin(self, which: int, turn: int, skip: int, lap: Lap, seeds: Seeds) -> Iterator[Any]:
-        goal = Position(lap.epoch, lap.number, skip, world=self.kit.world) if skip else None
+        goal = Position(lap.epoch, lap.number, skip, world=self.context.world) if skip else None
         part = Lap(lap.epoch, lap.number, goal=goal)
         own = mix_all(seeds, which, turn)
         with contextlib.nullcontext() if turn == 0 else apart(own):

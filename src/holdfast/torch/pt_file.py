@@ -48,10 +48,14 @@ def _read(spec: TensorSpec, data: memoryview) -> Any:
     if spec.kind == "torch":
         on_cpu = replace(spec, device="")
         # A borrowed tensor needs no second copy in memory, but loses its strides.
-        return ADAPTER.borrow(on_cpu, data) if spec.strides is None else ADAPTER.own(on_cpu, data)
+        return (
+            ADAPTER.read_array(on_cpu, data)
+            if spec.strides is None
+            else ADAPTER.new_array(on_cpu, data)
+        )
     # An array of another framework: raw bytes if torch lacks its dtype.
     dtype = _TORCH_NAMES[spec.stored_as]
-    found = ADAPTER.borrow(replace(spec, dtype=dtype, shape=spec.stored_shape), data)
+    found = ADAPTER.read_array(replace(spec, dtype=dtype, shape=spec.stored_shape), data)
     is_number = spec.dtype.startswith("scalar ") and found.ndim == 0
     return found.item() if is_number else found
 

@@ -102,7 +102,7 @@ def bound_leaving(stopped: Stopped, seconds: float, stays: Callable[[], None]) -
     threading.Thread(target=watch, name="holdfast-leave", daemon=True).start()
 
 
-def goes_on() -> None:
+def cancel_exit() -> None:
     """A run is opened, so the process is not leaving.
 
     The keeper is told here: while a call holds the GIL, the thread could not do it in time.

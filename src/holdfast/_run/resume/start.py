@@ -362,7 +362,7 @@ def _offers(
 
 def _order(candidate: Candidate) -> tuple[int, int, int, int, str]:
     """As `age`, but without the sequence numbers, which differ between ranks."""
-    attempt, step, in_memory, _, name = find.age(candidate)
+    attempt, step, in_memory, _, name = find.sort_key(candidate)
     mark = candidate.record.mark if candidate.record is not None else 0
     return attempt, step, in_memory, mark, name
 

@@ -182,7 +182,7 @@ class KeeperClient:
         """For a FairDeadline, which does not count the time in which these wait for a processor."""
         return [self._link.pid] if self._link else []
 
-    def serve(self, snapshots: Snapshots) -> None:
+    def use_snapshots(self, snapshots: Snapshots) -> None:
         self._snapshots = snapshots
 
     # -- orders ---------------------------------------------------------------
@@ -325,7 +325,7 @@ class KeeperClient:
         link, self._link = self._link, None
         if link is not None:
             if leaving is None and self._is_one_of_many:
-                link.part()  # it goes when the others need it no more
+                link.send_goodbye()  # it goes when the others need it no more
             elif leaving is None:
                 link.say_goodbye()
             else:
@@ -344,7 +344,7 @@ class KeeperClient:
         if self._plan is not None:
             self._plan.close()
 
-    def stay(self) -> None:
+    def cancel_leaving(self) -> None:
         """The process goes on: the keeper need not wait for its end."""
         if self._leaving is not None:
             self._leaving.say_goodbye()

@@ -30,7 +30,7 @@ from holdfast._store.memory.control import ControlPage
 from holdfast._text import say
 
 _GOODBYE_SECONDS = 600.0
-_PART_SECONDS = 5.0
+_SEND_SECONDS = 5.0
 
 
 class KeeperPlan:
@@ -133,10 +133,10 @@ class KeeperLink:
                 self._process.wait(0.1)
         self.close()
 
-    def part(self) -> None:
+    def send_goodbye(self) -> None:
         """Say goodbye without waiting: all is known to be durable."""
         self.send("goodbye")
-        deadline = FairDeadline(_PART_SECONDS, lambda: [self.pid])
+        deadline = FairDeadline(_SEND_SECONDS, lambda: [self.pid])
         while not self._outbox.is_empty and not deadline.is_over() and self.is_alive():
             self.flush()
             time.sleep(0.001)

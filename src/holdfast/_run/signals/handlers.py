@@ -147,7 +147,7 @@ class SignalWatch:
             if self._former_quit is not None:
                 signal.signal(self._quit, self._former_quit)
 
-    def mend(self) -> list[str]:
+    def reinstall(self) -> list[str]:
         """Reinstall what another library has replaced, and return names of that."""
         replaced = []
         # IPython installs these around each cell and prompt: no user asked for them.
@@ -309,14 +309,14 @@ class Guard:
         else:
             _thread.interrupt_main(signal.SIGINT)
 
-    def mend(self, is_alone: bool) -> None:
+    def reinstall(self, is_alone: bool) -> None:
         """Reinstall handlers that another library has replaced, and say so."""
         self._watch.is_alone = is_alone
         self._take_back()
 
     def _take_back(self) -> None:
         if self._is_main and _in_main_thread():
-            for what in self._watch.mend():
+            for what in self._watch.reinstall():
                 say(f"{what} had been replaced by another library; it is restored now.")
 
     def request(self, asked: StopRequest | None) -> StopRequest | None:

@@ -274,7 +274,7 @@ def _write_tensorflow(request: ExportRequest, selected: Selected) -> Written:
 
     def read(name: str) -> Any:
         spec = loaded.plan.specs[by_name[name]]
-        return adapter_of(spec.kind).own(spec, loaded.data(by_name[name]))
+        return adapter_of(spec.kind).new_array(spec, loaded.data(by_name[name]))
 
     with _writing_folder(request) as folder:
         written = checkpoints.write_bundle(folder, graph, held, read, strip=request.strip)
