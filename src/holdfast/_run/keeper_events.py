@@ -50,7 +50,7 @@ class KeeperEvents:
         self._dispatch(message)
         session.boundary.poll_soon()
         if message["kind"] == "memory" and "of_rank" not in message:  # of this process
-            look_for_graphs(session.scene(None), session.attempt.thread)
+            look_for_graphs(session.error_context(None), session.attempt.thread)
 
     def _dispatch(self, message: Message) -> None:
         ranks = self._session.ranks

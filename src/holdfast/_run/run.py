@@ -22,7 +22,7 @@ from holdfast._run.session import Session, not_open
 from holdfast._run.signals.handlers import as_the_script_means, uninterruptible
 from holdfast._settings import Settings, check_count, checked
 from holdfast._state.capture import capture_generators, refuse_unstorable, restore_generators
-from holdfast._store.folder.errand import current as current_errand
+from holdfast._store.folder.prove_config import current as current_prove_config
 from holdfast._store.folder.requests import StopRequest
 from holdfast._text import say, speak_plainly
 from holdfast.rules import Rule
@@ -54,9 +54,9 @@ class Run:
                 "a name.\nName all state: "
                 "holdfast.Run(folder, model=model, optimizer=optimizer)"
             )
-        errand = current_errand()
+        prove_config = current_prove_config()
         place = as_the_script_means(Path(folder))
-        place = place if errand is None else errand.redirected(place)
+        place = place if prove_config is None else prove_config.redirected(place)
         settings, rule = checked(settings, state), checked_rule(stop_when)
         known = checked_config(config)
         refuse_unstorable(state)  # now, and not at the first save

@@ -308,7 +308,7 @@ class StateReader:
 
         if count <= _MOST_DUMPED:
             flat = [array.astype(np.float64, copy=False).ravel() for array in arrays()]
-            folder = Path(self._observer.errand.end)
+            folder = Path(self._observer.prove_config.end)
             np.concatenate(flat).tofile(folder / f"{self._observer.rank}.float64")
 
 
