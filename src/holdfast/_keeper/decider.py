@@ -315,15 +315,15 @@ class Alone:
             return
         number = self.stop.number if self.stop is not None else 0
 
-        def settle_and_send() -> None:
-            why, found = job.settle(reason, status, number)
+        def resolve_and_send() -> None:
+            why, found = job.resolve_stop(reason, status, number)
             said = {}
             if found == _errors.REQUEUE:
                 requeued = job.requeue(storage.durable_step)
                 found, said = requeued.status, {"said": requeued.said}
             trainer.order_to_leave(why, found, storage.durable_step, **said)
 
-        in_background(settle_and_send)
+        in_background(resolve_and_send)
 
     # -- saves ------------------------------------------------------------------
 

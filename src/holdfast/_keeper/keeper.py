@@ -245,7 +245,7 @@ class Keeper:
                 storage.hasten()
                 storage.writer.drop_waiting()
             case protocol.SettleStop():
-                self._settle_stop(message)
+                self._resolve_stop(message)
             case protocol.TrainerLeaves():
                 self.trainer.leaves(message.status, message.seconds)
                 self.decider.on_leaving()
@@ -254,22 +254,22 @@ class Keeper:
             case protocol.FromTrainer():
                 self.decider.on_message(message)
 
-    def _settle_stop(self, stop: protocol.SettleStop) -> None:
+    def _resolve_stop(self, stop: protocol.SettleStop) -> None:
         """The trainer has stopped, durably: say why that was, and have the job come back."""
         job, send = self.time_limit.job, self.trainer.send
         if job is None:
             send(protocol.StopSettled(reason=stop.reason, status=stop.status))
             return
 
-        def settle() -> None:
-            reason, status = job.settle(stop.reason, stop.status, stop.signal)
+        def resolve() -> None:
+            reason, status = job.resolve_stop(stop.reason, stop.status, stop.signal)
             # First this: once the job is requeued, little is left of its log.
             send(protocol.StopSettled(reason=reason, status=status))
             if status == _errors.REQUEUE:
                 found = job.requeue(stop.step)
                 send(protocol.JobRequeued(said=found.said, status=found.status))
 
-        in_background(settle)
+        in_background(resolve)
 
     # -- its death --------------------------------------------------------------
 

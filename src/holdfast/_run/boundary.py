@@ -210,7 +210,7 @@ class Boundary:
         status = request.status if durable else _errors.NOT_DURABLE
         stopped = stops.stop(Stopped(status, request.reason, self.step))
         if job is not None:
-            job.settle(stopped, request.number, self.step)
+            job.resolve_stop(stopped, request.number, self.step)
         session.attempt.journal(
             "stop", step=self.step, reason=stopped.reason, status=stopped.status
         )

@@ -84,7 +84,7 @@ class Ruling:
     def is_bad(self) -> bool:
         """Before a save: True if this state is bad. Waits for all values up to this boundary."""
         self._session.log.flush()  # an attempt that resumes from here does not log this again
-        if self.bad is None and self.judge.is_there and self.judge.settle():
+        if self.bad is None and self.judge.is_there and self.judge.wait_for_values():
             self._take_verdict()
         return self.bad is not None
 

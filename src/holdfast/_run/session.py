@@ -380,7 +380,7 @@ class Session:
         """A signal has left a phase, or the code around the loops: say what that costs."""
         number = self.stops.signals[0] if self.stops.signals else 0
         if self.job is not None:
-            self.job.settle(stopped, number, self.keeper.durable_step)
+            self.job.resolve_stop(stopped, number, self.keeper.durable_step)
         facts = {"reason": stopped.reason, "status": stopped.status}
         self.attempt.journal("stop", step=self.boundary.step, **facts)
         leaving.say_leaving(stopped, self.durable_step(), in_job=self.attempt.in_job)
@@ -398,7 +398,7 @@ class Session:
         if request is not None:
             stopped = Stopped(request.status, request.reason, step)
             if self.job is not None and durable:
-                self.job.settle(stopped, request.number, self.keeper.durable_step)
+                self.job.resolve_stop(stopped, request.number, self.keeper.durable_step)
         is_left = loops.left_at == step != loops.finished_at
         leaving.answer_late(stopped, error, step, self.durable_step(), is_left=is_left)
         if stopped is not None and error is not None:

@@ -122,7 +122,7 @@ class Hub:
             # The scheduler sends it for several reasons, with opposite meanings. The answer may
             # come late, or never: what all hold must be durable by then.
             self._insure(wish)
-            self.state.services.settle(
+            self.state.services.resolve_stop(
                 wish, lambda found: self._take_wish(found, message.mark, now=message.now)
             )
         else:
@@ -196,7 +196,7 @@ class Hub:
     def _lose_rank(self, entry: RankEntry, cause: EndCause, **known: Any) -> None:
         entry.ended = cause
         self.state.services.note("rank-died", rank=entry.rank, how=cause.how, **known)
-        self.end.begin(cause, settle=False)
+        self.end.begin(cause, waits=False)
 
     def _on_farewell(self, entry: RankEntry, message: protocol.RankFarewell) -> None:
         """A trainer leaves by itself: after a stop or the end of training, or for an error."""
@@ -210,7 +210,7 @@ class Hub:
             if status == _errors.TERMINATED and self.state.services.has_job:
                 wish.signal = signal.SIGTERM
                 self.commits.save_common(f"stop: {reason}")
-                self.state.services.settle(wish, self._leave_now)
+                self.state.services.resolve_stop(wish, self._leave_now)
             else:
                 self._leave_now(wish)
         elif clean:
@@ -219,7 +219,7 @@ class Hub:
             self.agreement.decide_if_all()
             self.agreement.begin_round()
         else:
-            self.end.begin(entry.ended, settle=True)
+            self.end.begin(entry.ended, waits=True)
 
     def _on_launcher(self, entry: RankEntry, message: protocol.LauncherGone) -> None:
         """The process that started the ranks is gone: nothing would end or restart them."""
@@ -230,14 +230,14 @@ class Hub:
         """All ranks leave at once, because this was asked for."""
         self.stop = self.stop or wish
         cause = EndCause(wish.rank, wish.reason, kind="asked", status=wish.status)
-        self.end.begin(cause, settle=False)
+        self.end.begin(cause, waits=False)
 
     def end_hung(self, rank: int | None) -> None:
         """No rank makes a step any more: save what all hold, and let the supervisor restart."""
         if not self.end.is_under_way:
             how = "all ranks hang" if rank is None else f"rank {rank} hangs"
             cause = EndCause(rank or 0, how, kind="hung", status=_errors.HUNG)
-            self.end.begin(cause, settle=False)
+            self.end.begin(cause, waits=False)
 
     def after_commit(self) -> None:
         """One checkpoint less is in progress."""
@@ -320,15 +320,15 @@ class RunEnd:
     def is_under_way(self) -> bool:
         return self._ending is not None
 
-    def begin(self, cause: EndCause, *, settle: bool) -> None:
-        """`settle`: wait a moment for reports of another rank, which may be the cause."""
+    def begin(self, cause: EndCause, *, waits: bool) -> None:
+        """`waits`: wait a moment for reports of another rank, which may be the cause."""
         now = self._state.clock()
         if self._ending is None:
             self._ending = _Ending([cause], now)
         else:
             self._ending.causes.append(cause)
         self._hub.agreement.cancel()
-        if not settle:
+        if not waits:
             self._ending.settles_at = 0.0
         elif self._ending.settles_at is None:
             self._ending.settles_at = now + _SETTLE_SECONDS

@@ -178,13 +178,13 @@ class KeeperServices:
         """True if a scheduler can be asked why the run ends, and for a requeue."""
         return self._job is not None
 
-    def settle(self, wish: RankRequest, then: Callable[[RankRequest], None]) -> None:
+    def resolve_stop(self, wish: RankRequest, then: Callable[[RankRequest], None]) -> None:
         """Ask the scheduler why a stop is asked for, then continue with the answer."""
         job = self._job
         assert job is not None
 
         def ask() -> None:
-            reason, status = job.settle(wish.reason, wish.status, wish.signal)
+            reason, status = job.resolve_stop(wish.reason, wish.status, wish.signal)
             settled = replace(wish, reason=reason, status=status)
             self._timers.after(0.0, lambda: then(settled))
 

@@ -55,12 +55,12 @@ class TimedHandle(Handle):
         """The trainer has waited until now, and goes on."""
         self._began = time.monotonic()
 
-    def settle(self, error: str | None = None) -> None:
-        # The words may be released before the last checkpoint is settled.
+    def resolve(self, error: str | None = None) -> None:
+        # The words may be released before the last checkpoint is resolved.
         with contextlib.suppress(ValueError):
             if error is None:
                 self._ended = (time.monotonic(), int(self._control[STEP]))
-        super().settle(error)
+        super().resolve(error)
 
     def writing(self, now: float, step: int) -> WriteTiming | None:
         """Its timing, until now if it is not durable yet.

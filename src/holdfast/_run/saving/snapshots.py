@@ -77,7 +77,7 @@ class Snapshots:
         self._current: Generation | None = None
         self._sequence = 0
         self._promised: dict[int, int] = {}
-        self._settled_at = 0.0  # when the last write ended
+        self._released_at = 0.0  # when the last write ended
         self._attend = attend  # called while waiting: replaces a keeper that died
         self._readers = readers  # pids of the processes that hold slots for a while
         self._landed = landed  # called with a copy of a device that has ended, and its success
@@ -188,7 +188,7 @@ class Snapshots:
     @property
     def _needs_no_third(self) -> bool:
         """True if no write has been in progress for a while."""
-        return not self._promised and time.monotonic() >= self._settled_at + _LINGER_SECONDS
+        return not self._promised and time.monotonic() >= self._released_at + _LINGER_SECONDS
 
     def _give_third_back(self, generation: Generation) -> None:
         # Before a slot is chosen: while a device copies, all three may be needed.
@@ -295,14 +295,14 @@ class Snapshots:
                 self.newest = Taken(*place, seconds=0.0)
 
     def promise(self, taken: Taken) -> None:
-        """Keep this slot until `settle`: it is to become a checkpoint."""
+        """Keep this slot until `release_slot`: it is to become a checkpoint."""
         self._promised[taken.sequence] = taken.slot
 
-    def settle(self, sequence: int) -> None:
-        self._settled_at = time.monotonic()
+    def release_slot(self, sequence: int) -> None:
+        self._released_at = time.monotonic()
         self._promised.pop(sequence, None)
 
-    def settle_all(self) -> None:
+    def release_slots(self) -> None:
         self._promised.clear()
 
     def close(self) -> None:
