@@ -26,13 +26,8 @@ Places = Sequence[tuple[TensorSpec, int]]  # tensors, and where each begins in a
 # A method that an adapter overrides, and those that it must override with it: they have no default.
 _NEEDS = {
     "is_array": (
-        "alias_key",
-        "spec",
-        "item_bytes",
-        "bytes_of",
-        "new_array",
-        "destinations",
-        "copy_all",
+        *("alias_key", "spec", "item_bytes", "bytes_of"),
+        *("new_array", "destinations", "copy_all"),
     ),
     "exact_types": ("placement_guard", "receiving"),
     "copies_by_itself": ("device_copies",),

@@ -34,10 +34,10 @@ _SURVIVES_SECONDS = 20.0  # a SIGKILL: a large memory takes time, a dead disk ta
 
 
 @dataclass(frozen=True)
-class TrainerConnection:
+class TrainerLink:
     """What connects the keeper to its trainer."""
 
-    link: socket.socket
+    messages: socket.socket
     signals: int
     control: ControlPage
     pidfd: int | None
@@ -51,27 +51,27 @@ class Trainer:
 
     def __init__(
         self,
-        connection: TrainerConnection,
+        link: TrainerLink,
         timers: Timers,
         journal: Callable[..., Any],
         *,
         is_paused: Callable[[], bool],
         gone: Callable[[], None],
     ) -> None:
-        self._connection = connection
+        self._link = link
         self._timers = timers
         self._journal = journal
         self._is_paused = is_paused
         self._gone = gone  # it counts as dead, though no pidfd says so
-        self.pid = connection.trainer_pid
-        self.words = connection.control.words
+        self.pid = link.trainer_pid
+        self.words = link.control.words
         self.phase: str | None = None
         self.leave_status: int | None = None  # the one it was told to leave with, or leaves with
         self.is_leaving = False  # as it said itself
         self.was_killed = False  # by this keeper
 
     def send(self, message: protocol.ToTrainer) -> None:
-        protocol.send(self._connection.link, message.kind, **message.values())
+        protocol.send(self._link.messages, message.kind, **message.values())
 
     @property
     def step(self) -> int:
@@ -137,9 +137,9 @@ class Trainer:
             return  # a person has it in a debugger
         self.was_killed = True
         self._journal("killed-by-keeper", status=self.leave_status)
-        if self._connection.pidfd is not None:
+        if self._link.pidfd is not None:
             with contextlib.suppress(OSError):
-                signal.pidfd_send_signal(self._connection.pidfd, signal.SIGKILL)
+                signal.pidfd_send_signal(self._link.pidfd, signal.SIGKILL)
         self._timers.on_deadline(self._deadline(_SURVIVES_SECONDS), self._gone, "gone")
 
 
@@ -263,22 +263,22 @@ class PostMortem:
     def __init__(
         self,
         policy: Policy,
-        connection: TrainerConnection,
+        link: TrainerLink,
         watch: MemoryWatch,
         signals: Iterable[dict[str, Any]],
     ) -> None:
         self._path = policy.layout.death(policy.attempt, policy.rank)
-        self._connection = connection
+        self._link = link
         self._watch = watch
         # Its parent must collect the status, and may have to wait for a processor first.
-        self._heard = FairDeadline(_ASK_SECONDS, lambda: [parent(connection.trainer_pid)])
+        self._heard = FairDeadline(_ASK_SECONDS, lambda: [parent(link.trainer_pid)])
         self._began = time.monotonic()
         self.status: int | None = None  # as subprocess gives it
         self.how: str | None = None  # in words
         self._record: dict[str, Any] = {
             "time": time.time(),
             "host": host_name(),
-            "pid": connection.trainer_pid,
+            "pid": link.trainer_pid,
             "rank": policy.rank,
             "attempt": policy.attempt,
             "status": None,
@@ -291,7 +291,7 @@ class PostMortem:
         """Ask the kernel for the exit status; True if it is known, or never will be."""
         is_there = self._is_there()
         if self.status is None:
-            dead = (self._connection.pidfd, self._connection.trainer_pid)
+            dead = (self._link.pidfd, self._link.trainer_pid)
             self.status, self.how = exit_code(*dead), how_it_died(*dead)
         if self.status is not None:
             return True
@@ -299,7 +299,7 @@ class PostMortem:
         return self._heard.is_over() if is_there else gone_seconds > _GONE_SECONDS
 
     def _is_there(self) -> bool:
-        return Path(f"/proc/{self._connection.trainer_pid}").exists()
+        return Path(f"/proc/{self._link.trainer_pid}").exists()
 
     def wait_for_status(self) -> None:
         """Ask until the kernel reports the exit status, for a moment."""

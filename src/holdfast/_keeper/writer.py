@@ -140,7 +140,7 @@ class CheckpointWriter:
         self._change = threading.Condition(threading.RLock())
         self._hurries = 0  # how many jobs and threads wait for the write in progress
         self._durable: Key | None = None
-        self._publish_order = PublishOrder()
+        self._order = PublishOrder()
         self._last_since: float | None = None  # since when the last state waits
         self._formers: list[PreviousCheckpoint] = []  # the newest last
         self._has_searched = False  # for one on disk
@@ -193,7 +193,7 @@ class CheckpointWriter:
         """A rule has called the newest checkpoints bad: older ones count again."""
         with self._change:
             self._durable = None
-            self._publish_order.forget()
+            self._order.forget()
 
     def wait_idle(self) -> None:
         with self._change:
@@ -405,9 +405,7 @@ class CheckpointWriter:
             written = PreviousCheckpoint.written(final, job.partial, file, source, former)
         else:
             state = State(arena.attempt, record.step, job.reason, metrics, at_epoch_end)
-            kept = keep_checkpoint(
-                self._policy, state, source, threads, former, self._publish_order
-            )
+            kept = keep_checkpoint(self._policy, state, source, threads, former, self._order)
             if kept is None:
                 return None, head
             file, written = None, kept
@@ -445,7 +443,7 @@ class CheckpointWriter:
 
     def _close(self, job: Closing) -> str | None:
         parts = (job.state, job.partial, job.files, job.began)
-        _, error, failure = _try(lambda: keep_parts(self._policy, *parts, self._publish_order))
+        _, error, failure = _try(lambda: keep_parts(self._policy, *parts, self._order))
         self._note_end(job, error)
         self._closed(job, error, failure is Fenced)
         return error

@@ -56,9 +56,9 @@ class Ruling:
         ended = known.get("over")
         # Rules that were changed since may let the training go on.
         holds = ended == _BY_SCRIPT or (ended is not None and self.judge.holds(step))
-        rendezvous = session.attempt.rendezvous
-        if rendezvous is not None and found.resumed_from is not None:
-            of_ranks = rendezvous.exchange("over", [ended, holds])
+        group = session.attempt.group
+        if group is not None and found.resumed_from is not None:
+            of_ranks = group.exchange("over", [ended, holds])
             holds = any(each[1] for each in of_ranks)
             ended = next((each[0] for each in of_ranks if each[0] is not None), None)
         if holds:

@@ -96,8 +96,8 @@ class Session:
                 tell_leader_of_modules(led)
         except BaseException as error:
             start.close()
-            if self.attempt.rendezvous is not None:
-                self.attempt.rendezvous.fail(error)
+            if self.attempt.group is not None:
+                self.attempt.group.fail(error)
             if hasattr(self, "record"):
                 self.record.close()
             if self.attempt.number:
@@ -113,8 +113,8 @@ class Session:
         if led is not None:
             tell_leader(led, spec.folder, attempt.number, attempt.rank)
         with beating(attempt.layout, attempt.number, is_needed=attempt.rank == 0):
-            self.mirror.fetch(start, attempt.rendezvous)
-            found = resume(start, attempt.number, spec.state, attempt.rendezvous)
+            self.mirror.fetch(start, attempt.group)
+            found = resume(start, attempt.number, spec.state, attempt.group)
         self.found = found
         self.record.say_changes(None if found.found is None else found.found.attempt)
         spec.metrics.restore(found.metrics, found.best)
@@ -144,11 +144,11 @@ class Session:
         )
         receive = KeeperEvents(self).receive
         terms = (policy, keeper_client.grace_of(settings), settings.signal_numbers, receive)
-        if attempt.rendezvous is None:
+        if attempt.group is None:
             self.keeper = KeeperClient(*terms)
         else:
-            self.keeper, self.ranks = join_ranks(attempt.rendezvous, *terms)
-        is_alone_in_job = attempt.rendezvous is None and attempt.in_job
+            self.keeper, self.ranks = join_ranks(attempt.group, *terms)
+        is_alone_in_job = attempt.group is None and attempt.in_job
         if is_alone_in_job and self.keeper.has_keeper and not is_interactive():
             self.job = JobClient(self.keeper)  # a kernel and its server go on: no requeue
         words = self.keeper.words
@@ -174,7 +174,7 @@ class Session:
         stacks = attempt.layout.stacks(attempt.number, attempt.rank)
         numbers, wakeup = spec.settings.signal_numbers, self.keeper.wakeup
         self.guard = Guard(numbers, wakeup, stacks, in_job=attempt.in_job)
-        if attempt.rendezvous is not None:
+        if attempt.group is not None:
             self.guard.wait_for_others()
         if attempt.launcher is not None:
             self.guard.set_children_apart()
@@ -201,11 +201,11 @@ class Session:
             keep_last=spec.settings.keep_last,
             keep_best=spec.settings.keep_best,
             **start_facts(spec.settings),
-            **({} if attempt.rendezvous is None else {"ranks": attempt.size}),
+            **({} if attempt.group is None else {"ranks": attempt.size}),
         )
-        if attempt.rendezvous is not None and self.ranks is not None:
-            attempt.rendezvous.exchange("open", None)  # no rank trains before all can be stopped
-            attempt.rendezvous.stop_watching()
+        if attempt.group is not None and self.ranks is not None:
+            attempt.group.exchange("open", None)  # no rank trains before all can be stopped
+            attempt.group.stop_watching()
             prepare_ranks(spec.state, self.ranks)
         if found.by_hand and found.generators is not None:
             self.loops.restore_generators()  # no code of ours runs where the script's loop begins
@@ -430,8 +430,8 @@ class Session:
         self.loops.cursor.release()
         if self.observer is not None:
             self.observer.close()
-        if self.attempt.rendezvous is not None:
-            self.attempt.rendezvous.close()
+        if self.attempt.group is not None:
+            self.attempt.group.close()
         self.is_open = False
         note_closed(self.spec.folder)
 

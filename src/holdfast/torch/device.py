@@ -104,12 +104,7 @@ class Devices:
         return self._was_ahead and self._has_work()
 
     def begin(
-        self,
-        slot: int,
-        values: list[torch.Tensor],
-        *,
-        careful: bool,
-        shared: Sequence[Piece] = (),
+        self, slot: int, values: list[torch.Tensor], *, careful: bool, shared: Sequence[Piece] = ()
     ) -> _AllCopies:
         self._was_ahead = self._has_work()
         self.found_change = False
@@ -191,11 +186,7 @@ class _AllCopies:
 
 
 class _OneDevice:
-    def __init__(
-        self,
-        device: torch.device,
-        places: Sequence[tuple[TensorSpec, int]],
-    ) -> None:
+    def __init__(self, device: torch.device, places: Sequence[tuple[TensorSpec, int]]) -> None:
         self.device = device
         self._places = places
         self._stream = torch.cuda.Stream(device)
@@ -261,10 +252,7 @@ class _OneDevice:
         for stream in (busy[0], *self._others):
             stream.wait_event(timing.freed)
         pieces = [
-            (
-                home[at : at + size],
-                self._stage[span.staged + at - span.offset :][:size],
-            )
+            (home[at : at + size], self._stage[span.staged + at - span.offset :][:size])
             for span in self._spans
             for start, length, is_within in split(span.offset, span.size_bytes, shared)
             if not is_within

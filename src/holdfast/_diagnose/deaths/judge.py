@@ -14,12 +14,7 @@ from typing import TYPE_CHECKING
 
 from holdfast import _text
 from holdfast._diagnose.advice import hints_for
-from holdfast._diagnose.deaths.asked import (
-    judge_asked,
-    judge_decided,
-    judge_finished,
-    judge_slurm,
-)
+from holdfast._diagnose.deaths.asked import judge_asked, judge_decided, judge_finished, judge_slurm
 from holdfast._diagnose.deaths.hang import judge_hung, judge_hung_and_killed, judge_lost, tell_hang
 from holdfast._diagnose.deaths.memory import judge_kill, judge_lost_child
 from holdfast._diagnose.deaths.python import judge_python

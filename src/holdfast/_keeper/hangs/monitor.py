@@ -25,13 +25,7 @@ from holdfast._keeper import protocol
 from holdfast._keeper.hangs.judge import HangJudge
 from holdfast._keeper.hangs.record import file_hang, file_look, say_in_place_of, shorten, told_of
 from holdfast._keeper.storage import Storage
-from holdfast._keeper.trainer import (
-    Trainer,
-    TrainerConnection,
-    age_of,
-    is_stopped_or_traced,
-    state_of,
-)
+from holdfast._keeper.trainer import Trainer, TrainerLink, age_of, is_stopped_or_traced, state_of
 from holdfast._store.commit.write import Policy
 from holdfast._store.folder import journal
 from holdfast._store.folder.opened import tell_leader_of_hang
@@ -329,13 +323,13 @@ class HangMonitor:
     def __init__(
         self,
         policy: Policy,
-        connection: TrainerConnection,
+        link: TrainerLink,
         trainer: Trainer,
         storage: Storage,
         decider: Decider,
     ) -> None:
         self._policy = policy
-        self._connection = connection
+        self._link = link
         self._trainer = trainer
         self._storage = storage
         self._decider = decider
@@ -428,7 +422,7 @@ class HangMonitor:
     def _make_looker(self) -> Looker:
         from holdfast._environment.processes.inspect import Looker  # only in trouble
 
-        return Looker(self._connection.trainer_pid, fault_file=self._connection.stacks)
+        return Looker(self._link.trainer_pid, fault_file=self._link.stacks)
 
     # -- what the judge has done --------------------------------------------------------------
 

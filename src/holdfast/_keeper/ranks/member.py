@@ -334,9 +334,9 @@ class Departure:
     def on_death(self) -> None:
         keeper = self._keeper
         # Also after a goodbye: a pidfd stays readable, and the loop would spin.
-        if keeper.connection.pidfd is not None:
+        if keeper.link.pidfd is not None:
             with contextlib.suppress(KeyError, ValueError):
-                keeper.selector.unregister(keeper.connection.pidfd)
+                keeper.selector.unregister(keeper.link.pidfd)
         if self.is_trainer_gone:
             return
         self.is_trainer_gone, self._gone_at = True, time.monotonic()
@@ -538,7 +538,7 @@ class HubLink:
         self._member.on_hub_found()
 
     def _watch_hub(self, now: float) -> None:
-        """Without a connection, a hub whose heartbeat moves in the run folder is not gone."""
+        """Without a link, a hub whose heartbeat moves in the run folder is not gone."""
         if self._lost_since is None or now < self._watch_at:
             return
         self._watch_at = now + _WATCH_SECONDS

@@ -282,9 +282,7 @@ class SideBySide(Feed):
     def carry_over(self, goal: Position) -> Position:
         parts = [feed.carry_over(part) for feed, part in self._parts(goal)]
         return replace(
-            parts[0],
-            before=[part.before for part in parts],
-            passed=[part.passed for part in parts],
+            parts[0], before=[part.before for part in parts], passed=[part.passed for part in parts]
         )
 
     def _parts(self, goal: Position) -> list[tuple[Feed, Position]]:

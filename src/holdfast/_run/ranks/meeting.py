@@ -56,7 +56,7 @@ class KeyValueStore(Protocol):
     def get(self, keys: list[str]) -> list[bytes]: ...
 
 
-class Rendezvous:
+class RankGroup:
     """All ranks of the job, as one of them sees them while the run is opened."""
 
     is_one_host = False  # known once they have met
@@ -166,16 +166,16 @@ class Rendezvous:
 
 def come_together(
     world: World, layout: RunLayout, run_id: str, state: Mapping[str, Any], folder: Path
-) -> Rendezvous:
+) -> RankGroup:
     """Meet the other ranks that open this run now."""
     watch = LauncherWatch(folder)
     try:
-        rendezvous = Rendezvous(world, layout, folder, watch)
-        rendezvous.meet(run_id, state)
+        group = RankGroup(world, layout, folder, watch)
+        group.meet(run_id, state)
     except BaseException:
         watch.end()
         raise
-    return rendezvous
+    return group
 
 
 def _trees(state: Mapping[str, Any]) -> dict[str, str]:

@@ -29,7 +29,7 @@ from holdfast._text import say
 from holdfast._text import size as in_words
 
 if TYPE_CHECKING:
-    from holdfast._run.ranks.meeting import Rendezvous
+    from holdfast._run.ranks.meeting import RankGroup
     from holdfast._run.resume.start import Start
 
 _TURN_SECONDS = 5.0
@@ -119,17 +119,17 @@ class MirrorClient:
                 )
             time.sleep(_LOOK_SECONDS)  # until the deadline above
 
-    def fetch(self, start: Start, rendezvous: Rendezvous | None) -> None:
+    def fetch(self, start: Start, group: RankGroup | None) -> None:
         """Fetch the newest checkpoint of the mirror, if the folder has none."""
         if self._address is None:
             return
-        is_first = rendezvous is None or rendezvous.rank == 0
+        is_first = group is None or group.rank == 0
         with contextlib.closing(self._fetch(start, self._address)) as turns:
             while True:
                 state = next(turns, "over") if is_first else "over"
-                if rendezvous is not None:
+                if group is not None:
                     # Exchanged often, so that no rank waits too long for another.
-                    state = str(rendezvous.exchange("mirror", state)[0])
+                    state = str(group.exchange("mirror", state)[0])
                 if state == "over":
                     return
 

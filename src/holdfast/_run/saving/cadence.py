@@ -264,11 +264,7 @@ class Cadence:
 
 
 def begin_cadence(
-    settings: Settings,
-    policy: Policy,
-    step: int,
-    note: Callable[..., None],
-    words: Any,
+    settings: Settings, policy: Policy, step: int, note: Callable[..., None], words: Any
 ) -> Cadence:
     now = time.monotonic()
     meter = SlowdownMeter(lambda step: words[RING | step & RING_MASK] / 1e9)

@@ -54,12 +54,7 @@ class SlotMemory:
     """Gives the slots of one arena their memory, and takes it back."""
 
     def __init__(
-        self,
-        arena: Arena,
-        backing: Backing,
-        header: bytes,
-        usual: int,
-        say: Callable[[str], None],
+        self, arena: Arena, backing: Backing, header: bytes, usual: int, say: Callable[[str], None]
     ) -> None:
         self._arena = arena
         self._backing = backing

@@ -66,11 +66,7 @@ class Snapshots:
     ) -> None:
         self._has_peers = has_peers  # there are other ranks
         self._builder = ArenaBuilder(
-            (run_id, attempt, rank),
-            say,
-            folder=folder,
-            most_bytes=most_bytes,
-            has_peers=has_peers,
+            (run_id, attempt, rank), say, folder=folder, most_bytes=most_bytes, has_peers=has_peers
         )
         self._common = common  # the mark of the newest snapshot that all ranks hold
         self._announce = announce

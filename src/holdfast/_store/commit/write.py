@@ -28,12 +28,7 @@ from holdfast._store.commit.retention import Kept, remove_others
 from holdfast._store.commit.source import Source, threads_for
 from holdfast._store.commit.write_queue import Key, PublishOrder
 from holdfast._store.folder import journal
-from holdfast._store.folder.atomic import (
-    publish_folder,
-    remove_folder,
-    sync_folder,
-    sync_together,
-)
+from holdfast._store.folder.atomic import publish_folder, remove_folder, sync_folder, sync_together
 from holdfast._store.folder.attempts import read_json, read_origins
 from holdfast._store.folder.layout import MANIFEST, RunLayout, rank_file
 from holdfast._store.folder.lineage import is_void, set_aside_void, void_steps

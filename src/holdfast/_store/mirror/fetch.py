@@ -91,10 +91,7 @@ def fetch_newest(
 
 
 def _fetch(
-    index: MirrorIndex,
-    layout: RunLayout,
-    wanted: Kept,
-    progress: Callable[[int, int], None],
+    index: MirrorIndex, layout: RunLayout, wanted: Kept, progress: Callable[[int, int], None]
 ) -> Fetched:
     began = time.monotonic()
     name = wanted.path.name

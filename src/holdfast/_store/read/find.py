@@ -300,10 +300,7 @@ def _refuse_another_step(candidate: Candidate, head: dict[str, Any], where: str)
 
 
 def report_damage(
-    candidate: Candidate,
-    error: DamagedCheckpoint,
-    layout: RunLayout,
-    say: Callable[[str], None],
+    candidate: Candidate, error: DamagedCheckpoint, layout: RunLayout, say: Callable[[str], None]
 ) -> int:
     """Set a damaged checkpoint aside and report it; returns how many checkpoints that were."""
     if candidate.folder is None:
@@ -315,10 +312,6 @@ def report_damage(
         where = move_aside(candidate.folder, layout.set_aside)
     say(f"{error} It was set aside ({where}); looking for the one before.")
     journal.append(
-        layout.journal,
-        "set-aside",
-        name=candidate.folder.name,
-        where=str(where),
-        why=str(error),
+        layout.journal, "set-aside", name=candidate.folder.name, where=str(where), why=str(error)
     )
     return 1

@@ -174,10 +174,7 @@ def _refuse(given: Mapping[str, str], lead_seconds: int | None) -> None:
 
 
 def _defaults(
-    given: Mapping[str, str],
-    command: Sequence[str],
-    lead_seconds: int | None,
-    notes: list[str],
+    given: Mapping[str, str], command: Sequence[str], lead_seconds: int | None, notes: list[str]
 ) -> dict[str, str]:
     found: dict[str, str] = {}
     if "job-name" not in given:

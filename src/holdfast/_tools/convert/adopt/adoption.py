@@ -26,13 +26,7 @@ from holdfast._run.saving.direct import write_direct
 from holdfast._store.commit.write import Policy
 from holdfast._store.folder import journal
 from holdfast._store.folder.atomic import publish_folder, remove_folder, sync_folder
-from holdfast._store.folder.attempts import (
-    claim,
-    note_origin,
-    open_folder,
-    read_json,
-    write_json,
-)
+from holdfast._store.folder.attempts import claim, note_origin, open_folder, read_json, write_json
 from holdfast._store.folder.layout import RunLayout
 from holdfast._store.format.version import __version__
 from holdfast._text import say

@@ -240,10 +240,7 @@ class StateReader:
     """
 
     def __init__(
-        self,
-        observer: Observer,
-        is_leaf: Callable[[Any], bool],
-        is_closed: Callable[[Any], bool],
+        self, observer: Observer, is_leaf: Callable[[Any], bool], is_closed: Callable[[Any], bool]
     ) -> None:
         self._observer = observer
         self._is_leaf = is_leaf
