@@ -94,11 +94,8 @@ class Trainer:
     # -- its exit ---------------------------------------------------------------
 
     def order_to_leave(self, reason: str, status: int, step: int | None, **details: Any) -> None:
-        """Tell the trainer to exit; `step` is the newest durable step.
-
-        If a C call holds the GIL it cannot, and is killed after 5 s.
-        """
-        self.leave_status = status
+        """Tell the trainer to exit. If a C call holds the GIL it cannot: killed after 5 s."""
+        self.leave_status = status  # `step` is the newest durable one
         self.kill_after(_KILL_AFTER_SECONDS)
         if status == _errors.HUNG:
             details["asked"] = False  # the supervisor is to start it again

@@ -63,7 +63,7 @@ class Loops:
         self.total: int | None = None  # steps
         self.epochs_total: int | None = None
         self._steps_expected: int | None = None  # of all epochs, if their loops are alike
-        self.completes_step = True  # the batch at hand ends an optimizer step
+        self.completes_step = True  # the current batch ends an optimizer step
         self._made_at = -1  # the step number at the last optimizer step or run.update()
         self.left_at = -1  # the step at which the script has left a loop by itself
         self.finished_at = -1  # the step that is durable as the last one
@@ -121,7 +121,7 @@ class Loops:
         self._boundary.words[EPOCH] = course.epoch + 1
         top = course.note_top(capture_generators())
         if top is not None:
-            # The interrupted epoch runs again, and draws at its top what it drew before.
+            # The interrupted epoch is replayed, and draws the same numbers at its beginning.
             restore_generators(top)
             self._session.found.remember(self._session.spec.state)
 
@@ -266,7 +266,7 @@ class Loops:
         return leaves
 
     def note_update(self) -> None:
-        """Values were handed over: the step at hand counts if the loop ends within it."""
+        """Values were given: the current step counts if the loop ends within it."""
         self._made_at = self._boundary.step
 
     def note_optimizer(self, optimizer: Any) -> None:
@@ -414,7 +414,7 @@ class Loops:
             if self.running[-1].name == "run.epochs" and is_made:
                 self._pass_epoch_end()
             elif not self._pass_made_step() and feed is not None and feed.state() is not None:
-                return  # a loader that keeps its own position is behind the batch at hand
+                return  # a loader that keeps its own position is after the current batch
         if session.stops.stopped is None and session.ruling.over is None:
             self.left_at = step = self._boundary.step
             session.saver.rest_at(step, at_any_cost=len(self.running) == 1)
@@ -444,7 +444,7 @@ class Loops:
 
     @uninterruptible
     def _arrive(self) -> None:
-        """The stored position: everything is to be as it was stored."""
+        """At the stored position: restore the stored state."""
         session = self._session
         changed = session.found.put_back(session.spec.state)
         if changed:

@@ -245,11 +245,8 @@ class Dataset(ForTensorFlow):
 
     def open(self, number: int, used: int, seeds: Seeds) -> Any:
         stored, self._stored = self._stored, None
-        goal = (
-            Position(number, batches=used, state=stored, world=self._context.world)
-            if used
-            else None
-        )
+        world = self._context.world
+        goal = Position(number, batches=used, state=stored, world=world) if used else None
         self._feed.open(Lap(number, 0, goal=goal, state=None if used else stored), seeds)
         return self._feed._iterator
 

@@ -47,12 +47,9 @@ def _read(spec: TensorSpec, data: memoryview) -> Any:
         return bytes(data) if spec.dtype == "bytes" else bytearray(data)
     if spec.kind == "torch":
         on_cpu = replace(spec, device="")
-        # A borrowed tensor needs no second copy in memory, but loses its strides.
-        return (
-            ADAPTER.read_array(on_cpu, data)
-            if spec.strides is None
-            else ADAPTER.new_array(on_cpu, data)
-        )
+        # `read_array` makes no second copy in memory, but loses the strides.
+        make = ADAPTER.read_array if spec.strides is None else ADAPTER.new_array
+        return make(on_cpu, data)
     # An array of another framework: raw bytes if torch lacks its dtype.
     dtype = _TORCH_NAMES[spec.stored_as]
     found = ADAPTER.read_array(replace(spec, dtype=dtype, shape=spec.stored_shape), data)

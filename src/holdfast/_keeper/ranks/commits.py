@@ -88,7 +88,7 @@ class Commits:
             commit.asked.discard(rank)
 
     def save_common_at_end(self) -> None:
-        """Save the same at the end of training, in its turn."""
+        """Save the newest common snapshot at the end of training, after waiting writes."""
         if self.common is not None and not self.is_durable(self.common):
             self._want(self.common, "closed")
 

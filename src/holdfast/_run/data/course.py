@@ -1,9 +1,9 @@
 """The position in epochs and loops over data: arithmetic only.
 
-After a restart an epoch runs again from its top, with the script's own code before, between and
-after its loops. So a position counts laps: the loops over data in the order of the epoch. Laps
-before the position are skipped. The lap of the position goes on after the batches that were
-used, and there the state is put back as stored.
+After a restart the epoch is replayed from its beginning, with the script's own code before, between
+and after its loops. So a position counts laps: the loops over data in the order of the epoch. Laps
+before the position are skipped. The lap of the position continues after the used batches, and there
+the stored state is restored.
 
 With another number of ranks all batches differ. Then the rest of the lap is a part of its own, and
 its batches are counted from 0 again: `before` or `passed` say where in the lap it began.

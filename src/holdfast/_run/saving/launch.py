@@ -143,7 +143,7 @@ class KeeperLink:
         self.close()
 
     def close(self) -> None:
-        # The listening thread sees the end of the connection and ends too.
+        # The listening thread sees the end of the connection, and ends too.
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()

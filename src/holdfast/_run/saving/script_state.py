@@ -1,7 +1,4 @@
-"""State that cannot change in place (given by `run.update`).
-
-Warns if the script forgets to give it, or to register an optimizer.
-"""
+"""State given by `run.update`; warns of state or an optimizer that the script forgot to give."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Taken:
     sequence: int
     mark: int
     seconds: float  # the processor's part of the copy
-    device_seconds: float = 0.0  # for which it keeps a device from its work
+    device_seconds: float = 0.0  # of the device's time
     is_hidden: bool = False  # the device had work meanwhile, so `seconds` cost training nothing
     ended: float = 0.0  # when the processor's part was done, by time.perf_counter()
 

@@ -109,7 +109,7 @@ _GIVEN_UP = "a newer step is written in its place"
 
 
 class WorkQueue(Generic[Piece]):
-    """The chunks that are left of one work; the first error ends it and `finish` raises it."""
+    """The remaining chunks of one work; the first error ends it, and `finish` raises it."""
 
     def __init__(self, pieces: Iterable[Piece]) -> None:
         self._left = deque(pieces)
@@ -203,7 +203,7 @@ class CommitThreads:
             self._timer.start()
 
     def put_to(self, work: WorkQueue[Any], threads: int) -> None:
-        """Start so many threads for a work."""
+        """Start threads that do this work."""
         with self._guard:
             if self._is_given_up:
                 raise Superseded(_GIVEN_UP)

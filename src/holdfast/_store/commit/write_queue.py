@@ -40,7 +40,7 @@ class Urgency(enum.IntEnum):
 
 
 class Write(Protocol):
-    """A state that is to become a checkpoint."""
+    """A state that will become a checkpoint."""
 
     @property
     def key(self) -> Key: ...

@@ -182,10 +182,7 @@ def _refuse_link(folder: Path) -> None:
 
 
 def discard_folder(path: Path) -> None:
-    """Remove a folder.
-
-    It is renamed first, so that a partly removed folder is never taken for a complete one.
-    """
+    """Remove a folder; renamed first, so that a part of it is never taken for a complete one."""
     _refuse_link(path)
     fault_point("before-removal")
     doomed = path.with_name(f".removing-{path.name}")

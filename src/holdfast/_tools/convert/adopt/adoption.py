@@ -93,13 +93,7 @@ def _make_run(folder: Path, prepared: Prepared, wanted: Adoption) -> None:
     attempt = claim(layout, folder, say)
     note_origin(layout, attempt, None)
     policy = Policy(
-        layout=layout,
-        run_id=run_id,
-        attempt=attempt,
-        line={attempt: None},
-        keep_last=1,
-        best=None,
-        version=__version__,
+        layout, run_id, attempt, line={attempt: None}, keep_last=1, best=None, version=__version__
     )
     step, source = prepared.step, prepared.source
     adopted = {"from": source, "fresh": list(wanted.fresh), "kind": prepared.kind}
