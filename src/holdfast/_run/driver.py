@@ -84,7 +84,7 @@ class LoopDriver:
         self._session.loops.reach(is_passed_over=True)
 
     def set_completes_step(self, completes: bool) -> None:
-        """Say whether the batch at hand completes an optimizer step."""
+        """Say whether the current batch completes an optimizer step."""
         self._session.loops.set_completes_step(completes)
 
     def show_batch(self, batch: Any) -> None:
@@ -101,7 +101,7 @@ class LoopDriver:
         self._session.boundary.words[EPOCHS] = 0
 
     def expect_phase(self) -> None:
-        """A phase follows the step at hand: have its boundary in memory."""
+        """A phase follows the current step: have its boundary in memory."""
         self._session.phases.expect(self._run.step + 1)
         self._session.boundary.set_next_due_step()
 
