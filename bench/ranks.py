@@ -322,7 +322,7 @@ def measure_decisions(size: int, rounds: int) -> tuple[list[float], list[float]]
         fork(lambda share=share: run_members(share, size - 1, post.port, mail, rounds))
         for share in shares
     ]
-    while not all(seat.is_here for seat in hub.state.seats.values()):
+    while not all(entry.is_here for entry in hub.state.entries.values()):
         loop.turn()
     post.send(size - 1, "begin")
     while len(heard_here) < rounds or post.unacknowledged():

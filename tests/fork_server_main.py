@@ -37,7 +37,7 @@ _OF_TORCH = (
     *("multiprocessing.popen_spawn_posix", "multiprocessing.queues", "numpy.ma", "torch._dynamo"),
     *("torch.utils.data", "torch.nn.parallel.distributed", "torch.distributed.tensor"),
     *(
-        "holdfast._run.data.feeds",
+        "holdfast._run.data.session_feeds",
         "holdfast._tools.prove.witness.torch_watch",
         "holdfast.torch.adapter",
         "holdfast.torch.group",

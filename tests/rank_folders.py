@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast._adapters.registry import adapter_of
 from holdfast._state.capture import Captured, capture, capture_generators
-from holdfast._store.commit.chunks import Labour
+from holdfast._store.commit.chunks import CommitThreads
 from holdfast._store.commit.source import Ranges, Source
 from holdfast._store.commit.write import (
     Policy,
@@ -17,7 +17,7 @@ from holdfast._store.commit.write import (
     close_checkpoint,
     write_part,
 )
-from holdfast._store.commit.write_queue import Turns
+from holdfast._store.commit.write_queue import PublishOrder
 from holdfast._store.folder.attempts import claim, note_origin, open_folder
 from holdfast._store.format.image import encode_scalars, plan_image
 
@@ -41,8 +41,8 @@ def make_run(folder: Path, ranks: Sequence[Captured | dict[str, Any]], step: int
         views += [adapter_of(s.kind).bytes_of(values[s.name]) for s, _ in plan.in_file_order()]
         views.append(memoryview(scalars.ljust(plan.scalars.size_bytes)))
         source = Source(views, Ranges.of(plan.extents()))
-        files.append(write_part(partial, rank, source, Labour(is_background=False)))
-    close_checkpoint(policy, kept, partial, files, Turns())
+        files.append(write_part(partial, rank, source, CommitThreads(is_background=False)))
+    close_checkpoint(policy, kept, partial, files, PublishOrder())
     layout.exit(attempt).write_text('{"status": 0, "how": "closed"}')
     return folder
 

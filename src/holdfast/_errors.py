@@ -33,24 +33,25 @@ import threading
 from pathlib import Path
 from typing import Any
 
-# -- Exit statuses: the one table ------------------------------------------------------------------
+# -- Exit statuses: only texts for users repeat these numbers --------------------------------------
 
 
 FINISHED = 0
 BAD = 65  # a rule called the training bad
 NOT_DURABLE = 74  # asked to stop, and the disk would not take the state
-IDLE = 76  # came back again and again without a step: a person must look
 REQUEUE = 75  # interrupted: its starter should start it again
-PERSON = 130  # Ctrl-C, `holdfast stop`, run.stop()
+IDLE = 76  # started several times without completing a step: a person must look
 HUNG = 77  # no step for too long: its supervisor starts it again
-TERMINATED = 143
 HUNG_UP = 129  # SIGHUP: the terminal was closed, or the connection was lost
+PERSON = 130  # Ctrl-C, `holdfast stop`, run.stop()
+TERMINATED = 143
 
-ASKED = (PERSON, TERMINATED, HUNG_UP, REQUEUE)  # to leave, and it will go on
+ASKED = (PERSON, TERMINATED, HUNG_UP, REQUEUE)  # asked to stop; the run can continue
+RESTARTED = (REQUEUE, HUNG)  # the run is started again without a person
 
 
-def of_signal(number: int) -> int:
-    """The status with which a run leaves that this signal asked to stop."""
+def status_of_signal(number: int) -> int:
+    """The exit status of a run that this signal asked to stop."""
     if number == signal.SIGTERM:
         return TERMINATED
     name = signal.Signals(number).name

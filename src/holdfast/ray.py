@@ -18,7 +18,7 @@ from typing import Any
 
 from holdfast import _errors
 from holdfast._errors import HoldfastError, Stopped, missing_framework
-from holdfast._run.exit.leaving import goes_on
+from holdfast._run.exit.leaving import cancel_exit
 from holdfast._run.signals.handlers import set_host
 
 if importlib.util.find_spec("ray") is None:
@@ -26,7 +26,6 @@ if importlib.util.find_spec("ray") is None:
 
 __all__ = ["fit"]
 
-_AGAIN = (_errors.REQUEUE, _errors.HUNG)
 # A worker that Ray ends kills its children first. The keeper is one, and has still to write what
 # the worker held in memory. Others are in the worker's group of processes, which Ray kills anyway.
 _SPARE_CHILDREN = {"RAY_kill_child_processes_on_worker_exit": "0"}
@@ -64,10 +63,10 @@ def led(loop: Callable[..., Any], folder: str) -> Callable[..., Any]:
         try:
             return loop(*config)
         except Stopped as stopped:
-            if stopped.status in _AGAIN:
+            if stopped.status in _errors.RESTARTED:
                 raise
             if is_in_thread:
-                goes_on()  # the worker ends when Ray wants it to
+                cancel_exit()  # the worker ends when Ray wants it to
             return stopped
         finally:
             set_host(None)

@@ -18,10 +18,10 @@ from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
-from holdfast._run import session
+from holdfast._run.data import session_feeds
 from holdfast._run.data.course import Course, Lap, Position
 from holdfast._run.data.feed import begin_fresh
-from holdfast._run.data.feeds import Feeds
+from holdfast._run.data.session_feeds import Feeds
 from tests.data.kinds import FORK
 from tests.data.lives_here import train
 from tests.data.sources import Samples
@@ -385,8 +385,8 @@ def _train_ranks(folder, monkeypatch, lives: list[tuple[int, int | None]]) -> di
         for rank in range(world):
             course = functools.partial(_course_of, world)
             feeds = functools.partial(_feeds_of, rank, world)
-            monkeypatch.setattr(session, "Course", course)
-            monkeypatch.setattr(session, "Feeds", feeds)
+            monkeypatch.setattr(session_feeds, "Course", course)
+            monkeypatch.setattr(session_feeds, "Feeds", feeds)
             for seed in (random.seed, np.random.seed, torch.manual_seed):
                 seed(rank)
             loader = make(rank, world)

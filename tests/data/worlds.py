@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from holdfast._run.data.course import Course, Lap, Position, completes_step, expect_steps
 from holdfast._run.data.feed import Feed, begin_fresh, begin_in_the_middle
-from holdfast._run.data.feeds import Feeds
+from holdfast._run.data.session_feeds import Feeds
 from holdfast._state.capture import capture
 
 Make = Callable[[int, int], Any]  # from rank and world, the loader or several

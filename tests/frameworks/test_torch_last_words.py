@@ -12,7 +12,7 @@ import pytest
 
 from holdfast._run.exit import leaving
 from holdfast._run.exit.leaving import (
-    Scene,
+    ErrorContext,
     frames_of,
     look_for_graphs,
     record_exception,
@@ -52,7 +52,7 @@ def seen(tmp_path):
     layout.attempt(1).mkdir(parents=True)
 
     def look(work, **scene):
-        return record_exception(caught(work), Scene(layout, 1, **scene))
+        return record_exception(caught(work), ErrorContext(layout, 1, **scene))
 
     return look
 
@@ -228,7 +228,7 @@ def test_graphs_are_looked_for_while_the_training_runs(tmp_path, capsys):
     thread = threading.Thread(target=train)
     thread.start()
     assert grown.wait(30)
-    look_for_graphs(Scene(layout, 1, steps=50), thread.ident)
+    look_for_graphs(ErrorContext(layout, 1, steps=50), thread.ident)
     found = wait_until(lambda: read_json(layout.error(1)).get("graphs"), what="the record")
     over.set()
     thread.join()
@@ -254,7 +254,7 @@ def look_at_losses(layout, *, are_freed):
     thread = threading.Thread(target=train)
     thread.start()
     assert grown.wait(30)
-    leaving._find_suspects(Scene(layout, 1, steps=50), thread.ident)
+    leaving._find_suspects(ErrorContext(layout, 1, steps=50), thread.ident)
     over.set()
     thread.join()
 

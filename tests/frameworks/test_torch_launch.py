@@ -22,7 +22,12 @@ torch = pytest.importorskip("torch", reason="pip install torch")
 
 import holdfast.torch
 from holdfast._run.ranks import address
-from holdfast._run.ranks.address import AddressPatience, Endpoint, call_the_roll, describe_caller
+from holdfast._run.ranks.address import (
+    AddressPatience,
+    Endpoint,
+    describe_caller,
+    wait_for_all_ranks,
+)
 
 SCRIPT = Path(__file__).with_name("launched_ranks.py")
 Start = Callable[..., Forked]
@@ -168,7 +173,7 @@ def test_ranks_that_wait_in_vain_hear_of_two_with_one_rank():
     def call(rank: int) -> str:
         now = {name: str(value) for name, value in place(rank, 3, 1).items()}
         with pytest.raises(holdfast.RanksError) as error:
-            call_the_roll(store, now, endpoint, AddressPatience(0.1, print))
+            wait_for_all_ranks(store, now, endpoint, AddressPatience(0.1, print))
         return str(error.value)
 
     other = {"process": "pid 7 on node7", "command": "train.py"}

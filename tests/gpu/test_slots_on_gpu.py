@@ -78,7 +78,7 @@ def test_a_third_slot_is_registered_used_and_given_back(tmp_path, monkeypatch):
         before = saver.newest.step
         while saver.newest.step < before + 5:
             train(state, run)
-        taker.settle(written.sequence)
+        taker.release_slot(written.sequence)
         while used_bytes(arena.descriptor) > 2.1 * STATE_BYTES:
             train(state, run)
         wait_until(lambda: not taker.is_building)

@@ -59,7 +59,7 @@ def main() -> None:
     for step in (4, 5, 6):
         take(step)
     wait_for_slots(3)
-    taker.settle(written.sequence)
+    taker.release_slot(written.sequence)
     take(7)
     wait_for_slots(2)
     for step in (8, 9):

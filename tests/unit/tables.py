@@ -58,7 +58,7 @@ class Shelf:
     def preemption_seconds(self) -> float | None:
         return self.preemption
 
-    def settle(self, wish: RankRequest, then: Callable[[RankRequest], None]) -> None:
+    def resolve_stop(self, wish: RankRequest, then: Callable[[RankRequest], None]) -> None:
         self.asked.append(lambda why, status: then(replace(wish, reason=why, status=status)))
 
     def requeue(self, step: int | None, then: Callable[[str, int], None]) -> None:

@@ -38,11 +38,22 @@ def test_what_a_method_needs_has_no_default_and_exists():
     assert {*_NEEDS, *(name for names in _NEEDS.values() for name in names)} <= known.keys()
 
 
-def test_an_adapter_without_methods_has_nothing():
-    class Empty(Adapter):
-        kind = "empty"
+@pytest.mark.parametrize(
+    ("given", "fault"), [({}, "has no kind"), ({"kind": "half"}, "lacks is_array")]
+)
+def test_an_adapter_without_a_kind_or_arrays_is_refused(given, fault):
+    with pytest.raises(TypeError, match=f"Half {fault}"):
+        type("Half", (Adapter,), given)
 
-    empty = Empty()
+
+def test_an_adapter_may_inherit_its_arrays_or_use_those_of_another():
+    derived = type("Derived", (type(adapter_of("bytes")),), {})
+    assert derived.kind == "bytes"
+    type("Other", (Adapter,), {"kind": "other", "has_own_arrays": False})
+
+
+def test_an_adapter_without_methods_has_nothing():
+    empty = Adapter()
     assert not empty.is_array(1)
     assert not empty.objects.is_object(1)
     assert not empty.is_node(1)

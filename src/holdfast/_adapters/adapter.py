@@ -2,7 +2,8 @@
 
 Each framework has one object of a class derived from `Adapter`, and `registry.py` finds it. It
 answers for arrays and other values; its `objects` and its `generators` answer for those. An adapter
-that is not complete is refused where its class is defined.
+that is not complete is refused where its class is defined. The key in `registry.py`, the name under
+which the framework is imported and `Adapter.kind` are the same word.
 Standard library only: this module is loaded where there is no framework at all.
 """
 
@@ -24,7 +25,10 @@ Places = Sequence[tuple[TensorSpec, int]]  # tensors, and where each begins in a
 
 # A method that an adapter overrides, and those that it must override with it: they have no default.
 _NEEDS = {
-    "is_array": ("alias_key", "spec", "item_bytes", "bytes_of", "own", "destinations", "copy_all"),
+    "is_array": (
+        *("alias_key", "spec", "item_bytes", "bytes_of"),
+        *("new_array", "destinations", "copy_all"),
+    ),
     "exact_types": ("placement_guard", "receiving"),
     "copies_by_itself": ("device_copies",),
     "is_sharded": ("check_sharded", "sharding"),
@@ -70,7 +74,7 @@ class Objects(_Part):
         raise NotImplementedError
 
     def object_parts(self, value: object) -> dict[str, Any] | None:
-        """The parts of an object whose state is theirs, each loaded by itself; else None."""
+        """The parts by name, if the object's state is exactly their states; otherwise None."""
         return None
 
     def refuse(self, value: object) -> str | None:
@@ -158,10 +162,18 @@ class Adapter(_Part):
     """What one framework can do; arguments of type Any are values of that framework."""
 
     kind = ""  # of its tensors, as checkpoints name it
+    has_own_arrays = True  # False if its arrays are those of another adapter
     objects = Objects()
     generators = Generators()
     exact_types: tuple[type, ...] = ()  # objects of these very classes are plain tensors
     arrays_are_values = False  # True if an array never changes: a step makes new ones
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if not cls.kind:
+            raise TypeError(f"{cls.__name__} has no kind")
+        if cls.has_own_arrays and cls.is_array is Adapter.is_array:
+            raise TypeError(f"{cls.__name__} lacks is_array")
 
     # -- Arrays: described and read -------------------------------------------------
 
@@ -223,11 +235,11 @@ class Adapter(_Part):
 
     # -- Arrays: restored -----------------------------------------------------------
 
-    def borrow(self, spec: TensorSpec, data: memoryview) -> Any:
+    def read_array(self, spec: TensorSpec, data: memoryview) -> Any:
         """An array to copy from; it may share the memory of `data`."""
-        return self.own(spec, data)
+        return self.new_array(spec, data)
 
-    def own(self, spec: TensorSpec, data: memoryview) -> Any:
+    def new_array(self, spec: TensorSpec, data: memoryview) -> Any:
         """A new array with the stored values, where it was if that place exists."""
         raise NotImplementedError
 

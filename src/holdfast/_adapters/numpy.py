@@ -120,11 +120,11 @@ class NumpyAdapter(Adapter):
     def bytes_of(self, value: Any) -> memoryview:
         return as_bytes(value)
 
-    def borrow(self, spec: TensorSpec, data: memoryview) -> Any:
+    def read_array(self, spec: TensorSpec, data: memoryview) -> Any:
         array = view(data, spec)
         return array[()] if spec.dtype.startswith("scalar ") else array
 
-    def own(self, spec: TensorSpec, data: memoryview) -> Any:
+    def new_array(self, spec: TensorSpec, data: memoryview) -> Any:
         array = view(data, spec)
         if spec.dtype.startswith("scalar "):
             return array[()]

@@ -158,10 +158,10 @@ class PlainAdapter(Adapter):
     def bytes_of(self, value: bytes | bytearray) -> memoryview:
         return memoryview(value)
 
-    def borrow(self, spec: TensorSpec, data: memoryview) -> bytes:  # noqa: ARG002
+    def read_array(self, spec: TensorSpec, data: memoryview) -> bytes:  # noqa: ARG002
         return bytes(data)
 
-    def own(self, spec: TensorSpec, data: memoryview) -> bytes | bytearray:
+    def new_array(self, spec: TensorSpec, data: memoryview) -> bytes | bytearray:
         return bytes(data) if spec.dtype == "bytes" else bytearray(data)
 
     def load_in_place(self, live: object, spec: TensorSpec, data: memoryview) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from holdfast._keeper.decider import Alone
 from holdfast._keeper.keeper import Keeper
 from holdfast._keeper.protocol import KeeperConfig, RankConfig
-from holdfast._keeper.trainer import Ends
+from holdfast._keeper.trainer import TrainerLink
 from holdfast._store.memory.control import ControlPage
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ def main(config_text: str) -> None:
     os.chdir("/")
     for descriptor in config.descriptors():
         os.set_inheritable(descriptor, False)
-    ends = Ends(
-        link=socket.socket(fileno=config.link),
+    link = TrainerLink(
+        messages=socket.socket(fileno=config.link),
         signals=config.signals,
         control=ControlPage(config.control),
         pidfd=config.pidfd,
@@ -36,4 +36,4 @@ def main(config_text: str) -> None:
         from holdfast._keeper.ranks.member import Member  # only where there are several
 
         decider = Member(RankConfig(**config.ranks))
-    Keeper(config, ends, decider).run()
+    Keeper(config, link, decider).run()

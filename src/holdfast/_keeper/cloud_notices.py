@@ -93,12 +93,12 @@ def open_watch(wish: str, host: str, address: str = "") -> NoticeWatch | None:
     return NoticeWatch(sources[cloud](Metadata(address or ADDRESS), host))
 
 
-# A run that left hours before the end would be started again on this very machine, and leave again.
-# AWS and Google announce the end later than this, so for them it means now.
+# A run that left hours before the end would be started again on the same machine, and leave again.
+# AWS and Google give a shorter notice than this, so there the run stops immediately.
 LEAD_SECONDS = 150.0
 
 
-class Noticed:
+class NoticeReactions:
     """The notices that one keeper knows."""
 
     def __init__(self, watch: NoticeWatch, decider: Decider, needed: Callable[[], float]) -> None:

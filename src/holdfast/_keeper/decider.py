@@ -83,8 +83,6 @@ _PHASE_SECONDS = 3.0  # for a phase to react to a stop: a long call in C does no
 # Names of timers.
 _INSURE = "insure"  # when the newest slot must be on its way to disk
 _PHASE_END = "phase end"
-# After these statuses the run is started again.
-_COMES_BACK = (_errors.REQUEUE, _errors.HUNG)
 # Statuses of a trainer that left without a message, as subprocess gives them: it was done, or
 # asked to end.
 _WANTED_ENDS = (
@@ -143,7 +141,7 @@ class Alone:
     def on_leaving(self) -> None:
         self._timers.cancel(_INSURE)
         self._timers.cancel(_PHASE_END)
-        if self._storage.keeps_memory and self._trainer.leave_status in _COMES_BACK:
+        if self._storage.keeps_memory and self._trainer.leave_status in _errors.RESTARTED:
             # The next attempt may begin before this process has ended: exit.json is there.
             self._storage.writer.wait_idle()
             self._keeper.end_series()
@@ -221,7 +219,7 @@ class Alone:
             stop = stop_from_file(details)
             self._storage.hasten()
             if details.get("now"):
-                self._leave_now(f"stop --now: {stop.reason}", 130)
+                self._leave_now(f"stop --now: {stop.reason}", _errors.PERSON)
                 return
             self.stop = stop  # of a person: a later warning does not undo it
             if self._trainer.rests:
@@ -317,15 +315,15 @@ class Alone:
             return
         number = self.stop.number if self.stop is not None else 0
 
-        def settle_and_send() -> None:
-            why, found = job.settle(reason, status, number)
+        def resolve_and_send() -> None:
+            why, found = job.resolve_stop(reason, status, number)
             said = {}
             if found == _errors.REQUEUE:
                 requeued = job.requeue(storage.durable_step)
                 found, said = requeued.status, {"said": requeued.said}
             trainer.order_to_leave(why, found, storage.durable_step, **said)
 
-        in_background(settle_and_send)
+        in_background(resolve_and_send)
 
     # -- saves ------------------------------------------------------------------
 
@@ -394,5 +392,5 @@ def _comes_back(trainer: Trainer, stop: StopRequest | None, death: PostMortem) -
     if status is None and stop is not None:
         status = stop.status
     if status is not None:
-        return status in _COMES_BACK
+        return status in _errors.RESTARTED
     return death.status not in _WANTED_ENDS

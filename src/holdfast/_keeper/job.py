@@ -155,7 +155,7 @@ class JobWatch:
 
     # -- the end ------------------------------------------------------------------------
 
-    def settle(self, reason: str, status: int, number: int) -> tuple[str, int]:
+    def resolve_stop(self, reason: str, status: int, number: int) -> tuple[str, int]:
         """The reason and status of a stop; asks SLURM about a SIGTERM."""
         if number != signal.SIGTERM:
             return reason, status

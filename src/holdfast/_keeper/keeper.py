@@ -1,8 +1,8 @@
 """The keeper's loop: receives what the trainer sends, its signals and its death.
 
 It lives as long as the trainer's run. It learns of the death from a pidfd: the end of a pipe would
-not come while a data-loader worker holds a copy of the other end. What is done about an event, its
-decider says; see `decider.py`.
+not come while a data-loader worker holds a copy of the other end. The decider chooses the reaction
+to each event; see `decider.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from holdfast import _errors
 from holdfast._environment import variables
 from holdfast._environment.processes.identity import host_name, of_process
 from holdfast._keeper import protocol
-from holdfast._keeper.cloud_notices import Noticed, open_watch
+from holdfast._keeper.cloud_notices import NoticeReactions, open_watch
 from holdfast._keeper.hangs.monitor import HangMonitor
 from holdfast._keeper.memory_alarm import MemoryWatch
 from holdfast._keeper.series import SeriesWriter
@@ -28,7 +28,7 @@ from holdfast._keeper.start_facts import complete_start
 from holdfast._keeper.storage import HeldArena, Storage
 from holdfast._keeper.time_limit import TimeLimit, in_background
 from holdfast._keeper.timers import Timers
-from holdfast._keeper.trainer import Ends, PostMortem, SignalReader, Trainer, age_of
+from holdfast._keeper.trainer import PostMortem, SignalReader, Trainer, TrainerLink, age_of
 from holdfast._store.commit.write import is_replaced
 from holdfast._store.folder import journal
 from holdfast._store.folder.attempts import BEAT_SECONDS, write_json
@@ -51,9 +51,9 @@ _BEATS = 64  # at least _RECENT_SECONDS / BEAT_SECONDS
 class Keeper:
     """One keeper, for one attempt of one run."""
 
-    def __init__(self, config: protocol.KeeperConfig, ends: Ends, decider: Decider) -> None:
+    def __init__(self, config: protocol.KeeperConfig, link: TrainerLink, decider: Decider) -> None:
         self.policy = policy = config.policy
-        self.ends = ends
+        self.link = link
         self.journal = functools.partial(
             journal.append, policy.layout.journal, attempt=policy.attempt
         )
@@ -62,22 +62,22 @@ class Keeper:
         self.decider = decider
         self.storage = Storage(policy, decider.on_written, decider.on_closed)
         self.trainer = Trainer(
-            ends,
+            link,
             self.timers,
             self.journal,
             is_paused=lambda: self.hangs.is_paused,
             gone=self._trainer_counts_as_dead,
         )
-        self.signals = SignalReader(ends.signals, config.numbers, self.trainer.words)
+        self.signals = SignalReader(link.signals, config.numbers, self.trainer.words)
         grace = config.grace_seconds
         self.time_limit = TimeLimit(
             _open_job(config), grace, self.trainer, self.storage, self.journal
         )
-        self.memory = MemoryWatch(ends.trainer_pid, ends.counters)
-        self.hangs = HangMonitor(policy, ends, self.trainer, self.storage, decider)
+        self.memory = MemoryWatch(link.trainer_pid, link.counters)
+        self.hangs = HangMonitor(policy, link, self.trainer, self.storage, decider)
         self.identity = asdict(of_process())
         self._series = SeriesWriter(policy.layout.series(policy.attempt), self.trainer.words)
-        self._notices: Noticed | None = None  # on a machine of a cloud
+        self._notices: NoticeReactions | None = None  # on a machine of a cloud
         self._mirror: Mirror | None = None
         self._change = Change()
         self._beats = 0
@@ -86,10 +86,10 @@ class Keeper:
 
     def run(self) -> None:
         self.selector.register(self.timers, selectors.EVENT_READ, self.timers.drain)
-        self.selector.register(self.ends.link, selectors.EVENT_READ, self._receive)
-        self.selector.register(self.ends.signals, selectors.EVENT_READ, self._receive_signals)
-        if self.ends.pidfd is not None:
-            self.selector.register(self.ends.pidfd, selectors.EVENT_READ, self.decider.on_death)
+        self.selector.register(self.link.messages, selectors.EVENT_READ, self._receive)
+        self.selector.register(self.link.signals, selectors.EVENT_READ, self._receive_signals)
+        if self.link.pidfd is not None:
+            self.selector.register(self.link.pidfd, selectors.EVENT_READ, self.decider.on_death)
         if self.policy.mirror is not None and self.policy.rank == 0:  # it copies for all ranks
             from holdfast._store.mirror.child import Mirror  # slow to import
 
@@ -110,7 +110,7 @@ class Keeper:
             wait = min(self.timers.next_at(), next_tick) - time.monotonic()
             for key, _ in self.selector.select(max(0.0, wait)):
                 key.data()
-            if self.ends.pidfd is None and os.getppid() != self.ends.trainer_pid:
+            if self.link.pidfd is None and os.getppid() != self.link.trainer_pid:
                 self.decider.on_death()
         self.timers.close()
         if self._mirror is not None:
@@ -128,7 +128,7 @@ class Keeper:
             self.policy.notices, host_name(), variables.text("HOLDFAST_NOTICES_ADDRESS")
         )
         if watch is not None:
-            self._notices = Noticed(watch, self.decider, self.time_limit.needed_seconds)
+            self._notices = NoticeReactions(watch, self.decider, self.time_limit.needed_seconds)
 
     # -- by the clock -----------------------------------------------------------
 
@@ -175,17 +175,17 @@ class Keeper:
                 if not self.time_limit.is_requeued():
                     self.decider.on_signal(arrival)
         except EOFError:  # closed, while the trainer lives on: no signal comes any more
-            self.selector.unregister(self.ends.signals)
+            self.selector.unregister(self.link.signals)
 
     def _receive(self) -> None:
         try:
-            received = protocol.receive(self.ends.link, waits=False)
+            received = protocol.receive(self.link.messages, waits=False)
         except BlockingIOError:
             return  # `receive_pending` has taken it, after the same select
         if received is None:
             # The trainer's end is closed: it has died, as the pidfd will report, or has
             # become another program by exec, which says no goodbye either.
-            self.selector.unregister(self.ends.link)
+            self.selector.unregister(self.link.messages)
             self.trainer.is_gone_without_goodbye()
             return
         data, descriptors = received
@@ -194,14 +194,14 @@ class Keeper:
     def receive_pending(self) -> None:
         """Receive all that the trainer has sent: a keeper that starts late knows no arena yet."""
         for _ in range(_MOST_PENDING):
-            if not any(key.fileobj is self.ends.link for key, _ in self.selector.select(0)):
+            if not any(key.fileobj is self.link.messages for key, _ in self.selector.select(0)):
                 return
             self._receive()
 
     def receive_rest(self) -> None:
         """What a trainer had sent before it died, as far as it still counts."""
         with contextlib.suppress(BlockingIOError):
-            while (received := protocol.receive(self.ends.link, waits=False)) is not None:
+            while (received := protocol.receive(self.link.messages, waits=False)) is not None:
                 data, descriptors = received
                 message = protocol.FromTrainer.from_json(data)
                 if isinstance(message, protocol.ArenaOpened):
@@ -241,7 +241,7 @@ class Keeper:
                 storage.hasten()
                 storage.writer.drop_waiting()
             case protocol.SettleStop():
-                self._settle_stop(message)
+                self._resolve_stop(message)
             case protocol.TrainerLeaves():
                 self.trainer.leaves(message.status, message.seconds)
                 self.decider.on_leaving()
@@ -250,22 +250,22 @@ class Keeper:
             case protocol.FromTrainer():
                 self.decider.on_message(message)
 
-    def _settle_stop(self, stop: protocol.SettleStop) -> None:
+    def _resolve_stop(self, stop: protocol.SettleStop) -> None:
         """The trainer has stopped, durably: say why that was, and have the job come back."""
         job, send = self.time_limit.job, self.trainer.send
         if job is None:
             send(protocol.StopSettled(reason=stop.reason, status=stop.status))
             return
 
-        def settle() -> None:
-            reason, status = job.settle(stop.reason, stop.status, stop.signal)
+        def resolve() -> None:
+            reason, status = job.resolve_stop(stop.reason, stop.status, stop.signal)
             # First this: once the job is requeued, little is left of its log.
             send(protocol.StopSettled(reason=reason, status=status))
             if status == _errors.REQUEUE:
                 found = job.requeue(stop.step)
                 send(protocol.JobRequeued(said=found.said, status=found.status))
 
-        in_background(settle)
+        in_background(resolve)
 
     # -- its death --------------------------------------------------------------
 
@@ -277,7 +277,7 @@ class Keeper:
     def examine_death(self) -> PostMortem:
         """Record what can be observed of a death now, before anything that takes time."""
         self.stop_watching_memory()
-        death = PostMortem(self.policy, self.ends, self.memory, self.signals.recent)
+        death = PostMortem(self.policy, self.link, self.memory, self.signals.recent)
         death.note(
             step=self.trainer.step,
             durable_step=self.storage.durable_step,

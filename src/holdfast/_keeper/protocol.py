@@ -159,7 +159,7 @@ class StepsInvalid(FromTrainer, ToHub, kind="void"):
 
 
 class RequestForAll(FromTrainer, ToHub, kind="wish"):
-    wish: dict[str, Any]  # the fields of `ranks.state.Wish`
+    wish: dict[str, Any]  # the fields of `ranks.state.RankRequest`
     mark: int | None = None
     now: bool = False
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from holdfast._errors import SaveFailed
 from holdfast._keeper.writer import CheckpointWriter, Closing, WriteJob, WriteOutcome
-from holdfast._store.commit.chunks import QUIET
+from holdfast._store.commit.chunks import PRIORITY
 from holdfast._store.commit.source import Hashing, KnownDigests, Ranges, Source
 from holdfast._store.commit.write import Policy, is_replaced
 from holdfast._store.format.checksum import digest
@@ -226,7 +226,7 @@ class Holdings:
         """Hash the newest slot: without checksums the next start does not trust it."""
         found = self.newest()
         if found is not None and found[0].pin(found[1]):
-            with QUIET.hurry():
+            with PRIORITY.hurry():
                 found[0].digests(found[1])
             found[0].unpin(found[1].slot)
 
@@ -287,7 +287,7 @@ class Hasher:
                 self._wanted = None
             if held.pin(record):
                 try:
-                    with QUIET.background():
+                    with PRIORITY.background():
                         held.hash_until_wanted(record)
                 except (ValueError, OSError, RuntimeError, SaveFailed) as error:
                     print(f"step {record.step} could not be hashed: {error}", flush=True)
@@ -324,7 +324,7 @@ class Storage:
         """The run is about to end: nothing in this process gives way to the trainer any more."""
         if not self._is_urgent:
             self._is_urgent = True
-            QUIET.end()
+            PRIORITY.end()
             self.hasher.rest()
             self.writer.hurry()
 
@@ -447,6 +447,8 @@ class Storage:
     # -- how long it takes ------------------------------------------------------
 
     def record_save(self, seconds: float) -> None:
+        # A limit on the speed of background writes would make this longer, and with it the time
+        # that `Decider._insure_within` reserves before a deadline.
         self.save_seconds = max(seconds, 0.8 * (self.save_seconds or 0.0))
         self.writer.measured_seconds = self.save_seconds
 

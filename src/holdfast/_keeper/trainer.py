@@ -34,10 +34,10 @@ _SURVIVES_SECONDS = 20.0  # a SIGKILL: a large memory takes time, a dead disk ta
 
 
 @dataclass(frozen=True)
-class Ends:
+class TrainerLink:
     """What connects the keeper to its trainer."""
 
-    link: socket.socket
+    messages: socket.socket
     signals: int
     control: ControlPage
     pidfd: int | None
@@ -51,27 +51,27 @@ class Trainer:
 
     def __init__(
         self,
-        ends: Ends,
+        link: TrainerLink,
         timers: Timers,
         journal: Callable[..., Any],
         *,
         is_paused: Callable[[], bool],
         gone: Callable[[], None],
     ) -> None:
-        self._ends = ends
+        self._link = link
         self._timers = timers
         self._journal = journal
         self._is_paused = is_paused
         self._gone = gone  # it counts as dead, though no pidfd says so
-        self.pid = ends.trainer_pid
-        self.words = ends.control.words
+        self.pid = link.trainer_pid
+        self.words = link.control.words
         self.phase: str | None = None
         self.leave_status: int | None = None  # the one it was told to leave with, or leaves with
         self.is_leaving = False  # as it said itself
         self.was_killed = False  # by this keeper
 
     def send(self, message: protocol.ToTrainer) -> None:
-        protocol.send(self._ends.link, message.kind, **message.values())
+        protocol.send(self._link.messages, message.kind, **message.values())
 
     @property
     def step(self) -> int:
@@ -94,8 +94,8 @@ class Trainer:
     # -- its exit ---------------------------------------------------------------
 
     def order_to_leave(self, reason: str, status: int, step: int | None, **details: Any) -> None:
-        """One that holds its interpreter cannot obey, and is killed. `step` is durable."""
-        self.leave_status = status
+        """Tell the trainer to exit. If a C call holds the GIL it cannot: killed after 5 s."""
+        self.leave_status = status  # `step` is the newest durable one
         self.kill_after(_KILL_AFTER_SECONDS)
         if status == _errors.HUNG:
             details["asked"] = False  # the supervisor is to start it again
@@ -130,13 +130,13 @@ class Trainer:
         return FairDeadline(seconds, lambda: [self.pid])
 
     def _kill(self) -> None:
-        if self.stays or is_looked_at(self.pid) or self._is_paused():
+        if self.stays or is_stopped_or_traced(self.pid) or self._is_paused():
             return  # a person has it in a debugger
         self.was_killed = True
         self._journal("killed-by-keeper", status=self.leave_status)
-        if self._ends.pidfd is not None:
+        if self._link.pidfd is not None:
             with contextlib.suppress(OSError):
-                signal.pidfd_send_signal(self._ends.pidfd, signal.SIGKILL)
+                signal.pidfd_send_signal(self._link.pidfd, signal.SIGKILL)
         self._timers.on_deadline(self._deadline(_SURVIVES_SECONDS), self._gone, "gone")
 
 
@@ -166,11 +166,11 @@ class SignalArrival:
     def status(self) -> int:
         if self.number == signal.SIGQUIT:
             return 128 + self.number
-        return _errors.of_signal(self.number)
+        return _errors.status_of_signal(self.number)
 
 
 class SignalReader:
-    """Reads the numbers and drops what asks for nothing."""
+    """Reads signal numbers and ignores those that do not request a stop."""
 
     def __init__(self, descriptor: int, numbers: Collection[int], words: Any) -> None:
         self.recent: deque[dict[str, Any]] = deque(maxlen=_KEPT)  # for a post-mortem
@@ -222,7 +222,7 @@ def _name_of(number: int) -> str:
     return f"signal {number}"
 
 
-def is_looked_at(pid: int) -> bool:
+def is_stopped_or_traced(pid: int) -> bool:
     """True if a process is stopped or traced."""
     with contextlib.suppress(OSError):
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
@@ -258,20 +258,24 @@ class PostMortem:
     """
 
     def __init__(
-        self, policy: Policy, ends: Ends, watch: MemoryWatch, signals: Iterable[dict[str, Any]]
+        self,
+        policy: Policy,
+        link: TrainerLink,
+        watch: MemoryWatch,
+        signals: Iterable[dict[str, Any]],
     ) -> None:
         self._path = policy.layout.death(policy.attempt, policy.rank)
-        self._ends = ends
+        self._link = link
         self._watch = watch
         # Its parent must collect the status, and may have to wait for a processor first.
-        self._heard = FairDeadline(_ASK_SECONDS, lambda: [parent(ends.trainer_pid)])
+        self._heard = FairDeadline(_ASK_SECONDS, lambda: [parent(link.trainer_pid)])
         self._began = time.monotonic()
         self.status: int | None = None  # as subprocess gives it
         self.how: str | None = None  # in words
         self._record: dict[str, Any] = {
             "time": time.time(),
             "host": host_name(),
-            "pid": ends.trainer_pid,
+            "pid": link.trainer_pid,
             "rank": policy.rank,
             "attempt": policy.attempt,
             "status": None,
@@ -284,7 +288,7 @@ class PostMortem:
         """Ask the kernel for the exit status; True if it is known, or never will be."""
         is_there = self._is_there()
         if self.status is None:
-            dead = (self._ends.pidfd, self._ends.trainer_pid)
+            dead = (self._link.pidfd, self._link.trainer_pid)
             self.status, self.how = exit_code(*dead), how_it_died(*dead)
         if self.status is not None:
             return True
@@ -292,7 +296,7 @@ class PostMortem:
         return self._heard.is_over() if is_there else gone_seconds > _GONE_SECONDS
 
     def _is_there(self) -> bool:
-        return Path(f"/proc/{self._ends.trainer_pid}").exists()
+        return Path(f"/proc/{self._link.trainer_pid}").exists()
 
     def wait_for_status(self) -> None:
         """Ask until the kernel reports the exit status, for a moment."""

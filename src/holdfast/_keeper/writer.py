@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast._errors import SaveFailed
-from holdfast._store.commit.chunks import QUIET, Labour
-from holdfast._store.commit.dedup import Former, newest_former
+from holdfast._store.commit.chunks import PRIORITY, CommitThreads
+from holdfast._store.commit.dedup import PreviousCheckpoint, newest_former
 from holdfast._store.commit.retention import Kept
 from holdfast._store.commit.source import Source
 from holdfast._store.commit.write import (
@@ -32,8 +32,8 @@ from holdfast._store.commit.write import (
 )
 from holdfast._store.commit.write_queue import (
     Key,
+    PublishOrder,
     Superseded,
-    Turns,
     Urgency,
     expected_seconds,
     gives_way,
@@ -115,7 +115,7 @@ _PATIENCE_SECONDS = 1.0  # that the last state waits for saves that were asked f
 @dataclass(frozen=True)
 class _UnderWay:
     job: WriteJob | Closing
-    labour: Labour
+    threads: CommitThreads
     began: float
 
 
@@ -140,9 +140,9 @@ class CheckpointWriter:
         self._change = threading.Condition(threading.RLock())
         self._hurries = 0  # how many jobs and threads wait for the write in progress
         self._durable: Key | None = None
-        self._turns = Turns()
+        self._order = PublishOrder()
         self._last_since: float | None = None  # since when the last state waits
-        self._formers: list[Former] = []  # the newest last
+        self._formers: list[PreviousCheckpoint] = []  # the newest last
         self._has_searched = False  # for one on disk
         self._known: dict[Path, Kept] = {}
         self._removing = threading.Lock()
@@ -193,7 +193,7 @@ class CheckpointWriter:
         """A rule has called the newest checkpoints bad: older ones count again."""
         with self._change:
             self._durable = None
-            self._turns.forget()
+            self._order.forget()
 
     def wait_idle(self) -> None:
         with self._change:
@@ -216,7 +216,7 @@ class CheckpointWriter:
 
     def _hurry_all(self) -> None:
         for each in self._under_way:
-            each.labour.hurry()
+            each.threads.hurry()
 
     def _lose_patience(self) -> None:
         """In a thread of its own: the last state has waited long enough for earlier saves."""
@@ -288,7 +288,7 @@ class CheckpointWriter:
 
     def _begin_at_once(self) -> None:
         for each in self._under_way:
-            each.labour.give_up()
+            each.threads.give_up()
         under_way = self._take()
         if under_way is None:
             return
@@ -311,8 +311,8 @@ class CheckpointWriter:
                     self._dropped.append(job)
                     continue
                 job = pinned
-            labour = Labour(is_background=not _is_waited_for(job) and not self._hurries)
-            under_way = _UnderWay(job, labour, time.monotonic())
+            threads = CommitThreads(is_background=not _is_waited_for(job) and not self._hurries)
+            under_way = _UnderWay(job, threads, time.monotonic())
             self._under_way.append(under_way)
             return under_way
         return None
@@ -340,11 +340,11 @@ class CheckpointWriter:
 
     def _do(self, under_way: _UnderWay) -> None:
         job = under_way.job
-        with contextlib.nullcontext() if not _is_waited_for(job) else QUIET.hurry():
+        with contextlib.nullcontext() if not _is_waited_for(job) else PRIORITY.hurry():
             if isinstance(job, Closing):
                 error = self._close(job)
             else:
-                error = self._write(job, under_way.labour)
+                error = self._write(job, under_way.threads)
         if error is None and not job.is_part:
             # After the trainer was told: removing a large file can take as long as a step.
             try:
@@ -378,10 +378,10 @@ class CheckpointWriter:
             with self._change:
                 self._durable = job.key if self._durable is None else max(self._durable, job.key)
 
-    def _write(self, job: WriteJob, labour: Labour) -> str | None:
+    def _write(self, job: WriteJob, threads: CommitThreads) -> str | None:
         began = time.monotonic()
-        found, error, failure = _try(lambda: self._commit(job, labour))
-        labour.over()
+        found, error, failure = _try(lambda: self._commit(job, threads))
+        threads.over()
         job.held.unpin(job.record.slot)
         self._note_end(job, error)
         file, head = found or (None, {})
@@ -390,20 +390,22 @@ class CheckpointWriter:
         self._done(WriteOutcome(job, error, is_fenced, seconds, file, head, is_dropped))
         return error
 
-    def _commit(self, job: WriteJob, labour: Labour) -> tuple[DataFile | None, dict[str, Any]]:
+    def _commit(
+        self, job: WriteJob, threads: CommitThreads
+    ) -> tuple[DataFile | None, dict[str, Any]]:
         arena, record = job.held.arena, job.record
         source = job.held.source(record)
         head = decode_head(source.view(len(source.ranges.names) - 1))
-        metrics, at_turn = head.get("metrics", {}), bool(head.get("at_turn"))
+        metrics, at_epoch_end = head.get("metrics", {}), bool(head.get("at_turn"))
         former = self._former()
         began = time.monotonic()
         if job.partial is not None:
-            final = self._policy.layout.checkpoint(record.step, arena.attempt, at_turn)
-            file = self._write_part(job.partial, source, former, labour)
-            written = Former.written(final, job.partial, file, source, former)
+            final = self._policy.layout.checkpoint(record.step, arena.attempt, at_epoch_end)
+            file = self._write_part(job.partial, source, former, threads)
+            written = PreviousCheckpoint.written(final, job.partial, file, source, former)
         else:
-            state = State(arena.attempt, record.step, job.reason, metrics, at_turn)
-            kept = keep_checkpoint(self._policy, state, source, labour, former, self._turns)
+            state = State(arena.attempt, record.step, job.reason, metrics, at_epoch_end)
+            kept = keep_checkpoint(self._policy, state, source, threads, former, self._order)
             if kept is None:
                 return None, head
             file, written = None, kept
@@ -415,7 +417,7 @@ class CheckpointWriter:
             self.bytes_per_second = written.own_bytes / max(1e-6, time.monotonic() - began)
         return file, head
 
-    def _former(self) -> Former | None:
+    def _former(self) -> PreviousCheckpoint | None:
         """The previous checkpoint: of this attempt, or the newest on disk."""
         if not self._has_searched:
             self._has_searched = True
@@ -425,19 +427,23 @@ class CheckpointWriter:
         return next((each for each in reversed(self._formers) if each.folder.exists()), None)
 
     def _write_part(
-        self, partial: Path, source: Source, former: Former | None, labour: Labour
+        self,
+        partial: Path,
+        source: Source,
+        former: PreviousCheckpoint | None,
+        threads: CommitThreads,
     ) -> DataFile:
         partial.mkdir(exist_ok=True)  # a network file system may show another host's folder late
         # A keeper of this rank may have been killed while it wrote the file.
         (partial / rank_file(self._policy.rank)).unlink(missing_ok=True)
         try:
-            return write_part(partial, self._policy.rank, source, labour, former)
+            return write_part(partial, self._policy.rank, source, threads, former)
         except OSError as error:
             raise SaveFailed(explain(self._policy.layout, error, source.size_bytes)) from error
 
     def _close(self, job: Closing) -> str | None:
         parts = (job.state, job.partial, job.files, job.began)
-        _, error, failure = _try(lambda: keep_parts(self._policy, *parts, self._turns))
+        _, error, failure = _try(lambda: keep_parts(self._policy, *parts, self._order))
         self._note_end(job, error)
         self._closed(job, error, failure is Fenced)
         return error

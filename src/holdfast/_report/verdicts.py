@@ -76,7 +76,7 @@ class Verdicts:
         return known[1]
 
     def _explain(self, attempt: int, record: dict[str, Any]) -> Hang | None:
-        from holdfast._diagnose.hangs.judge import explain
+        from holdfast._diagnose.hangs.explain import explain
 
         if not record:
             return None

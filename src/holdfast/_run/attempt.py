@@ -22,7 +22,7 @@ from holdfast._environment import variables
 from holdfast._environment.processes.identity import host_name, of_process
 from holdfast._environment.slurm.job import find_job
 from holdfast._errors import RunIsLive, SettingsError, is_interactive
-from holdfast._run.ranks.meeting import Party, come_together, leave_again, stopped_before
+from holdfast._run.ranks.meeting import RankGroup, come_together, leave_again, stopped_before
 from holdfast._run.ranks.world import Launcher, World, find_launcher
 from holdfast._run.signals.handlers import uninterruptible
 from holdfast._settings import Settings
@@ -58,7 +58,7 @@ class RunAttempt:
     layout: RunLayout
     run_id: str
     number: int = 0  # until it is claimed
-    party: Party | None = None  # the ranks that opened the run together
+    group: RankGroup | None = None  # the ranks that opened the run together
     launcher: Launcher | None = None  # a process that restarts the run by itself
     in_job: bool = field(default_factory=lambda: find_job(variables.of_job()) is not None)
     pid: int = field(default_factory=os.getpid)
@@ -66,11 +66,11 @@ class RunAttempt:
 
     @property
     def rank(self) -> int:
-        return 0 if self.party is None else self.party.rank
+        return 0 if self.group is None else self.group.rank
 
     @property
     def size(self) -> int:
-        return 1 if self.party is None else self.party.size
+        return 1 if self.group is None else self.group.size
 
     def claim(self, world: World, state: dict[str, Any]) -> None:
         """Claim the next number; with other ranks, the same for all of them."""
@@ -81,8 +81,8 @@ class RunAttempt:
                 raise leave_again(self.folder, stopped)
             self.number = claim(self.layout, self.folder, say)
         else:
-            self.party = come_together(world, self.layout, self.run_id, state, self.folder)
-            self.number = self.party.take_attempt(self.layout)
+            self.group = come_together(world, self.layout, self.run_id, state, self.folder)
+            self.number = self.group.take_attempt(self.layout)
 
     @uninterruptible
     def journal(self, event: str, **fields: Any) -> None:

@@ -29,7 +29,7 @@ from holdfast._store.memory.control import (
     MARK,
     STEP,
     mark_of,
-    pass_turn,
+    pass_epoch_end,
     private_words,
 )
 
@@ -98,7 +98,7 @@ class Boundary:
         """An epoch is over, in which steps were made; True to leave the loop."""
         self.at_epoch_end = True
         now = time.monotonic()
-        pass_turn(self.words, int(now * 1e9))
+        pass_epoch_end(self.words, int(now * 1e9))
         self.words[MARK] = self.mark()
         return self._save_or_stop(now)
 
@@ -132,11 +132,11 @@ class Boundary:
         ruling, stops, saver = session.ruling, session.stops, session.saver
         self._next_poll = now + _POLL_SECONDS
         session.keeper.check_keeper()
-        session.guard.mend(is_alone=not session.keeper.has_keeper)
+        session.guard.reinstall(is_alone=not session.keeper.has_keeper)
         if stops.error is not None:
             raise stops.error
-        if session.eye is not None:
-            self._show(session.eye)
+        if session.observer is not None:
+            self._show(session.observer)
         ruling.poll()
         if ruling.bad is not None:
             return ruling.leave_bad()  # before anything is saved
@@ -159,7 +159,7 @@ class Boundary:
             saver.rest_at(self.step)
         assert self._cadence is not None
         self._next_poll = min(self._next_poll, self._cadence.next_due())
-        if session.eye is not None:
+        if session.observer is not None:
             self.poll_soon()  # a proof sees every boundary
         self.set_next_due_step()
         return False
@@ -210,7 +210,7 @@ class Boundary:
         status = request.status if durable else _errors.NOT_DURABLE
         stopped = stops.stop(Stopped(status, request.reason, self.step))
         if job is not None:
-            job.settle(stopped, request.number, self.step)
+            job.resolve_stop(stopped, request.number, self.step)
         session.attempt.journal(
             "stop", step=self.step, reason=stopped.reason, status=stopped.status
         )
@@ -220,12 +220,12 @@ class Boundary:
             job.requeue(stopped)
         session.guard.call_users_handler(request.number)
 
-    def _show(self, eye: RunObserver) -> None:
+    def _show(self, observer: RunObserver) -> None:
         """Let a proof see this boundary, and interrupt it here."""
         session = self._session
-        wants_checkpoint = eye.boundary(
+        wants_checkpoint = observer.boundary(
             self.step,
-            at_turn=self.at_epoch_end,
+            at_epoch_end=self.at_epoch_end,
             state=session.spec.state,
             metrics=session.log.metrics.values(),
             position=session.loops.cursor.tree(),

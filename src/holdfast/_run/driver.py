@@ -11,7 +11,7 @@ from typing import Any
 
 from holdfast._errors import HoldfastError
 from holdfast._run.data.course import Position
-from holdfast._run.data.feed import Kit
+from holdfast._run.data.feed import FeedContext
 from holdfast._run.metric_log import MetricLog
 from holdfast._run.run import Run
 from holdfast._run.session import Session
@@ -65,9 +65,9 @@ class LoopDriver:
         return None if feed is None else feed.length
 
     @property
-    def kit(self) -> Kit:
+    def context(self) -> FeedContext:
         """What the run's feeds share: ranks and seeds."""
-        return self._session.loops.cursor.feeds.kit
+        return self._session.loops.cursor.feeds.context
 
     def stored_with_position(self) -> dict[str, Any]:
         """What the trainer keeps with every position; it writes into it."""
@@ -84,7 +84,7 @@ class LoopDriver:
         self._session.loops.reach(is_passed_over=True)
 
     def set_completes_step(self, completes: bool) -> None:
-        """Say whether the batch at hand completes an optimizer step."""
+        """Say whether the current batch completes an optimizer step."""
         self._session.loops.set_completes_step(completes)
 
     def show_batch(self, batch: Any) -> None:
@@ -101,7 +101,7 @@ class LoopDriver:
         self._session.boundary.words[EPOCHS] = 0
 
     def expect_phase(self) -> None:
-        """A phase follows the step at hand: have its boundary in memory."""
+        """A phase follows the current step: have its boundary in memory."""
         self._session.phases.expect(self._run.step + 1)
         self._session.boundary.set_next_due_step()
 

@@ -50,7 +50,7 @@ class KeeperEvents:
         self._dispatch(message)
         session.boundary.poll_soon()
         if message["kind"] == "memory" and "of_rank" not in message:  # of this process
-            look_for_graphs(session.scene(None), session.attempt.thread)
+            look_for_graphs(session.error_context(None), session.attempt.thread)
 
     def _dispatch(self, message: Message) -> None:
         ranks = self._session.ranks
@@ -236,7 +236,7 @@ _WORDS: dict[str, Callable[[Message], str | None]] = {
     "twins": _of_twins,
     "short-warning": _of_short_warning,
     "hang": told_of,
-    "hang-over": lambda _: "it goes on: a step was made after all.",
+    "hang-over": lambda _: "the run continues: a step was completed.",
     "paused": _of_paused,
     "notice": _of_notice,
     "memory": _of_memory,

@@ -1,7 +1,7 @@
 """The loops of a session: which run, where in the data they are, and how each is left.
 
-Every boundary of a loop is passed here. After a restart an epoch runs again from its top; until the
-loop reaches the stored position, nothing is trained, and there everything is put back as stored.
+All loops call the boundary from here. After a restart the epoch is replayed from its beginning
+without training; at the stored position the stored state is restored.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast._errors import HoldfastError, SaveFailed, Stopped
 from holdfast._run.data.course import completes_step, expect_steps
 from holdfast._run.data.feed import say_reached
-from holdfast._run.data.feeds import END, DataCursor
+from holdfast._run.data.session_feeds import END, DataCursor
 from holdfast._run.progress.line import Standing
 from holdfast._run.resume.start import Resumed
 from holdfast._run.signals.handlers import children_deferred, uninterruptible
@@ -63,8 +63,8 @@ class Loops:
         self.total: int | None = None  # steps
         self.epochs_total: int | None = None
         self._steps_expected: int | None = None  # of all epochs, if their loops are alike
-        self.completes_step = True  # the batch at hand ends an optimizer step
-        self._made_at = -1  # after this step an optimizer stepped, or values were handed over
+        self.completes_step = True  # the current batch ends an optimizer step
+        self._made_at = -1  # the step number at the last optimizer step or run.update()
         self.left_at = -1  # the step at which the script has left a loop by itself
         self.finished_at = -1  # the step that is durable as the last one
         self._has_warned = False
@@ -121,7 +121,7 @@ class Loops:
         self._boundary.words[EPOCH] = course.epoch + 1
         top = course.note_top(capture_generators())
         if top is not None:
-            # The interrupted epoch runs again, and draws at its top what it drew before.
+            # The interrupted epoch is replayed, and draws the same numbers at its beginning.
             restore_generators(top)
             self._session.found.remember(self._session.spec.state)
 
@@ -175,7 +175,7 @@ class Loops:
                 boundary.step, feed.length, accumulate, lap, self.epochs_total
             )
             number, length, ahead = lap.skip, feed.length, END
-            is_shown = session.eye is not None or session.ranks is not None
+            is_shown = session.observer is not None or session.ranks is not None
             try:
                 while True:
                     batch, ahead = ahead, END
@@ -218,9 +218,9 @@ class Loops:
 
     def show_batch(self, number: int, batch: Any) -> None:
         """Let a proof see this batch, and other ranks compare it."""
-        eye, ranks = self._session.eye, self._session.ranks
-        if eye is not None:
-            eye.batch(number, batch)
+        observer, ranks = self._session.observer, self._session.ranks
+        if observer is not None:
+            observer.batch(number, batch)
         if ranks is not None:
             ranks.show_batch(batch)
 
@@ -266,7 +266,7 @@ class Loops:
         return leaves
 
     def note_update(self) -> None:
-        """Values were handed over: the step at hand counts if the loop ends within it."""
+        """Values were given: the current step counts if the loop ends within it."""
         self._made_at = self._boundary.step
 
     def note_optimizer(self, optimizer: Any) -> None:
@@ -381,7 +381,7 @@ class Loops:
             if not self.cursor.course.is_on_the_way:
                 self._generators = None
         words[DONE] = 0
-        session.guard.defer(True)  # first: a signal that acts at once would cut the rest in two
+        session.guard.defer(True)  # first: signals must not interrupt our own work
         begin_loop(words)
         if session.attempt.rank == 0:
             session.progress.begin()
@@ -414,7 +414,7 @@ class Loops:
             if self.running[-1].name == "run.epochs" and is_made:
                 self._pass_epoch_end()
             elif not self._pass_made_step() and feed is not None and feed.state() is not None:
-                return  # a loader that keeps its own position is behind the batch at hand
+                return  # a loader that keeps its own position is after the current batch
         if session.stops.stopped is None and session.ruling.over is None:
             self.left_at = step = self._boundary.step
             session.saver.rest_at(step, at_any_cost=len(self.running) == 1)
@@ -444,7 +444,7 @@ class Loops:
 
     @uninterruptible
     def _arrive(self) -> None:
-        """The stored position: everything is to be as it was stored."""
+        """At the stored position: restore the stored state."""
         session = self._session
         changed = session.found.put_back(session.spec.state)
         if changed:
@@ -624,8 +624,8 @@ class Phases:
         self._names.append(name)
         self._resting += not trains
         self._session.keeper.send_phase(name)
-        if self._session.eye is not None:
-            self._session.eye.phase(name)
+        if self._session.observer is not None:
+            self._session.observer.phase(name)
 
     def end(self, *, trains: bool) -> None:
         name, error = self._names.pop(), sys.exc_info()[1]

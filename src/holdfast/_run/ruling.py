@@ -56,9 +56,9 @@ class Ruling:
         ended = known.get("over")
         # Rules that were changed since may let the training go on.
         holds = ended == _BY_SCRIPT or (ended is not None and self.judge.holds(step))
-        party = session.attempt.party
-        if party is not None and found.resumed_from is not None:
-            of_ranks = party.exchange("over", [ended, holds])
+        group = session.attempt.group
+        if group is not None and found.resumed_from is not None:
+            of_ranks = group.exchange("over", [ended, holds])
             holds = any(each[1] for each in of_ranks)
             ended = next((each[0] for each in of_ranks if each[0] is not None), None)
         if holds:
@@ -84,7 +84,7 @@ class Ruling:
     def is_bad(self) -> bool:
         """Before a save: True if this state is bad. Waits for all values up to this boundary."""
         self._session.log.flush()  # an attempt that resumes from here does not log this again
-        if self.bad is None and self.judge.is_there and self.judge.settle():
+        if self.bad is None and self.judge.is_there and self.judge.wait_for_values():
             self._take_verdict()
         return self.bad is not None
 

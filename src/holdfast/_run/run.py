@@ -14,7 +14,7 @@ from holdfast._adapters.metrics import Metrics
 from holdfast._errors import HoldfastError, SettingsError, is_interactive
 from holdfast._run.attempt import RunSpec, checked_config, close_forgotten
 from holdfast._run.boundary import StopState
-from holdfast._run.exit.leaving import goes_on
+from holdfast._run.exit.leaving import cancel_exit
 from holdfast._run.loops import Batches
 from holdfast._run.saving.keeper_client import Handle
 from holdfast._run.saving.script_state import StateView, hand_over
@@ -22,7 +22,7 @@ from holdfast._run.session import Session, not_open
 from holdfast._run.signals.handlers import as_the_script_means, uninterruptible
 from holdfast._settings import Settings, check_count, checked
 from holdfast._state.capture import capture_generators, refuse_unstorable, restore_generators
-from holdfast._store.folder.errand import current as current_errand
+from holdfast._store.folder.prove_config import current as current_prove_config
 from holdfast._store.folder.requests import StopRequest
 from holdfast._text import say, speak_plainly
 from holdfast.rules import Rule
@@ -54,9 +54,9 @@ class Run:
                 "a name.\nName all state: "
                 "holdfast.Run(folder, model=model, optimizer=optimizer)"
             )
-        errand = current_errand()
+        prove_config = current_prove_config()
         place = as_the_script_means(Path(folder))
-        place = place if errand is None else errand.redirected(place)
+        place = place if prove_config is None else prove_config.redirected(place)
         settings, rule = checked(settings, state), checked_rule(stop_when)
         known = checked_config(config)
         refuse_unstorable(state)  # now, and not at the first save
@@ -120,7 +120,7 @@ class Run:
         if self._session is not None and self._session.is_open and not is_interactive():
             raise HoldfastError(f"{self._spec.folder}: this Run is open already.")
         close_forgotten(self._spec.folder)
-        goes_on()
+        cancel_exit()
         session = Session(self._spec)
         self._stops = session.stops
         session.open()

@@ -18,7 +18,7 @@ from holdfast._errors import HoldfastError, Stopped, is_interactive
 from holdfast._run.attempt import RunAttempt, RunSpec, StartRecord, note_closed, note_open
 from holdfast._run.boundary import Boundary, StopState
 from holdfast._run.exit import leaving
-from holdfast._run.exit.leaving import ExitRecord, Scene, reason_of, status_of
+from holdfast._run.exit.leaving import ErrorContext, ExitRecord, reason_of, status_of
 from holdfast._run.keeper_events import KeeperEvents
 from holdfast._run.loops import Loops, Phases
 from holdfast._run.metric_log import MetricLog
@@ -69,7 +69,7 @@ class Session:
         self.stops = StopState()
         self.ranks: RankAgreement | None = None  # where there are several
         self.job: JobClient | None = None  # where a scheduler has started this one process
-        self.eye: RunObserver | None = None  # while `holdfast prove` watches
+        self.observer: RunObserver | None = None  # while `holdfast prove` watches
         self.is_open = False
         self._ignore_optimizers: Callable[[], None] | None = None
 
@@ -96,8 +96,8 @@ class Session:
                 tell_leader_of_modules(led)
         except BaseException as error:
             start.close()
-            if self.attempt.party is not None:
-                self.attempt.party.fail(error)
+            if self.attempt.group is not None:
+                self.attempt.group.fail(error)
             if hasattr(self, "record"):
                 self.record.close()
             if self.attempt.number:
@@ -113,8 +113,8 @@ class Session:
         if led is not None:
             tell_leader(led, spec.folder, attempt.number, attempt.rank)
         with beating(attempt.layout, attempt.number, is_needed=attempt.rank == 0):
-            self.mirror.fetch(start, attempt.party)
-            found = resume(start, attempt.number, spec.state, attempt.party)
+            self.mirror.fetch(start, attempt.group)
+            found = resume(start, attempt.number, spec.state, attempt.group)
         self.found = found
         self.record.say_changes(None if found.found is None else found.found.attempt)
         spec.metrics.restore(found.metrics, found.best)
@@ -144,15 +144,15 @@ class Session:
         )
         receive = KeeperEvents(self).receive
         terms = (policy, keeper_client.grace_of(settings), settings.signal_numbers, receive)
-        if attempt.party is None:
+        if attempt.group is None:
             self.keeper = KeeperClient(*terms)
         else:
-            self.keeper, self.ranks = join_ranks(attempt.party, *terms)
-        is_alone_in_job = attempt.party is None and attempt.in_job
+            self.keeper, self.ranks = join_ranks(attempt.group, *terms)
+        is_alone_in_job = attempt.group is None and attempt.in_job
         if is_alone_in_job and self.keeper.has_keeper and not is_interactive():
             self.job = JobClient(self.keeper)  # a kernel and its server go on: no requeue
         words = self.keeper.words
-        self.boundary.share(words, self.ranks, at_epoch_end=found.at_turn)
+        self.boundary.share(words, self.ranks, at_epoch_end=found.at_epoch_end)
         self.log.send_to_keeper(self.keeper.logged)
         words[STAYS] = is_interactive()
 
@@ -174,11 +174,11 @@ class Session:
         stacks = attempt.layout.stacks(attempt.number, attempt.rank)
         numbers, wakeup = spec.settings.signal_numbers, self.keeper.wakeup
         self.guard = Guard(numbers, wakeup, stacks, in_job=attempt.in_job)
-        if attempt.party is not None:
+        if attempt.group is not None:
             self.guard.wait_for_others()
         if attempt.launcher is not None:
             self.guard.set_children_apart()
-        self.eye = open_run_observer(spec.folder, self.boundary.step)
+        self.observer = open_run_observer(spec.folder, self.boundary.step)
         self.phases = Phases(self)
         self.phases.recall(self.found.phases)
         self._ignore_optimizers = watch_optimizers(self.loops.note_optimizer)
@@ -201,11 +201,11 @@ class Session:
             keep_last=spec.settings.keep_last,
             keep_best=spec.settings.keep_best,
             **start_facts(spec.settings),
-            **({} if attempt.party is None else {"ranks": attempt.size}),
+            **({} if attempt.group is None else {"ranks": attempt.size}),
         )
-        if attempt.party is not None and self.ranks is not None:
-            attempt.party.exchange("open", None)  # no rank trains before all can be stopped
-            attempt.party.stop_watching()
+        if attempt.group is not None and self.ranks is not None:
+            attempt.group.exchange("open", None)  # no rank trains before all can be stopped
+            attempt.group.stop_watching()
             prepare_ranks(spec.state, self.ranks)
         if found.by_hand and found.generators is not None:
             self.loops.restore_generators()  # no code of ours runs where the script's loop begins
@@ -233,7 +233,7 @@ class Session:
         attempt = self.attempt
         if leaving.is_failure(error):
             of = (attempt.layout, attempt.number, attempt.rank, attempt.size)
-            words = leaving.record_exception(error, Scene(*of, where="opening"))
+            words = leaving.record_exception(error, ErrorContext(*of, where="opening"))
             leaving.say_verdict(error, words, self.spec.folder)
         self._record_exit(status_of(error), f"could not start: {reason_of(error)}", None)
         if hasattr(self, "keeper"):
@@ -258,12 +258,12 @@ class Session:
         launcher = None if attempt.launcher is None else attempt.launcher.process
         return ExitRecord(attempt.layout, attempt.number, rank, launcher)
 
-    def scene(self, error: BaseException | None) -> Scene:
+    def error_context(self, error: BaseException | None) -> ErrorContext:
         """Where the run stands, as an exception leaves it or now."""
         attempt, step, loops = self.attempt, self.boundary.step, self.loops
         # A loop that an exception has left is over by now.
         is_in_loop = loops.number >= 0 or loops.is_by_hand
-        return Scene(
+        return ErrorContext(
             *(attempt.layout, attempt.number),
             rank=attempt.rank,
             ranks=attempt.size,
@@ -307,14 +307,14 @@ class Session:
     def _leave(self, error: BaseException | None) -> None:
         stops, ruling, loops, folder = self.stops, self.ruling, self.loops, self.spec.folder
         step = self.boundary.step
-        self.guard.defer(True)  # our own work is not to be cut in two
+        self.guard.defer(True)  # signals must not interrupt our own work
         self.progress.close()
         self.guard.rest(None)
         if error is None and loops.number < 0 and not loops.is_by_hand:
             leaving.say_unseen_fit(self.spec.state, step)
         words = {}
         if error is not None and leaving.is_failure(error) and stops.is_unasked:
-            words = leaving.record_exception(error, self.scene(error))
+            words = leaving.record_exception(error, self.error_context(error))
         if error is None and stops.stopped is None and ruling.is_bad():
             ruling.stop_bad()  # the values of the last steps arrived after the last boundary
         if error is None and stops.stopped is None and loops.running:
@@ -380,7 +380,7 @@ class Session:
         """A signal has left a phase, or the code around the loops: say what that costs."""
         number = self.stops.signals[0] if self.stops.signals else 0
         if self.job is not None:
-            self.job.settle(stopped, number, self.keeper.durable_step)
+            self.job.resolve_stop(stopped, number, self.keeper.durable_step)
         facts = {"reason": stopped.reason, "status": stopped.status}
         self.attempt.journal("stop", step=self.boundary.step, **facts)
         leaving.say_leaving(stopped, self.durable_step(), in_job=self.attempt.in_job)
@@ -398,7 +398,7 @@ class Session:
         if request is not None:
             stopped = Stopped(request.status, request.reason, step)
             if self.job is not None and durable:
-                self.job.settle(stopped, request.number, self.keeper.durable_step)
+                self.job.resolve_stop(stopped, request.number, self.keeper.durable_step)
         is_left = loops.left_at == step != loops.finished_at
         leaving.answer_late(stopped, error, step, self.durable_step(), is_left=is_left)
         if stopped is not None and error is not None:
@@ -414,7 +414,7 @@ class Session:
         seconds = self.keeper.grace_seconds or _LEAVE_SECONDS
         if isinstance(error, Stopped):
             self.keeper.close(leaving=(error.status, seconds))
-            leaving.bound_leaving(error, seconds, self.keeper.stay)
+            leaving.bound_leaving(error, seconds, self.keeper.cancel_leaving)
         else:
             self.keeper.close()
         self.saver.close()
@@ -428,10 +428,10 @@ class Session:
         if self.keeper.durable_step is not None:
             self.found.clear_memory()
         self.loops.cursor.release()
-        if self.eye is not None:
-            self.eye.close()
-        if self.attempt.party is not None:
-            self.attempt.party.close()
+        if self.observer is not None:
+            self.observer.close()
+        if self.attempt.group is not None:
+            self.attempt.group.close()
         self.is_open = False
         note_closed(self.spec.folder)
 

@@ -1,1 +1,1 @@
-"""From live objects to whole slots in shared memory."""
+"""Live objects to a tree of JSON values and a list of tensors, and back."""

@@ -385,10 +385,10 @@ class Encoder:
         name = self._elsewhere.get(key)
         if name is not None:
             self.left_out.add(name)
-            self.met(adapter, key, None)
+            self.on_tensor(adapter, key, None)
         return name
 
-    def met(self, adapter: Adapter, key: Hashable | None, number: int | None) -> None:
+    def on_tensor(self, adapter: Adapter, key: Hashable | None, number: int | None) -> None:
         """Called for every tensor in order."""
 
     def _shard(self, adapter: Adapter, value: Any, path: str) -> Any:
@@ -403,7 +403,7 @@ class Encoder:
         # The key contains everything that the spec depends on, and the address.
         key = adapter.alias_key(value)
         if key is not None and key in self._seen:
-            self.met(adapter, key, self._seen[key])
+            self.on_tensor(adapter, key, self._seen[key])
             return self._seen[key]
         name, count = path, 1
         while name in self._names:
@@ -424,5 +424,5 @@ class Encoder:
         self.values.append(value)
         if key is not None:
             self._seen[key] = index
-        self.met(adapter, key, index)
+        self.on_tensor(adapter, key, index)
         return index

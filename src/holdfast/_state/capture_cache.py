@@ -332,7 +332,7 @@ class _Recorder(Encoder):
         known = self._walk.states.get(id(value))
         return super().generator_state(adapter, value) if known is None else known[1]
 
-    def met(self, adapter: Adapter, key: Hashable | None, number: int | None) -> None:
+    def on_tensor(self, adapter: Adapter, key: Hashable | None, number: int | None) -> None:
         self.adapters.append(adapter)
         self.keys.append(key)
         self.numbers.append(number)
@@ -548,7 +548,7 @@ class Shares:
         self._rank = rank
         self._size = size
         self._state = state
-        self._elsewhere = _Living({}, None)  # what other ranks store, by alias key
+        self._elsewhere = _StoredElsewhere({}, None)  # what other ranks store, by alias key
         self._cache = CaptureCache()
         self._count = -1  # of tensors, when the shares were last computed
         self._replicated: Any = None  # what is the same on all ranks
@@ -561,18 +561,18 @@ class Shares:
             count = len(captured.specs) + captured.left_out
             if count == self._count and captured.left_out == len(self._elsewhere):
                 return captured
-        self._share_out(capture(state, extra))
+        self._assign_owners(capture(state, extra))
         captured = self._cache.capture(state, extra, self._elsewhere)
         self._count = len(captured.specs) + captured.left_out
         return captured
 
-    def _share_out(self, captured: Captured) -> None:
+    def _assign_owners(self, captured: Captured) -> None:
         common = self._common_tensors(captured)
-        owners = share_out([spec for spec, _ in common], self._size)
+        owners = assign_owners([spec for spec, _ in common], self._size)
         text = json.dumps(sorted((spec.name, spec.size_bytes) for spec, _ in common))
         self.print = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
         names = {key: spec.name for spec, key in common if owners[spec.name] != self._rank}
-        self._elsewhere = _Living(names, self._replicated)
+        self._elsewhere = _StoredElsewhere(names, self._replicated)
 
     def _common_tensors(self, captured: Captured) -> list[tuple[TensorSpec, Hashable]]:
         if "torch.nn.parallel.distributed" not in sys.modules:
@@ -589,7 +589,7 @@ class Shares:
         return found
 
 
-class _Living(dict[Hashable, str]):
+class _StoredElsewhere(dict[Hashable, str]):
     """Names by alias key, valid as long as the tensors with these keys live."""
 
     def __init__(self, names: dict[Hashable, str], replicated: Any) -> None:
@@ -602,7 +602,7 @@ class _Living(dict[Hashable, str]):
         return super().get(key, default)
 
 
-def share_out(specs: Sequence[TensorSpec], size: int) -> dict[str, int]:
+def assign_owners(specs: Sequence[TensorSpec], size: int) -> dict[str, int]:
     """The rank that stores each tensor: the largest first, to the rank that has least."""
     loads = [0] * size
     owners = {}

@@ -232,7 +232,7 @@ class _Loader:
             spec = self._loaded.plan.specs[index]
             adapter, sent = adapter_of(spec.kind), self._loaded.sent.tensors.get(index)
             self._owned[index] = (
-                adapter.own(spec, self._loaded.data(index))
+                adapter.new_array(spec, self._loaded.data(index))
                 if sent is None
                 else adapter.receiving().own_of(sent, spec)
             )
@@ -264,7 +264,7 @@ class _Loader:
             if inner in self._loaded.sent.tensors:
                 return self._loaded.sent.tensors[inner]
             spec = self._loaded.plan.specs[inner]
-            return adapter_of(spec.kind).borrow(spec, self._loaded.data(inner))
+            return adapter_of(spec.kind).read_array(spec, self._loaded.data(inner))
         if tag in ("$dict", "$odict"):
             keys = [self.value(key, path, borrowed=False) for key, _ in inner]
             pairs = [

@@ -78,7 +78,7 @@ class Inspection:
 
 def inspect_and_write(pid: int, file: int) -> None:
     """The whole work of the process that was started for it."""
-    from holdfast._diagnose.hangs.judge import explain
+    from holdfast._diagnose.hangs.explain import explain
     from holdfast._environment.processes.activity import activity_of
     from holdfast._environment.processes.inspect import Looker
 

@@ -297,8 +297,8 @@ def _newest_state(
     for arena in _opened(path):
         for record in on_this_line(arena, line):
             if record.is_hashed:
-                at_turn = bool(record.mark % 2)
-                folder = run.layout.checkpoint(record.step, arena.attempt, at_turn)
+                at_epoch_end = bool(record.mark % 2)
+                folder = run.layout.checkpoint(record.step, arena.attempt, at_epoch_end)
                 is_part = world_of(arena, record) > 1
                 found.append(((arena.attempt, record.step, folder.name), is_part))
     return max(found, default=(None, False))

@@ -133,7 +133,7 @@ class JaxAdapter(Adapter):
             return found
         return shared.as_bytes(arrays.read(value))
 
-    def own(self, spec: TensorSpec, data: memoryview) -> Any:
+    def new_array(self, spec: TensorSpec, data: memoryview) -> Any:
         return arrays.make(spec, data, arrays.sharding_from(spec.device))
 
     def made_like(self, spec: TensorSpec, data: memoryview, near: object) -> Any:

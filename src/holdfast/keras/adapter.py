@@ -98,6 +98,7 @@ class KerasAdapter(Adapter):
     """Keras 3, on any backend; arrays are those of the backend's adapter."""
 
     kind = "keras"
+    has_own_arrays = False
     objects = KerasObjects()
     generators = KerasGenerators()
 

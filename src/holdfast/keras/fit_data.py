@@ -33,7 +33,7 @@ from holdfast._run.data.feed import (
     seed_globals,
     seeds_of,
 )
-from holdfast._run.data.feeds import LoaderFeed
+from holdfast._run.data.session_feeds import LoaderFeed
 from holdfast._run.data.tensorflow_feed import DatasetFeed
 from holdfast._run.driver import LoopDriver
 from holdfast._state.capture import capture_generators
@@ -175,7 +175,7 @@ class FitSource:
         self._epochs = epochs
         self._adapter = epochs.data_adapter
         self._lock = lock
-        self._kit = LoopDriver(run).kit
+        self._context = LoopDriver(run).context
 
     def open(self, number: int, used: int, seeds: Seeds) -> Any:  # noqa: ARG002  other sources use it
         batches = each_apart(self._epochs._get_iterator(), seeds)
@@ -201,14 +201,14 @@ class TorchLoader(FitSource):
 
     def __init__(self, run: Any, epochs: Any, lock: Any) -> None:
         super().__init__(run, epochs, lock)
-        self._feed = LoaderFeed(epochs._get_iterator(), self._kit)
+        self._feed = LoaderFeed(epochs._get_iterator(), self._context)
 
     def open(self, number: int, used: int, seeds: Seeds) -> Any:
         return open_loader(self._feed, number, used, seeds)
 
 
 def open_loader(feed: LoaderFeed, number: int, used: int, seeds: Seeds) -> Iterator[Any]:
-    goal = Position(number, batches=used, world=feed.kit.world) if used else None
+    goal = Position(number, batches=used, world=feed.context.world) if used else None
     with apart(mix_all(seeds, -1)):
         batches = feed.open(Lap(number, 0, goal=goal), seeds)
         first = list(itertools.islice(batches, 1))  # with it the sampler has drawn its order
@@ -233,7 +233,7 @@ class Dataset(ForTensorFlow):
 
     def __init__(self, run: Any, epochs: Any, lock: Any) -> None:
         super().__init__(run, epochs, lock)
-        self._feed = DatasetFeed(epochs._distributed_dataset, self._kit)
+        self._feed = DatasetFeed(epochs._distributed_dataset, self._context)
         self._stored: Any = None
 
     def state(self) -> Any:
@@ -245,7 +245,8 @@ class Dataset(ForTensorFlow):
 
     def open(self, number: int, used: int, seeds: Seeds) -> Any:
         stored, self._stored = self._stored, None
-        goal = Position(number, batches=used, state=stored, world=self._kit.world) if used else None
+        world = self._context.world
+        goal = Position(number, batches=used, state=stored, world=world) if used else None
         self._feed.open(Lap(number, 0, goal=goal, state=None if used else stored), seeds)
         return self._feed._iterator
 
@@ -334,7 +335,7 @@ class Generated(ForTensorFlow):
 
 class TorchLoaderForTensorFlow(Generated):
     def _wrap(self) -> None:
-        self._feed = LoaderFeed(self._adapter._dataloader, self._kit)
+        self._feed = LoaderFeed(self._adapter._dataloader, self._context)
         self._adapter.get_numpy_iterator = self._arrays
 
     def _arrays(self) -> Iterator[Any]:
@@ -396,7 +397,7 @@ class Indexed(FitSource):
         self._is_shuffled = bool(adapter.shuffle) and adapter.num_batches is not None
         self._view = _View(adapter.py_dataset, lock)
         if self._view.shares_generators:
-            self._kit.warn_once(
+            self._context.warn_once(
                 "the PyDataset makes its batches in several threads: what it draws from the global "
                 "random generators cannot be the same after a restart; its order can.\n"
                 "If it draws at random, give it workers=1 or use_multiprocessing=True."

@@ -17,7 +17,7 @@ from typing import Any
 from holdfast._errors import name_place
 from holdfast._run.data.course import Lap, Position
 from holdfast._run.data.feed import Feed, FeedAround, Seeds, SideBySide, apart, mix_all
-from holdfast._run.data.feeds import Feeds
+from holdfast._run.data.session_feeds import Feeds
 
 _END = object()
 
@@ -125,14 +125,14 @@ class InTurn(SideBySide):
     """Several loaders until the longest ends; the others begin again, or give None."""
 
     def __init__(self, feeds: list[Feed], *, cycles: bool) -> None:
-        super().__init__(feeds, feeds[0].kit)
+        super().__init__(feeds, feeds[0].context)
         self._cycles = cycles
         self.length = self.usual_length = max(feed.usual_length or 0 for feed in feeds)
 
     def open(self, lap: Lap, seeds: Seeds) -> Iterator[Any]:
         opened = [self._open_one(number, lap, seeds) for number in range(len(self._feeds))]
         self.length = self.usual_length
-        return self._each(opened, lap.behind)
+        return self._each(opened, lap.batches_to_skip)
 
     def state(self) -> Any:
         return None
@@ -148,7 +148,7 @@ class InTurn(SideBySide):
         Its first pass draws as any lap does. Each later pass draws from seeds of its own, so that
         a fit can resume in it.
         """
-        feed, behind = self._feeds[which], lap.behind
+        feed, behind = self._feeds[which], lap.batches_to_skip
         length = feed.usual_length or 0
         turn, skip = divmod(behind, length) if length else (0, 0)
         if turn and not self._cycles:
@@ -169,7 +169,7 @@ class InTurn(SideBySide):
             batches = self._begin(which, turn, 0, lap, seeds)
 
     def _begin(self, which: int, turn: int, skip: int, lap: Lap, seeds: Seeds) -> Iterator[Any]:
-        goal = Position(lap.epoch, lap.number, skip, world=self.kit.world) if skip else None
+        goal = Position(lap.epoch, lap.number, skip, world=self.context.world) if skip else None
         part = Lap(lap.epoch, lap.number, goal=goal)
         own = mix_all(seeds, which, turn)
         with contextlib.nullcontext() if turn == 0 else apart(own):

@@ -298,7 +298,7 @@ class Fit:
             return
         behind = data.length - (length - position.batches)
         progress = self._epoch_loop.batch_progress.current
-        if position.world != driver.kit.world:
+        if position.world != driver.context.world:
             progress.ready = progress.started = progress.processed = progress.completed = behind
 
     def _take(self) -> None:

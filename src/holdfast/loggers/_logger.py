@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from holdfast._errors import HoldfastError, SettingsError, install_command
 from holdfast._run.exit.leaving import status_of
-from holdfast._store.folder.errand import current as current_errand
+from holdfast._store.folder.prove_config import current as current_prove_config
 from holdfast._store.memory.control import MARK
 from holdfast._text import say
 from holdfast.loggers._process import Writer
@@ -58,7 +58,7 @@ class Logger:
         _require(package, kind, type(self).__name__)
         plan = _checked(type(self).__name__, {"kind": kind, "target": target, "options": options})
         # A proof repeats the training, and its values do not belong into a curve.
-        if driver.rank or current_errand() is not None:
+        if driver.rank or current_prove_config() is not None:
             return
         self._lost = 0
         self._rows: collections.deque[tuple[Any, ...]] = collections.deque()

@@ -22,7 +22,7 @@ from holdfast._store.folder.plain_file import read_plain
 Row = dict[str, Any]  # "m": mark, "s": step, "t": time, "v": values; "b": between two loops
 
 KILLED = 137  # the status of a trainer that has ended without a word
-_TO_BE_RESUMED = (*_errors.ASKED, _errors.HUNG, KILLED)
+_TO_BE_RESUMED = (*_errors.ASKED, *_errors.RESTARTED, KILLED)
 _MOST_TURNS = 2000
 _ALL = 1 << 60
 _MOST_AT_ONCE = 1000  # values in one request, which the servers of MLflow accept

@@ -75,7 +75,7 @@ class Judge:
             self._decide(step)
         return self.verdict is not None
 
-    def settle(self) -> bool:
+    def wait_for_values(self) -> bool:
         """The same before a snapshot: waits for the values of all complete steps."""
         while self._waiting and self.verdict is None:
             self._take_in(*self._waiting.popleft())

@@ -248,7 +248,7 @@ class TensorFlowAdapter(Adapter):
     def copy_all(self, targets: Sequence[shared.Array], values: Sequence[Any]) -> None:
         shared.copy_into(targets, values, _read)
 
-    def own(self, spec: TensorSpec, data: memoryview) -> Any:
+    def new_array(self, spec: TensorSpec, data: memoryview) -> Any:
         return tf.constant(shared.view(data, spec).copy())
 
     def load_in_place(self, live: object, spec: TensorSpec, data: memoryview) -> bool:

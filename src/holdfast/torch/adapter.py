@@ -270,12 +270,12 @@ class TorchAdapter(Adapter):
 
         return Devices(buffer, places, slots)
 
-    def borrow(self, spec: TensorSpec, data: memoryview) -> torch.Tensor:
+    def read_array(self, spec: TensorSpec, data: memoryview) -> torch.Tensor:
         if spec.size_bytes == 0:
             return torch.empty(spec.shape, dtype=dtype_of(spec.dtype))
         return typed(torch.frombuffer(data, dtype=torch.uint8), spec)
 
-    def own(self, spec: TensorSpec, data: memoryview) -> torch.Tensor:
+    def new_array(self, spec: TensorSpec, data: memoryview) -> torch.Tensor:
         fresh = self._own_on_cpu(spec, data)
         if not spec.device:
             return fresh
@@ -286,7 +286,7 @@ class TorchAdapter(Adapter):
 
     def _own_on_cpu(self, spec: TensorSpec, data: memoryview) -> torch.Tensor:
         dtype = dtype_of(spec.dtype)
-        values = self.borrow(spec, data)
+        values = self.read_array(spec, data)
         if spec.strides is None:
             return torch.empty(spec.shape, dtype=dtype).copy_(values)
         for axis in repeated_axes(spec.shape, spec.strides):
@@ -300,7 +300,7 @@ class TorchAdapter(Adapter):
             return False
         if tuple(live.shape) != spec.shape:
             return False
-        target, values = live.detach(), self.borrow(spec, data)
+        target, values = live.detach(), self.read_array(spec, data)
         repeated = repeated_axes(live.shape, live.stride())
         before = repeated_axes(spec.shape, spec.strides) if spec.strides else []
         if not set(repeated) <= set(before):

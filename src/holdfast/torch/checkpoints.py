@@ -82,7 +82,7 @@ def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
         spec = _spec_of(name, entry)
         if not 0 <= first <= last <= data.nbytes or last - first != spec.size_bytes:
             raise Incomplete(f"{name} should be {spec.size_bytes} bytes, and is not")
-        found[name] = ADAPTER.borrow(spec, data[first:last])
+        found[name] = ADAPTER.read_array(spec, data[first:last])
     return found
 
 

@@ -104,12 +104,7 @@ class Devices:
         return self._was_ahead and self._has_work()
 
     def begin(
-        self,
-        slot: int,
-        values: list[torch.Tensor],
-        *,
-        careful: bool,
-        shared: Sequence[Piece] = (),
+        self, slot: int, values: list[torch.Tensor], *, careful: bool, shared: Sequence[Piece] = ()
     ) -> _AllCopies:
         self._was_ahead = self._has_work()
         self.found_change = False
@@ -191,11 +186,7 @@ class _AllCopies:
 
 
 class _OneDevice:
-    def __init__(
-        self,
-        device: torch.device,
-        places: Sequence[tuple[TensorSpec, int]],
-    ) -> None:
+    def __init__(self, device: torch.device, places: Sequence[tuple[TensorSpec, int]]) -> None:
         self.device = device
         self._places = places
         self._stream = torch.cuda.Stream(device)
@@ -261,10 +252,7 @@ class _OneDevice:
         for stream in (busy[0], *self._others):
             stream.wait_event(timing.freed)
         pieces = [
-            (
-                home[at : at + size],
-                self._stage[span.staged + at - span.offset :][:size],
-            )
+            (home[at : at + size], self._stage[span.staged + at - span.offset :][:size])
             for span in self._spans
             for start, length, is_within in split(span.offset, span.size_bytes, shared)
             if not is_within
@@ -284,7 +272,7 @@ class _OneDevice:
         return [current, *(each for each in self._others if not each.query() and each != current)]
 
     def _within(self, shared: Sequence[Piece]) -> frozenset[int]:
-        """The tensors of which a part is in a range in common."""
+        """The tensors of which a part is in a shared range."""
         if not shared:
             return frozenset()
         if self._shared is None or self._shared[0] is not shared:
@@ -298,7 +286,7 @@ class _OneDevice:
 
     @torch.no_grad()
     def changed(self, values: list[torch.Tensor], shared: Sequence[Piece]) -> torch.Tensor | None:
-        """On the device: whether a tensor in a range in common differs from the last copy."""
+        """On the device: whether a tensor in a shared range differs from the last copy."""
         found = [differ(values[i], self._views[i]) for i in self._within(shared)]
         return torch.stack(found).any() if found else None
 

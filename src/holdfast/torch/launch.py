@@ -29,10 +29,10 @@ from holdfast._run.ranks.address import (
     AddressPatience,
     Endpoint,
     await_answer,
-    call_the_roll,
     check_host,
     port_in_use,
     resolve,
+    wait_for_all_ranks,
 )
 from holdfast._run.ranks.world import (
     find_contradictions,
@@ -175,7 +175,7 @@ def _meet_at_the_address(now: Mapping[str, str], seconds: float) -> tuple[dist.S
     elif not is_by_agent(now):  # the agent's store exists before this process
         await_answer(endpoint, addresses, patience)
     store = _connect(endpoint, now, patience)
-    return store, call_the_roll(store, now, endpoint, patience) + "/"
+    return store, wait_for_all_ranks(store, now, endpoint, patience) + "/"
 
 
 def _hosts_the_store(now: Mapping[str, str]) -> bool:

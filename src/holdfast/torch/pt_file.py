@@ -47,11 +47,12 @@ def _read(spec: TensorSpec, data: memoryview) -> Any:
         return bytes(data) if spec.dtype == "bytes" else bytearray(data)
     if spec.kind == "torch":
         on_cpu = replace(spec, device="")
-        # A borrowed tensor needs no second copy in memory, but loses its strides.
-        return ADAPTER.borrow(on_cpu, data) if spec.strides is None else ADAPTER.own(on_cpu, data)
+        # `read_array` makes no second copy in memory, but loses the strides.
+        make = ADAPTER.read_array if spec.strides is None else ADAPTER.new_array
+        return make(on_cpu, data)
     # An array of another framework: raw bytes if torch lacks its dtype.
     dtype = _TORCH_NAMES[spec.stored_as]
-    found = ADAPTER.borrow(replace(spec, dtype=dtype, shape=spec.stored_shape), data)
+    found = ADAPTER.read_array(replace(spec, dtype=dtype, shape=spec.stored_shape), data)
     is_number = spec.dtype.startswith("scalar ") and found.ndim == 0
     return found.item() if is_number else found
 

@@ -205,7 +205,7 @@ def _part(stored: StoredArray, offsets: list[int], like: torch.Tensor, path: str
     if stored.own is not None:
         described = stored.own.description
         if (described["offsets"], described["sizes"]) == (offsets, list(sizes)):
-            return ADAPTER.borrow(stored.own.spec, stored.own.data)
+            return ADAPTER.read_array(stored.own.spec, stored.own.data)
     target = torch.empty(sizes, dtype=dtype_of(stored.description["dtype"]))
     if target.numel() > 0:
         # A tensor of the same name on another mesh is another tensor.
@@ -227,7 +227,7 @@ def _fill(
     for item in planner.create_local_plan().items:
         number = item.storage_index.index
         assert number is not None
-        source = ADAPTER.borrow(parts[number].spec, parts[number].data)
+        source = ADAPTER.read_array(parts[number].spec, parts[number].data)
         source = _narrowed(source, item.storage_offsets, item.lengths)
         _narrowed(target, item.dest_offsets, item.lengths).copy_(source)
         _narrowed(filled, item.dest_offsets, item.lengths).fill_(True)

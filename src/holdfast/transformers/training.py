@@ -25,7 +25,7 @@ import transformers.trainer as trainer_module
 
 from holdfast._run.data.course import Lap
 from holdfast._run.data.feed import Feed, FeedAround, Seeds
-from holdfast._run.data.feeds import Feeds
+from holdfast._run.data.session_feeds import Feeds
 from holdfast._run.driver import LoopDriver, replace_method
 from holdfast._run.run import Run
 from holdfast._text import say

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast._diagnose.deaths.judge import judge_strictly
 from holdfast._diagnose.evidence.evidence import Evidence, RankEvidence
-from holdfast._diagnose.hangs.judge import explain_strictly
+from holdfast._diagnose.hangs.explain import explain_strictly
 from holdfast._diagnose.verdict import Cause, Restart
 from tests.unit.diagnose.test_why_judge_any import anything
 from tests.unit.hang_looks import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast._diagnose.hangs.judge import explain, explain_strictly
+from holdfast._diagnose.hangs.explain import explain, explain_strictly
 from holdfast._diagnose.verdict import Cause
 from tests.unit.hang_looks import (
     BACKWARD,

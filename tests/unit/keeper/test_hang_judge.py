@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from holdfast._keeper.hangs.judge import ANSWER_SECONDS
-from holdfast._keeper.hangs.record import slim
+from holdfast._keeper.hangs.record import shorten
 from tests.unit.hang_scene import BUSY, DISK, MOVING, STOPPED, TRACED, Scene, make_look
 
 
@@ -264,7 +264,7 @@ def test_a_large_look_is_made_to_fit():
     frames = [{"file": "x" * 100, "line": n, "name": "f"} for n in range(60)]
     threads = [{"tid": n, "is_main": n == 9, "frames": frames} for n in range(10)]
     look = {"processes": [{"pid": n, "threads": threads} for n in range(40)]}
-    small = slim(look, ranks=1000)
+    small = shorten(look, ranks=1000)
     assert len(str(small)) < 100_000
     assert small["processes"][0]["threads"][0]["is_main"]
-    assert slim({"processes": []}, 1) == {"processes": []}
+    assert shorten({"processes": []}, 1) == {"processes": []}

@@ -157,7 +157,7 @@ def test_time_before_a_turn_is_none_of_the_step_after_it(page):
     words = page.words
     begin(words, 100.0)
     pass_boundary(words, 101.0)
-    control.pass_turn(words, int(150e9))
+    control.pass_epoch_end(words, int(150e9))
     assert words[control.BOUNDARY_NS] == int(150e9)
     pass_boundary(words, 151.0)
     steps = Steps(words)

@@ -217,7 +217,7 @@ def test_what_is_on_a_device_is_not_waited_for_at_a_boundary_but_before_a_snapsh
         assert not judge.look(step)
     for value in values:
         value.there.set()
-    assert judge.settle()
+    assert judge.wait_for_values()
     assert judge.verdict.step == 2  # in which it was logged, and not the one that found it
 
 
@@ -252,7 +252,7 @@ def test_on_a_gpu_no_step_waits_for_the_device():
     busy = torch.randn(8192, 8192, device="cuda")
     metrics.note({"loss": (busy @ busy).tanh().sum() * 1.0})  # the first of each takes its time
     judge.note("loss", metrics.held("loss"))
-    assert not judge.settle()
+    assert not judge.wait_for_values()
     judge.look(0)
     torch.cuda.synchronize()
     assert not judge.look(0)

@@ -188,7 +188,9 @@ def test_whoever_waits_for_a_slot_looks_after_those_who_read_them(snapshots, dev
 
     def attend() -> None:
         looks.append(time.monotonic())
-        snapshots.settle(1)  # as when another keeper has written what was promised to the first
+        snapshots.release_slot(
+            1
+        )  # as when another keeper has written what was promised to the first
 
     snapshots._attend = attend
     assert take(snapshots, 2.0, 4, patience=20).slot == 0

@@ -13,8 +13,8 @@ import pytest
 from holdfast._errors import Stopped
 from holdfast._run.exit import leaving
 from holdfast._run.exit.leaving import (
+    ErrorContext,
     ExitRecord,
-    Scene,
     errors_of,
     frames_of,
     is_failure,
@@ -34,7 +34,7 @@ from holdfast._store.folder.layout import RunLayout
 def scene(tmp_path):
     layout = RunLayout(tmp_path / "run")
     layout.attempt(1).mkdir(parents=True)
-    return Scene(layout, 1, rank=0, ranks=1, step=7, steps=7, where="loop", phase="eval")
+    return ErrorContext(layout, 1, rank=0, ranks=1, step=7, steps=7, where="loop", phase="eval")
 
 
 def caught(work):

@@ -201,7 +201,7 @@ def test_a_third_slot_shares_too_and_the_one_with_the_memory_stays(make):
         taker.take(4, 0.0)
     taker.take_all(5, 6, 7)
     assert used_bytes(taker.arena.descriptor) < 1.1 * taker.state_bytes
-    taker.snapshots.settle_all()
+    taker.snapshots.release_slots()
     while len(taker.arena.present()) > 2:
         taker.take(8, 0.0)
     wait_until(lambda: not taker.snapshots.is_building)

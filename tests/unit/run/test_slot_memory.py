@@ -158,7 +158,7 @@ def test_during_a_write_there_is_a_third_slot_and_its_memory_is_given_back(make)
         assert value_in(snapshots) == step
     assert used_bytes(arena_of(snapshots).descriptor) > 2.9 * STATE_BYTES
     assert {2} < {record.step for record in arena_of(snapshots).whole()}
-    snapshots.settle(written.sequence)
+    snapshots.release_slot(written.sequence)
     assert take(snapshots, 9.0, 9)
     wait_until(lambda: used_bytes(arena_of(snapshots).descriptor) < 2.1 * STATE_BYTES)
     assert (present(snapshots), value_in(snapshots)) == (2, 9.0)
@@ -190,7 +190,7 @@ def test_a_bound_is_kept(make, slots, most):
     snapshots.promise(taken)
     for step in range(2, 9):
         take(snapshots, float(step), step)
-    snapshots.settle(taken.sequence)
+    snapshots.release_slot(taken.sequence)
     assert used_bytes(arena_of(snapshots).descriptor) <= most * STATE_BYTES
     said = "costs the work since the last checkpoint" in "".join(snapshots.said)
     assert said == (slots == 1)
@@ -201,7 +201,7 @@ def test_one_slot_is_written_over_but_not_while_it_is_being_written_to_disk(make
     taken = take(snapshots, 1.0, 1, patience=20)
     snapshots.promise(taken)
     assert take(snapshots, 2.0, 2) is None
-    snapshots.settle(taken.sequence)
+    snapshots.release_slot(taken.sequence)
     assert take(snapshots, 2.0, 2)
     assert value_in(snapshots) == 2.0
     assert snapshots.said == [

@@ -8,7 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast._run.past import PastAttempts, expected_mtbf, live_interval, read_past_attempts
+from holdfast._run.checkpoint_interval import (
+    PastAttempts,
+    expected_mtbf,
+    live_interval,
+    read_past_attempts,
+)
 from holdfast._run.saving.cadence import AutoInterval, Cadence, WriteTiming, facts_of, sentence_of
 from holdfast._settings import Settings
 from holdfast._store.folder.layout import RunLayout
@@ -64,7 +69,7 @@ def test_a_cadence_finds_its_interval_with_the_first_checkpoint():
 def test_boundaries_without_a_checkpoint_calculate_nothing():
     tempo = AutoInterval(PastAttempts(), 0.0)
     cadence = Cadence(AUTO, 0.0, 0, tempo)
-    tempo.settle = None  # would raise
+    tempo.next_interval = None  # would raise
     for step in range(1000):
         cadence.checkpoint_due(step / 100, step)
         cadence.next_due()
@@ -75,7 +80,7 @@ def test_deaths_before_make_the_interval_shorter():
     found = []
     for deaths in (0, 1, 4, 20):
         tempo = AutoInterval(PastAttempts(deaths, 3600.0 * deaths), 0.0)
-        found.append(tempo.settle(60.0, 2.0))
+        found.append(tempo.next_interval(60.0, 2.0))
     assert found == sorted(found, reverse=True)
     assert found[0] > 3 * found[-1]
 
@@ -84,7 +89,7 @@ def test_a_long_time_without_a_death_makes_it_longer_up_to_an_hour():
     tempo = AutoInterval(PastAttempts(), 0.0)
     now, found = 0.0, []
     for _ in range(3000):
-        now += tempo.settle(now, 0.5)
+        now += tempo.next_interval(now, 0.5)
         found.append(tempo.seconds)
     assert found == sorted(found)
     assert found[-1] > 4 * found[0]
@@ -95,9 +100,9 @@ def test_only_large_changes_are_told():
     told = []
     tempo = AutoInterval(PastAttempts(), 0.0, lambda each: told.append(each.seconds))
     for number in range(50):
-        tempo.settle(60.0 + number, 0.5 + 0.001 * number)
+        tempo.next_interval(60.0 + number, 0.5 + 0.001 * number)
     assert len(told) == 1
-    tempo.settle(200.0, 1.0)
+    tempo.next_interval(200.0, 1.0)
     assert len(told) == 2
     assert told[1] > 1.25 * told[0]
 
@@ -123,20 +128,20 @@ def test_no_more_is_lost_by_writing_than_it_took(length, during, rest, since):
 
 def test_slow_writing_counts_as_cost_and_one_odd_measurement_does_not():
     tempo = AutoInterval(PastAttempts(), 0.0)
-    before = tempo.settle(0.0, 0.01)
+    before = tempo.next_interval(0.0, 0.01)
     for slowed in (0.0, 0.0, 9.0):
         ended_step = 1000 if not slowed else 100
         tempo.note_written(WriteTiming(0.0, 0, 10.0, ended_step), 20.0, ended_step + 1000)
-    assert tempo.settle(0.0, 0.01) == before
+    assert tempo.next_interval(0.0, 0.01) == before
     for _ in range(4):
         tempo.note_written(WriteTiming(0.0, 0, 10.0, 100), 20.0, 1100)
-    assert tempo.settle(0.0, 0.01) > 5 * before
+    assert tempo.next_interval(0.0, 0.01) > 5 * before
 
 
 def test_a_disk_that_is_slow_is_not_asked_more_often_than_it_can():
     tempo = AutoInterval(PastAttempts(1000, DAY), 0.0)
     tempo.note_written(WriteTiming(0.0, 0, 600.0, 10**6), 1200.0, 2 * 10**6)
-    assert tempo.settle(1200.0, 0.001) == 1200.0
+    assert tempo.next_interval(1200.0, 0.001) == 1200.0
 
 
 def test_a_trainer_that_writes_by_itself_counts_the_whole_wait():
@@ -148,7 +153,7 @@ def test_a_trainer_that_writes_by_itself_counts_the_whole_wait():
 
 def test_the_sentence_says_why():
     tempo = AutoInterval(PastAttempts(2, 7200.0), 0.0)
-    tempo.settle(0.0, 0.5)
+    tempo.next_interval(0.0, 0.5)
     said = sentence_of(tempo)
     assert said.startswith("a checkpoint every ")
     assert "one takes 500 ms from training" in said

@@ -126,7 +126,7 @@ def test_a_removal_that_fails_half_way_leaves_no_folder_of_the_old_name(tmp_path
         if stage == "half-removed":
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(atomic, "pass_point", die)
+    monkeypatch.setattr(atomic, "fault_point", die)
     with pytest.raises(KeyboardInterrupt):
         atomic.discard_folder(folder)
     assert calls == ["before-removal", "half-removed"]

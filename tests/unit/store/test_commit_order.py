@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast._errors import SaveFailed
-from holdfast._store.commit.chunks import Labour
+from holdfast._store.commit.chunks import CommitThreads
 from holdfast._store.commit.source import Ranges, Source
 from holdfast._store.commit.write import Policy, State, keep_checkpoint
 from holdfast._store.folder.attempts import claim, open_folder
@@ -49,7 +49,7 @@ def test_data_and_manifest_are_flushed_before_the_name_and_the_name_before_the_r
 
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "rename", rename)
-    keep_checkpoint(policy, state, source(), Labour(is_background=False))
+    keep_checkpoint(policy, state, source(), CommitThreads(is_background=False))
     assert set(order[:2]) == {rank_file(0), MANIFEST}
     assert order[2].startswith(".")  # the folder, before it has its name
     assert order[3:] == [f"name {final.name}", layout.checkpoints.name]
@@ -68,6 +68,6 @@ def test_without_one_of_the_flushes_there_is_no_checkpoint(folder, monkeypatch, 
     monkeypatch.setattr(os, "fsync", fsync)
     before = len(list(Path("/proc/self/fd").iterdir()))
     with pytest.raises(SaveFailed, match="planted"):
-        keep_checkpoint(policy, state, source(), Labour(is_background=False))
+        keep_checkpoint(policy, state, source(), CommitThreads(is_background=False))
     assert list(policy.layout.checkpoints.iterdir()) == []
     assert len(list(Path("/proc/self/fd").iterdir())) == before

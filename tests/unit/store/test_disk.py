@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast._store.commit import direct_io
-from holdfast._store.commit.chunks import QUIET, Labour, Pieces
+from holdfast._store.commit.chunks import PRIORITY, CommitThreads, WorkQueue
 from holdfast._store.commit.direct_io import write_file
 from holdfast._store.commit.write_queue import Superseded
 from tests.support import wait_until
@@ -44,7 +44,9 @@ def test_a_file_has_the_views_one_after_another(place, sizes, is_background):
     path = place / "file"
     data = [os.urandom(size) for size in sizes]
     try:
-        size = write_file(path, [*map(memoryview, data)], Labour(is_background=is_background))
+        size = write_file(
+            path, [*map(memoryview, data)], CommitThreads(is_background=is_background)
+        )
         assert path.read_bytes() == b"".join(data)
         assert size == sum(sizes)
     finally:
@@ -55,7 +57,7 @@ def test_whole_pages_go_straight_from_memory(place):
     image = memoryview(mmap.mmap(-1, 10 * 4096))
     image[:] = os.urandom(len(image))
     path = place / "file"
-    write_file(path, [image], Labour(is_background=False))
+    write_file(path, [image], CommitThreads(is_background=False))
     assert path.read_bytes() == bytes(image)
     path.unlink()
 
@@ -63,11 +65,11 @@ def test_whole_pages_go_straight_from_memory(place):
 def test_a_file_that_is_there_stays(tmp_path):
     (tmp_path / "file").write_bytes(b"old")
     with pytest.raises(FileExistsError):
-        write_file(tmp_path / "file", [memoryview(b"new")], Labour(is_background=False))
+        write_file(tmp_path / "file", [memoryview(b"new")], CommitThreads(is_background=False))
     assert (tmp_path / "file").read_bytes() == b"old"
 
 
-class _Counting(Pieces[int]):
+class _Counting(WorkQueue[int]):
     """Pieces that are handed back as often as they say, and fail at a negative one."""
 
     def __init__(self, pieces):
@@ -86,7 +88,7 @@ class _Counting(Pieces[int]):
 def test_what_is_handed_back_is_done_to_its_end():
     work = _Counting([3, 1, 0])
     work.may_go_on.set()
-    Labour(is_background=True).put_to(work, 3)
+    CommitThreads(is_background=True).put_to(work, 3)
     work.finish()
     assert sorted(work.done) == [0, 0, 0, 1, 1, 2, 3]
 
@@ -106,9 +108,9 @@ def test_the_first_error_ends_it_and_is_raised_once():
 
 def test_who_begins_to_wait_gets_threads_of_full_priority():
     work = _Counting([5])
-    labour = Labour(is_background=True)
-    labour.put_to(work, 1)
-    labour.hurry()
+    threads = CommitThreads(is_background=True)
+    threads.put_to(work, 1)
+    threads.hurry()
     names = {thread.native_id for thread in threading.enumerate() if thread.daemon}
     nice = {os.getpriority(os.PRIO_PROCESS, each) for each in names if each}
     work.may_go_on.set()
@@ -120,11 +122,11 @@ def test_who_begins_to_wait_gets_threads_of_full_priority():
 def test_a_thread_of_low_priority_is_raised_when_somebody_begins_to_wait():
     """One that holds a piece on a crowded machine would hold up the write for seconds."""
     work = _Counting([5])
-    labour = Labour(is_background=True)
-    labour.put_to(work, 1)
-    number = wait_until(lambda: next(iter(QUIET._threads), None), 10, "the thread")
+    threads = CommitThreads(is_background=True)
+    threads.put_to(work, 1)
+    number = wait_until(lambda: next(iter(PRIORITY._threads), None), 10, "the thread")
     wait_until(lambda: os.getpriority(os.PRIO_PROCESS, number) == 19, 10, "its low priority")
-    labour.hurry()
+    threads.hurry()
     assert os.getpriority(os.PRIO_PROCESS, number) == os.getpriority(os.PRIO_PROCESS, 0)
     work.may_go_on.set()
     work.finish()
@@ -132,20 +134,20 @@ def test_a_thread_of_low_priority_is_raised_when_somebody_begins_to_wait():
 
 def test_what_is_given_up_is_not_finished_unless_all_of_it_is_done():
     work = _Counting([0] * 1000)
-    labour = Labour(is_background=False)
-    labour.put_to(work, 1)
-    labour.give_up()
+    threads = CommitThreads(is_background=False)
+    threads.put_to(work, 1)
+    threads.give_up()
     work.may_go_on.set()
     with pytest.raises(Superseded):
         work.finish()
     with pytest.raises(Superseded):
-        labour.put_to(_Counting([0]), 1)
+        threads.put_to(_Counting([0]), 1)
     done = _Counting([0])
     done.may_go_on.set()
-    labour = Labour(is_background=False)
-    labour.put_to(done, 1)
+    threads = CommitThreads(is_background=False)
+    threads.put_to(done, 1)
     done.finish()
-    labour.give_up()
+    threads.give_up()
     done.finish()
 
 
@@ -175,7 +177,7 @@ class _SlowToLetGo(threading.Condition):
         time.sleep(0.001)  # wide enough for another thread to pass
 
 
-class _Together(Pieces[int]):
+class _Together(WorkQueue[int]):
     """Two pieces that are done at the same moment."""
 
     def __init__(self):
@@ -217,8 +219,8 @@ def test_where_the_system_has_no_more_threads_those_that_are_there_do_it(
     monkeypatch.setattr(threading.Thread, "start", refuse)
     data = os.urandom(30_000)
     if allowed:
-        write_file(tmp_path / "file", [memoryview(data)], Labour(is_background=False))
+        write_file(tmp_path / "file", [memoryview(data)], CommitThreads(is_background=False))
         assert (tmp_path / "file").read_bytes() == data
     else:
         with pytest.raises(RuntimeError):
-            write_file(tmp_path / "file", [memoryview(data)], Labour(is_background=False))
+            write_file(tmp_path / "file", [memoryview(data)], CommitThreads(is_background=False))

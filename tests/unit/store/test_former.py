@@ -147,7 +147,7 @@ def test_without_hard_links_all_of_it_is_written(training, monkeypatch):
 
 def test_a_file_that_is_another_one_by_now_is_not_linked(training, monkeypatch):
     first = training.save()
-    found = former_module.Former.read(first, 0)
+    found = former_module.PreviousCheckpoint.read(first, 0)
     shutil.copy(first / rank_file(0), first / "copy")
     (first / "copy").replace(first / rank_file(0))
     monkeypatch.setattr("holdfast._run.saving.direct.newest_former", lambda *_: found)
@@ -180,9 +180,11 @@ def test_damage_where_nobody_needs_it_any_more_does_no_harm(training):
 
 def test_where_a_little_of_everything_changes_it_is_soon_left_be(training, monkeypatch):
     asked = []
-    share = former_module.Former.share_with
+    share = former_module.PreviousCheckpoint.share_with
     monkeypatch.setattr(
-        former_module.Former, "share_with", lambda *args: asked.append(1) or share(*args)
+        former_module.PreviousCheckpoint,
+        "share_with",
+        lambda *args: asked.append(1) or share(*args),
     )
     formers = []
 
@@ -190,9 +192,9 @@ def test_where_a_little_of_everything_changes_it_is_soon_left_be(training, monke
         return formers[-1] if formers else None
 
     monkeypatch.setattr("holdfast._run.saving.direct.newest_former", keep)
-    written = former_module.Former.written
+    written = former_module.PreviousCheckpoint.written
     monkeypatch.setattr(
-        former_module.Former,
+        former_module.PreviousCheckpoint,
         "written",
         lambda *args: formers.append(written(*args)) or formers[-1],
     )

@@ -148,7 +148,9 @@ def test_what_a_killed_keeper_has_begun_goes_with_the_next_checkpoint(tmp_path):
     final, killed = layout.checkpoint(40, 2), 999_999_999
     gone = [layout.partial(layout.checkpoint(30, 2), killed), layout.partial(final, killed)]
     stays = [
-        layout.partial(layout.checkpoint(30, 2, at_turn=True), os.getpid()),  # is written beside
+        layout.partial(
+            layout.checkpoint(30, 2, at_epoch_end=True), os.getpid()
+        ),  # is written beside
         layout.partial(layout.checkpoint(30, 1), killed),  # of an attempt that may still run
     ]
     for folder in (*gone, *stays):

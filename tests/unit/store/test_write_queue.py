@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from holdfast._store.commit.write_queue import (
     CADENCE,
+    PublishOrder,
     Superseded,
-    Turns,
     Urgency,
     expected_seconds,
     gives_way,
@@ -45,7 +45,7 @@ class FakeDisk:
         self.durable = []  # (write, when)
         self.dropped = []
         self.deadline = None
-        self.turns = Turns()
+        self.order = PublishOrder()
 
     @property
     def newest(self):
@@ -66,7 +66,7 @@ class FakeDisk:
             self.now = began + self.seconds
             self.under_way.remove((write, began))
             try:
-                with self.turns.take("name", write.key):
+                with self.order.take("name", write.key):
                     self.durable.append((write, self.now))
             except Superseded:
                 self.dropped.append(write)
@@ -171,13 +171,13 @@ def test_a_newer_attempt_is_newer_whatever_its_step():
 
 @pytest.mark.parametrize("what", ["name", "note"])
 def test_a_checkpoint_is_neither_named_nor_noted_after_a_newer_one(what):
-    turns = Turns()
-    with turns.take(what, (1, 94)):
+    order = PublishOrder()
+    with order.take(what, (1, 94)):
         pass
-    with pytest.raises(Superseded), turns.take(what, (1, 93)):
+    with pytest.raises(Superseded), order.take(what, (1, 93)):
         raise AssertionError
-    turns.forget()  # 94 was called bad
-    with turns.take(what, (1, 93)):
+    order.forget()  # 94 was called bad
+    with order.take(what, (1, 93)):
         pass
 
 

@@ -38,12 +38,12 @@ class Writing:
         policy = Policy(RunLayout(tmp_path), "a", 1, {1: None}, 3, best=None, version="0")
         self.writer = CheckpointWriter(policy, self.outcomes.append, newest=lambda: self._slot(99))
 
-    def _keep(self, _policy, state, _source, labour, _former, turns):
-        self.hurried.append(not labour._is_background)
-        self.labours.append(labour)
+    def _keep(self, _policy, state, _source, threads, _former, order):
+        self.hurried.append(not threads._is_background)
+        self.labours.append(threads)
         self.begun.release()
         assert self.may_end.acquire(timeout=30)
-        with turns.take("name", (state.attempt, 2 * state.step)):
+        with order.take("name", (state.attempt, 2 * state.step)):
             self.written.append(state.step)
         return SimpleNamespace(own_bytes=self.own_bytes, folder=None)  # what the writer asks of it
 
@@ -125,7 +125,7 @@ def test_a_part_of_a_checkpoint_keeps_its_slot(writing, tmp_path, monkeypatch):
     """Of another step it would not belong to the parts of the other ranks."""
     parts = []
 
-    def write_part(partial, rank, source, labour, former):
+    def write_part(partial, rank, source, threads, former):
         parts.append(partial)
         raise SaveFailed("only which one it is counts here")
 

@@ -8,7 +8,7 @@ from holdfast._diagnose.deaths.ranks import kind_of
 from holdfast._diagnose.evidence.case import Case, Finding
 from holdfast._diagnose.evidence.evidence import Evidence, Record
 from holdfast._diagnose.evidence.memory import moved, read_use, tell_memory
-from holdfast._diagnose.hangs.judge import HangFinding, as_told, explain
+from holdfast._diagnose.hangs.explain import HangFinding, as_told, explain
 from holdfast._diagnose.verdict import Cause, Sure
 
 _ENDED_BY_OTHERS = (-9, -15, -6)  # a kill, a cancel, NCCL's own watchdog

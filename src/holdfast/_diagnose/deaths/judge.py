@@ -14,12 +14,7 @@ from typing import TYPE_CHECKING
 
 from holdfast import _text
 from holdfast._diagnose.advice import hints_for
-from holdfast._diagnose.deaths.asked import (
-    judge_asked,
-    judge_decided,
-    judge_finished,
-    judge_slurm,
-)
+from holdfast._diagnose.deaths.asked import judge_asked, judge_decided, judge_finished, judge_slurm
 from holdfast._diagnose.deaths.hang import judge_hung, judge_hung_and_killed, judge_lost, tell_hang
 from holdfast._diagnose.deaths.memory import judge_kill, judge_lost_child
 from holdfast._diagnose.deaths.python import judge_python
@@ -27,7 +22,7 @@ from holdfast._diagnose.deaths.ranks import judge_collective, judge_mismatch, op
 from holdfast._diagnose.deaths.signals import judge_crash, judge_terminated, judge_timed_out
 from holdfast._diagnose.evidence.case import Case, Finding
 from holdfast._diagnose.evidence.evidence import Evidence
-from holdfast._diagnose.hangs.judge import HangFinding
+from holdfast._diagnose.hangs.explain import HangFinding
 from holdfast._diagnose.hangs.live import judge_live
 from holdfast._diagnose.texts.exceptions import KINDS
 from holdfast._diagnose.verdict import Cause, Restart, Sure, Verdict, restart_after

@@ -12,7 +12,7 @@ from typing import Any
 from holdfast import _text
 from holdfast._diagnose.advice import LARGER_SHM
 from holdfast._diagnose.evidence.evidence import Evidence
-from holdfast._diagnose.hangs.judge import HangFinding, as_told, explain_strictly, tell_limit
+from holdfast._diagnose.hangs.explain import HangFinding, as_told, explain_strictly, tell_limit
 from holdfast._diagnose.hangs.process import has_stack, what_holds
 from holdfast._diagnose.hangs.stacks import ThreadStanding, merge_looks, standing_of
 from holdfast._diagnose.verdict import Cause, Sure, Verdict, restart_after

@@ -43,7 +43,9 @@ class Notice:
 
 
 class NoticeSource(Protocol):
-    """One cloud. Its name is also in `CLOUDS` and in `Settings.notices`."""
+    """One cloud. For another one, edit also `CLOUDS`, `find_cloud`, `_settings.NOTICES` and
+    `open_watch` in `_keeper/cloud_notices.py`.
+    """
 
     cloud: str  # as users read it
     interval_seconds: float  # between two polls

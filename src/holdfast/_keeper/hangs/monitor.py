@@ -23,9 +23,9 @@ from holdfast._environment.processes.patience import Patience, Sight
 from holdfast._environment.processes.proc import waited_seconds
 from holdfast._keeper import protocol
 from holdfast._keeper.hangs.judge import HangJudge
-from holdfast._keeper.hangs.record import file_hang, file_look, say_in_place_of, slim, told_of
+from holdfast._keeper.hangs.record import file_hang, file_look, say_in_place_of, shorten, told_of
 from holdfast._keeper.storage import Storage
-from holdfast._keeper.trainer import Ends, Trainer, age_of, is_looked_at, state_of
+from holdfast._keeper.trainer import Trainer, TrainerLink, age_of, is_stopped_or_traced, state_of
 from holdfast._store.commit.write import Policy
 from holdfast._store.folder import journal
 from holdfast._store.folder.opened import tell_leader_of_hang
@@ -81,7 +81,7 @@ class Inspections:
         try:
             if self._looker is None:
                 self._looker = self._make_looker()
-            found = slim(self._looker.look(), self._ranks)  # in this thread: it may take long
+            found = shorten(self._looker.look(), self._ranks)  # in this thread: it may take long
         except Exception as error:  # noqa: BLE001  the keeper must go on
             traceback.print_exc()
             found = _nothing(self._pid, f"the inspection failed: {error!r}")
@@ -163,7 +163,7 @@ class HangWatch:
         self._boundary = boundary
         if self._hold_by and now >= self._hold_look_at:
             self._hold_look_at = now + _HELD_LOOK_SECONDS
-            self._is_held = is_looked_at(self._pid)
+            self._is_held = is_stopped_or_traced(self._pid)
             self._hold_by = self._hold_by if self._is_held else ""
         self._patience.see(
             Sight(
@@ -321,10 +321,15 @@ class HangMonitor:
     """The watch and the judge of one keeper. An error here never ends the keeper."""
 
     def __init__(
-        self, policy: Policy, ends: Ends, trainer: Trainer, storage: Storage, decider: Decider
+        self,
+        policy: Policy,
+        link: TrainerLink,
+        trainer: Trainer,
+        storage: Storage,
+        decider: Decider,
     ) -> None:
         self._policy = policy
-        self._ends = ends
+        self._link = link
         self._trainer = trainer
         self._storage = storage
         self._decider = decider
@@ -417,7 +422,7 @@ class HangMonitor:
     def _make_looker(self) -> Looker:
         from holdfast._environment.processes.inspect import Looker  # only in trouble
 
-        return Looker(self._ends.trainer_pid, fault_file=self._ends.stacks)
+        return Looker(self._link.trainer_pid, fault_file=self._link.stacks)
 
     # -- what the judge has done --------------------------------------------------------------
 

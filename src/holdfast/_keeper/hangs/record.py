@@ -25,7 +25,7 @@ _LEAST_LOOK_BYTES = 20_000
 NO_HANG = ("slow", "debugger", "stopped", "frozen", "running")  # causes that are no hang
 
 
-def slim(look: dict[str, Any], ranks: int) -> dict[str, Any]:
+def shorten(look: dict[str, Any], ranks: int) -> dict[str, Any]:
     """Shorten an inspection to fit into a message: drop deep frames and minor threads first."""
     most = max(_LEAST_LOOK_BYTES, min(_MOST_LOOK_BYTES, _MOST_BYTES // max(1, ranks)))
     for frames, threads, processes in ((60, 256, 64), (30, 32, 64), (20, 8, 32), (12, 2, 8)):
@@ -48,7 +48,7 @@ def _fewer(threads: list[dict[str, Any]], most: int, frames: int) -> list[dict[s
 def explain_record(record: dict[str, Any]) -> int | None:
     """Add the cause and a sentence; returns the rank that causes it."""
     try:
-        from holdfast._diagnose.hangs.judge import explain  # only in trouble
+        from holdfast._diagnose.hangs.explain import explain  # only in trouble
 
         found = explain(record)
         record["cause"], record["sentence"] = found.cause.value, found.sentence

@@ -108,9 +108,9 @@ class RankAgent:
             case protocol.CommitDropped(key=[attempt, mark]):
                 actions.drop(attempt, mark)
             case protocol.CommitDurable(key=[attempt, mark]):
-                actions.settle(attempt, mark, None, is_fenced=False)
+                actions.finish_commit(attempt, mark, None, is_fenced=False)
             case protocol.CommitFailed(key=[attempt, mark]):
-                actions.settle(attempt, mark, message.error, is_fenced=message.fenced)
+                actions.finish_commit(attempt, mark, message.error, is_fenced=message.fenced)
             case protocol.InvalidByRank():
                 actions.invalidate(message)
             case protocol.LeaveOrder():
@@ -144,7 +144,7 @@ class RankAgent:
 
     def _on_decide(self, decision: protocol.DecisionForRank) -> None:
         if self._answered < decision.round == self._asked:
-            # Without this rank: the hub must know where its trainer was before that is told.
+            # The hub decided without this rank's answer: send it first, then tell the trainer.
             self._actions.later(_MOMENT_SECONDS, lambda: self._decide(decision))
         else:
             self._decide(decision)
@@ -257,7 +257,7 @@ class RankActions:
         for order in self._forget(attempt, mark):
             self._trainer.send(protocol.WriteDropped(order=order, step=mark // 2, error=_DROPPED))
 
-    def settle(self, attempt: int, mark: int, error: str | None, *, is_fenced: bool) -> None:
+    def finish_commit(self, attempt: int, mark: int, error: str | None, *, is_fenced: bool) -> None:
         """A checkpoint of all ranks is durable, or has failed."""
         if error is None:
             self._storage.mark_durable(attempt, mark // 2)

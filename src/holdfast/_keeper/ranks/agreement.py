@@ -6,14 +6,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from holdfast._keeper import protocol
-from holdfast._keeper.ranks.state import HubState, RankRequest, Seat
+from holdfast._keeper.ranks.state import HubState, RankEntry, RankRequest
 from holdfast._store.commit.write_queue import Key
 
 if TYPE_CHECKING:
     from holdfast._keeper.ranks.hub import Hub
 
-# For a keeper to say where its rank is. If the network was cut just now, that takes until both
-# ends have found out, and a letter each way; a decision without that rank would not be one stop.
+# For a keeper to say where its rank is. If the network was just cut, that takes until both sides
+# notice, plus one file message in each direction. A decision without that rank would stop the ranks
+# at different boundaries.
 ANSWER_SECONDS = 12.0
 _SOON_SECONDS = 0.1  # how far ahead a snapshot is set
 _PLAN_SECONDS = 30.0
@@ -62,14 +63,14 @@ class Agreement:
             self._state.send(rank, protocol.HoldOrder(round=self.rounds))
         self.decide_if_all()
 
-    def on_at(self, seat: Seat, message: protocol.RankAt) -> None:
+    def on_at(self, entry: RankEntry, message: protocol.RankAt) -> None:
         found = self._round
         if found is not None and message.round == found.number:
-            found.marks[seat.rank] = message.mark
+            found.marks[entry.rank] = message.mark
             self.decide_if_all()
         elif self.decision is not None and message.round == self.decision.round:
             # Its keeper was silent while the others decided: what it is past, it has not saved.
-            seat.past = message.mark - 1
+            entry.past = message.mark - 1
             self._hub.commits.give_up_hopeless()
 
     def decide_if_all(self) -> None:
@@ -78,7 +79,7 @@ class Agreement:
         if found is None:
             return
         is_late = state.clock() - found.began > ANSWER_SECONDS
-        missing = {r for r in found.asked if r not in found.marks and not state.seats[r].ended}
+        missing = {r for r in found.asked if r not in found.marks and not state.entries[r].ended}
         if missing and not is_late:
             return
         self._round = None
@@ -98,10 +99,10 @@ class Agreement:
         if self._round is not None:
             self._state.send(rank, protocol.HoldOrder(round=self._round.number))
 
-    def repeat_decision(self, seat: Seat) -> None:
+    def repeat_decision(self, entry: RankEntry) -> None:
         """For a keeper that may not know it."""
-        if self.decision is not None and not seat.ended and not self.is_carried_out():
-            self._state.send(seat.rank, self.decision)
+        if self.decision is not None and not entry.ended and not self.is_carried_out():
+            self._state.send(entry.rank, self.decision)
 
     def is_carried_out(self) -> bool:
         """True if the boundary that was decided on is durable."""
@@ -139,22 +140,22 @@ class Agreement:
 
     # -- snapshots, set ahead ---------------------------------------------------
 
-    def on_due(self, seat: Seat, message: protocol.SnapshotDue) -> None:
+    def on_due(self, entry: RankEntry, message: protocol.SnapshotDue) -> None:
         """Rank 0 finds that it is time for a snapshot, or for a checkpoint if it has a reason."""
-        seat.observe(self._state.clock(), message.mark)
+        entry.observe(self._state.clock(), message.mark)
         # Kept until a snapshot is common: one may be on its way, or be missed.
         self._due_reason = message.reason or self._due_reason
         self._plan_ahead()
 
     def _plan_ahead(self) -> None:
         """Set a snapshot for a boundary that no rank has reached yet."""
-        now, seats = self._state.clock(), self._state.seats.values()
+        now, entries = self._state.clock(), self._state.entries.values()
         is_stopping = self._hub.end.is_under_way or self._hub.stop is not None
-        if is_stopping or self._round is not None or not all(seat.is_here for seat in seats):
+        if is_stopping or self._round is not None or not all(entry.is_here for entry in entries):
             return
         if self._plan is not None and now - self._plan[1] < _PLAN_SECONDS:
             return
-        furthest = max(seat.expected_at(now + _SOON_SECONDS) for seat in seats)
+        furthest = max(entry.expected_at(now + _SOON_SECONDS) for entry in entries)
         target = 2 * (int(furthest) // 2 + 2)
         self._plan = (target, now)
         for rank in self._state.training_ranks():

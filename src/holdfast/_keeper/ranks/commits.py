@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast._errors import SaveFailed
 from holdfast._keeper import protocol
-from holdfast._keeper.ranks.state import HubState, Seat
+from holdfast._keeper.ranks.state import HubState, RankEntry
 from holdfast._store.commit.write_queue import CADENCE, Key, Urgency, gives_way, sort_out
 
 if TYPE_CHECKING:
@@ -87,8 +87,8 @@ class Commits:
         for commit in self._commits.values():
             commit.asked.discard(rank)
 
-    def close_common(self) -> None:
-        """Save the same at the end of training, in its turn."""
+    def save_common_at_end(self) -> None:
+        """Save the newest common snapshot at the end of training, after waiting writes."""
         if self.common is not None and not self.is_durable(self.common):
             self._want(self.common, "closed")
 
@@ -96,23 +96,23 @@ class Commits:
         """Not failed, but forgotten: a rank that waits for it is told to leave instead."""
         self._commits = {key: c for key, c in self._commits.items() if self._can_be_whole(c)}
 
-    def on_held(self, seat: Seat, message: protocol.RankHello | protocol.RankHolds) -> None:
+    def on_held(self, entry: RankEntry, message: protocol.RankHello | protocol.RankHolds) -> None:
         held = {(key[0], key[1]) for key in message.held}
-        seat.held = {key for key in held if not self._is_void(key)}
+        entry.held = {key for key in held if not self._is_void(key)}
         self._find_common()
         self.advance()
-        self._ask_again(seat)
+        self._ask_again(entry)
 
-    def on_missed(self, seat: Seat, message: protocol.SnapshotMissed) -> None:
+    def on_missed(self, entry: RankEntry, message: protocol.SnapshotMissed) -> None:
         """A rank had passed the boundary already, or had no slot for it."""
         mark = message.mark
-        seat.observe(self._state.clock(), message.at)
+        entry.observe(self._state.clock(), message.at)
         self._hub.agreement.plan_missed(mark)
         commit = self._commits.get((self._state.attempt, mark))
         if commit is not None and not message.is_past:  # else see give_up_hopeless
-            self._fail(commit, f"rank {seat.rank}: {message.why}")
+            self._fail(commit, f"rank {entry.rank}: {message.why}")
 
-    def on_order(self, seat: Seat, message: protocol.CommitOrder) -> None:  # noqa: ARG002  any may
+    def on_order(self, entry: RankEntry, message: protocol.CommitOrder) -> None:  # noqa: ARG002  any may
         """A trainer wants this boundary on disk; the others will order it too."""
         key = (message.key[0], message.key[1])
         if self._is_void(key):
@@ -126,17 +126,17 @@ class Commits:
         self.give_up_hopeless()
         self.advance()
 
-    def on_void(self, seat: Seat, message: protocol.StepsInvalid) -> None:
+    def on_void(self, entry: RankEntry, message: protocol.StepsInvalid) -> None:
         """A rule of one rank has called a step bad: that holds for all ranks."""
-        self.void_from(message.step, message.reason, seat.rank)
+        self.void_from(message.step, message.reason, entry.rank)
 
     def void_from(self, step: int, reason: str, rank: int) -> None:
         """Drop everything from this step on, on all ranks."""
         if step >= self._invalid_from:
             return
         self._invalid_from = step
-        for seat in self._state.seats.values():
-            seat.held = {key for key in seat.held if not self._is_void(key)}
+        for entry in self._state.entries.values():
+            entry.held = {key for key in entry.held if not self._is_void(key)}
         self.common = None  # an older one that all hold takes its place
         if self.durable is not None and self._is_void(self.durable):
             self.durable = None  # which older one is durable is not known
@@ -154,7 +154,7 @@ class Commits:
         error = f"a rule has called step {key[1] // 2} bad"
         self._state.send_all(protocol.CommitFailed(key=list(key), error=error, fenced=False))
 
-    def on_written(self, seat: Seat, message: protocol.PartWritten) -> None:
+    def on_written(self, entry: RankEntry, message: protocol.PartWritten) -> None:
         commit = self._commits.get((message.key[0], message.key[1]))
         if commit is None or message.number != commit.number:
             return  # written for a checkpoint that has failed since
@@ -163,9 +163,9 @@ class Commits:
             self._hub.after_commit()
             return
         if message.error or message.file is None:
-            self._fail(commit, f"rank {seat.rank}: {message.error}")
+            self._fail(commit, f"rank {entry.rank}: {message.error}")
             return
-        commit.files[seat.rank] = message.file
+        commit.files[entry.rank] = message.file
         if len(commit.files) < self._state.size or commit.is_closing:
             return
         prints = {rank: file.get("common", "") for rank, file in sorted(commit.files.items())}
@@ -177,7 +177,7 @@ class Commits:
         self._state.services.commit(commit.key, commit.reason, commit.files)
 
     def _find_common(self) -> None:
-        held = [seat.held for seat in self._state.seats.values()]
+        held = [entry.held for entry in self._state.entries.values()]
         both = set.intersection(*held) if held else set()
         newest = max(both, default=None)
         if newest is None or (self.common is not None and newest <= self.common):
@@ -252,15 +252,15 @@ class Commits:
         commit.partial = partial
         self._writes += 1
         commit.number = self._writes
-        for seat in self._state.seats.values():
-            self._ask_again(seat)
+        for entry in self._state.entries.values():
+            self._ask_again(entry)
 
-    def _ask_again(self, seat: Seat) -> None:
+    def _ask_again(self, entry: RankEntry) -> None:
         """Ask for a part, also a keeper that has replaced one which died before it wrote it."""
         for commit in self._commits.values():
             known = commit.asked | set(commit.files)
-            if commit.partial and seat.rank not in known and commit.key in seat.held:
-                commit.asked.add(seat.rank)
+            if commit.partial and entry.rank not in known and commit.key in entry.held:
+                commit.asked.add(entry.rank)
                 order = protocol.WritePart(
                     key=list(commit.key),
                     partial=commit.partial,
@@ -268,7 +268,7 @@ class Commits:
                     reason=commit.reason,
                     last=commit.is_last,
                 )
-                self._state.send(seat.rank, order)
+                self._state.send(entry.rank, order)
 
     def give_up_hopeless(self) -> None:
         """Fail the checkpoints of a boundary that some rank has passed without saving it."""
@@ -276,13 +276,13 @@ class Commits:
         for commit in list(self._commits.values()):
             if commit.is_writing or self._hub.end.is_under_way:
                 continue
-            for seat in self._state.seats.values():
-                mark = 2 * int(seat.beat.get("step") or 0)
+            for entry in self._state.entries.values():
+                mark = 2 * int(entry.beat.get("step") or 0)
                 is_past = mark > commit.key[1] and now - commit.began > _HOPELESS_SECONDS
-                is_past = is_past or seat.past >= commit.key[1]
+                is_past = is_past or entry.past >= commit.key[1]
                 is_past = is_past and commit.key[0] == self._state.attempt
-                if commit.key not in seat.held and (is_past or seat.ended):
-                    self._fail(commit, f"rank {seat.rank} did not save step {commit.key[1] // 2}")
+                if commit.key not in entry.held and (is_past or entry.ended):
+                    self._fail(commit, f"rank {entry.rank} did not save step {commit.key[1] // 2}")
                     break
 
     def committed(self, key: Key, error: str | None, *, is_fenced: bool = False) -> None:
@@ -311,4 +311,4 @@ class Commits:
         self._hub.after_commit()
 
     def _can_be_whole(self, commit: PendingCommit) -> bool:
-        return all(commit.key in seat.held for seat in self._state.seats.values())
+        return all(commit.key in entry.held for entry in self._state.entries.values())

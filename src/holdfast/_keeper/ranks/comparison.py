@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from holdfast._keeper import protocol
-from holdfast._keeper.ranks.state import HubState, Seat
+from holdfast._keeper.ranks.state import HubState, RankEntry
 
 # -- The straggler ---------------------------------------------------------------------------------
 # Ranks that train in lockstep all have the same step time. But the rank that comes last to a
@@ -65,9 +65,9 @@ class Comparison:
         self._prints: dict[int, list[str]] = {}  # of each rank's first batches
         self._passes: dict[tuple[int, int], dict[int, int]] = {}  # (epoch, loop): rank, batches
 
-    def on_waits(self, seat: Seat, message: protocol.CollectiveWaits) -> None:
+    def on_waits(self, entry: RankEntry, message: protocol.CollectiveWaits) -> None:
         """How long a rank waited in the collectives of its last steps."""
-        samples = self.waits.setdefault(seat.rank, deque(maxlen=ENOUGH_SAMPLES))
+        samples = self.waits.setdefault(entry.rank, deque(maxlen=ENOUGH_SAMPLES))
         samples.append(message.waited)
         if len(self.waits) < self._state.size:
             return
@@ -78,17 +78,17 @@ class Comparison:
             return
         rank, seconds = found
         is_new = self.straggler is None or self.straggler["rank"] != rank
-        host = self._state.seats[rank].beat.get("host", "")
+        host = self._state.entries[rank].beat.get("host", "")
         self.straggler = {"rank": rank, "host": host, "seconds": round(seconds, 4)}
         if is_new and rank not in self._named:
             self._named.add(rank)  # once in an attempt: it may come and go
             self._state.services.note("straggler", **self.straggler)
 
-    def on_lap(self, seat: Seat, message: protocol.LoopFinished) -> None:
+    def on_lap(self, entry: RankEntry, message: protocol.LoopFinished) -> None:
         """A rank has used all batches of a loop: the others must have used as many."""
         key = message.epoch, message.number
         counts = self._passes.setdefault(key, {})
-        counts[seat.rank] = message.batches
+        counts[entry.rank] = message.batches
         if len(set(counts.values())) > 1:
             told = protocol.UnevenBatches(epoch=message.epoch, batches=sorted(counts.items()))
             self._state.services.note("uneven-batches", **told.values())
@@ -96,9 +96,9 @@ class Comparison:
         if len(counts) == self._state.size:
             del self._passes[key]
 
-    def on_print(self, seat: Seat, message: protocol.BatchPrint) -> None:
+    def on_print(self, entry: RankEntry, message: protocol.BatchPrint) -> None:
         """Fingerprints of a rank's first batches: two ranks must not train on the same data."""
-        self._prints.setdefault(seat.rank, []).append(message.print)
+        self._prints.setdefault(entry.rank, []).append(message.print)
         if len(self._prints) < self._state.size or any(
             len(each) < 2 for each in self._prints.values()
         ):

@@ -22,7 +22,7 @@ from holdfast._keeper import protocol
 from holdfast._keeper.ranks.agreement import Agreement
 from holdfast._keeper.ranks.commits import Commits
 from holdfast._keeper.ranks.comparison import Comparison
-from holdfast._keeper.ranks.state import EndCause, HubState, KeeperServices, RankRequest, Seat
+from holdfast._keeper.ranks.state import EndCause, HubState, KeeperServices, RankEntry, RankRequest
 from holdfast._store.commit.retention import MEMORY
 
 _SAY_AGAIN_SECONDS = 60.0
@@ -50,7 +50,7 @@ class Hub:
         self._insure_at: float | None = None  # when the last common snapshot must be saved
         self._alarms: dict[str, float] = {}  # when it was reported that a host's memory gets full
         self._unreachable_seconds = unreachable_seconds
-        self._handlers: dict[type[protocol.ToHub | None], Callable[[Seat, Any], None]] = {
+        self._handlers: dict[type[protocol.ToHub | None], Callable[[RankEntry, Any], None]] = {
             protocol.RankHello: self._on_hello,
             protocol.RankBeat: self._on_beat,
             protocol.RequestForAll: self._on_wish,
@@ -75,54 +75,54 @@ class Hub:
 
     def receive(self, rank: int, message: protocol.ToHub | None) -> None:
         """Receive a message of a rank's keeper; None if its kind is unknown here."""
-        seat, act = self.state.seats.get(rank), self._handlers.get(type(message))
-        if seat is None:
+        entry, act = self.state.entries.get(rank), self._handlers.get(type(message))
+        if entry is None:
             return
-        if seat.lost_at is not None:
-            seat.lost_at = self.state.clock()  # no connection, but it sends letters
+        if entry.lost_at is not None:
+            entry.lost_at = self.state.clock()  # no connection, but it sends letters
         if act is not None:
-            act(seat, message)
+            act(entry, message)
 
     def lost(self, rank: int) -> None:
         """There is no connection to a rank's keeper any more."""
-        seat = self.state.seats[rank]
-        seat.lost_at = self.state.clock()
-        if seat.is_here and not seat.released:
+        entry = self.state.entries[rank]
+        entry.lost_at = self.state.clock()
+        if entry.is_here and not entry.released:
             self.state.services.note("keeper-lost", rank=rank)
 
     def found(self, rank: int) -> None:
         """The keeper of a rank is connected, for the first time or again."""
-        seat = self.state.seats[rank]
-        if seat.lost_at is not None and seat.is_here:
+        entry = self.state.entries[rank]
+        if entry.lost_at is not None and entry.is_here:
             self.state.services.note("keeper-found", rank=rank)
-        seat.lost_at = None
+        entry.lost_at = None
         self.agreement.ask_again(rank)
 
     def is_out_of_reach(self, rank: int) -> bool:
         """True if nothing was received from a rank's keeper for so long that it must be gone."""
-        lost = self.state.seats[rank].lost_at
+        lost = self.state.entries[rank].lost_at
         return lost is not None and self.state.clock() - lost > self._unreachable_seconds
 
-    def _on_hello(self, seat: Seat, message: protocol.RankHello) -> None:
-        seat.is_here = True
-        seat.beat = {**seat.beat, **message.who}
-        self.commits.forget_asked(seat.rank)
-        self.commits.on_held(seat, message)
-        self.agreement.repeat_decision(seat)
+    def _on_hello(self, entry: RankEntry, message: protocol.RankHello) -> None:
+        entry.is_here = True
+        entry.beat = {**entry.beat, **message.who}
+        self.commits.forget_asked(entry.rank)
+        self.commits.on_held(entry, message)
+        self.agreement.repeat_decision(entry)
 
-    def _on_beat(self, seat: Seat, message: protocol.RankBeat) -> None:
-        seat.beat = {**seat.beat, **message.beat}
-        seat.observe(self.state.clock(), 2 * int(seat.beat.get("step") or 0))
+    def _on_beat(self, entry: RankEntry, message: protocol.RankBeat) -> None:
+        entry.beat = {**entry.beat, **message.beat}
+        entry.observe(self.state.clock(), 2 * int(entry.beat.get("step") or 0))
 
     # -- requests ---------------------------------------------------------------
 
-    def _on_wish(self, seat: Seat, message: protocol.RequestForAll) -> None:
-        wish = RankRequest(rank=seat.rank, **message.wish)
+    def _on_wish(self, entry: RankEntry, message: protocol.RequestForAll) -> None:
+        wish = RankRequest(rank=entry.rank, **message.wish)
         if wish.kind == "stop" and wish.signal == signal.SIGTERM and self.state.services.has_job:
             # The scheduler sends it for several reasons, with opposite meanings. The answer may
             # come late, or never: what all hold must be durable by then.
             self._insure(wish)
-            self.state.services.settle(
+            self.state.services.resolve_stop(
                 wish, lambda found: self._take_wish(found, message.mark, now=message.now)
             )
         else:
@@ -148,29 +148,29 @@ class Hub:
         elif not self.agreement.covers(mark):
             self.agreement.ask_for(wish)
 
-    def _on_danger(self, seat: Seat, message: protocol.MemoryDanger) -> None:
+    def _on_danger(self, entry: RankEntry, message: protocol.MemoryDanger) -> None:
         """The memory of a rank will be full soon: what all hold is made durable, then more."""
         figures, host = message.figures, message.host
         step = self.commits.save_common(MEMORY)
         if message.first:
-            self.state.services.note("memory", rank=seat.rank, host=host, step=step, **figures)
+            self.state.services.note("memory", rank=entry.rank, host=host, step=step, **figures)
             told_at, now = self._alarms.get(host), self.state.clock()
             # Ranks of one host share its memory, and observe the same.
             if told_at is None or now - told_at > _SAY_AGAIN_SECONDS:
                 self._alarms[host] = now
-                report = protocol.MemoryReport(of_rank=seat.rank, host=host, step=step, **figures)
+                report = protocol.MemoryReport(of_rank=entry.rank, host=host, step=step, **figures)
                 self.state.send(0, report)
         if self.stop is None:
-            self._take_wish(RankRequest("save", MEMORY, rank=seat.rank), message.mark)
+            self._take_wish(RankRequest("save", MEMORY, rank=entry.rank), message.mark)
 
-    def _on_notice(self, seat: Seat, message: protocol.MachineNotice) -> None:
+    def _on_notice(self, entry: RankEntry, message: protocol.MachineNotice) -> None:
         """The cloud has announced something for the machine of a rank."""
         told, host = message.told, message.host
-        self.state.services.note("notice", rank=seat.rank, host=host, **told)
+        self.state.services.note("notice", rank=entry.rank, host=host, **told)
         self.state.send(0, protocol.NoticeReport(**told))
         if told["acts"] == "save" and self.stop is None:
             self._take_wish(
-                RankRequest("save", f"notice: {told['what']}", rank=seat.rank), message.mark
+                RankRequest("save", f"notice: {told['what']}", rank=entry.rank), message.mark
             )
 
     def _insure(self, wish: RankRequest) -> None:
@@ -188,29 +188,29 @@ class Hub:
 
     # -- ends -------------------------------------------------------------------
 
-    def _on_died(self, seat: Seat, message: protocol.RankDied) -> None:
-        if seat.ended is None:
-            cause = EndCause(seat.rank, message.how, kind="died", host=message.host)
-            self._lose_rank(seat, cause, host=cause.host, step=message.step)
+    def _on_died(self, entry: RankEntry, message: protocol.RankDied) -> None:
+        if entry.ended is None:
+            cause = EndCause(entry.rank, message.how, kind="died", host=message.host)
+            self._lose_rank(entry, cause, host=cause.host, step=message.step)
 
-    def _lose_rank(self, seat: Seat, cause: EndCause, **known: Any) -> None:
-        seat.ended = cause
-        self.state.services.note("rank-died", rank=seat.rank, how=cause.how, **known)
-        self.end.begin(cause, settle=False)
+    def _lose_rank(self, entry: RankEntry, cause: EndCause, **known: Any) -> None:
+        entry.ended = cause
+        self.state.services.note("rank-died", rank=entry.rank, how=cause.how, **known)
+        self.end.begin(cause, waits=False)
 
-    def _on_farewell(self, seat: Seat, message: protocol.RankFarewell) -> None:
+    def _on_farewell(self, entry: RankEntry, message: protocol.RankFarewell) -> None:
         """A trainer leaves by itself: after a stop or the end of training, or for an error."""
         clean, status, reason = message.clean, message.status, message.reason
         kind = "left" if clean else ("victim" if message.victim else "failed")
-        seat.ended = EndCause(seat.rank, reason, kind, message.host, status)
+        entry.ended = EndCause(entry.rank, reason, kind, message.host, status)
         if clean and status and not message.agreed:
             # By a signal outside of its loop: the others cannot go on without it.
-            reason = f"{reason} (rank {seat.rank})"
-            wish = RankRequest("stop", reason, status, rank=seat.rank)
+            reason = f"{reason} (rank {entry.rank})"
+            wish = RankRequest("stop", reason, status, rank=entry.rank)
             if status == _errors.TERMINATED and self.state.services.has_job:
                 wish.signal = signal.SIGTERM
                 self.commits.save_common(f"stop: {reason}")
-                self.state.services.settle(wish, self._leave_now)
+                self.state.services.resolve_stop(wish, self._leave_now)
             else:
                 self._leave_now(wish)
         elif clean:
@@ -219,25 +219,25 @@ class Hub:
             self.agreement.decide_if_all()
             self.agreement.begin_round()
         else:
-            self.end.begin(seat.ended, settle=True)
+            self.end.begin(entry.ended, waits=True)
 
-    def _on_launcher(self, seat: Seat, message: protocol.LauncherGone) -> None:
+    def _on_launcher(self, entry: RankEntry, message: protocol.LauncherGone) -> None:
         """The process that started the ranks is gone: nothing would end or restart them."""
-        wish = RankRequest("stop", message.reason, _errors.REQUEUE, grace=30.0, rank=seat.rank)
+        wish = RankRequest("stop", message.reason, _errors.REQUEUE, grace=30.0, rank=entry.rank)
         self._take_wish(wish, None)
 
     def _leave_now(self, wish: RankRequest) -> None:
         """All ranks leave at once, because this was asked for."""
         self.stop = self.stop or wish
         cause = EndCause(wish.rank, wish.reason, kind="asked", status=wish.status)
-        self.end.begin(cause, settle=False)
+        self.end.begin(cause, waits=False)
 
     def end_hung(self, rank: int | None) -> None:
         """No rank makes a step any more: save what all hold, and let the supervisor restart."""
         if not self.end.is_under_way:
             how = "all ranks hang" if rank is None else f"rank {rank} hangs"
             cause = EndCause(rank or 0, how, kind="hung", status=_errors.HUNG)
-            self.end.begin(cause, settle=False)
+            self.end.begin(cause, waits=False)
 
     def after_commit(self) -> None:
         """One checkpoint less is in progress."""
@@ -247,7 +247,7 @@ class Hub:
     @property
     def is_over(self) -> bool:
         """True if every keeper has been told that it may go."""
-        return all(seat.released or not seat.is_here for seat in self.state.seats.values())
+        return all(entry.released or not entry.is_here for entry in self.state.entries.values())
 
     # -- by the clock -----------------------------------------------------------
 
@@ -256,12 +256,12 @@ class Hub:
         self._insure_if_due()
         self.commits.give_up_hopeless()
         self.end.tick()
-        for seat in self.state.seats.values():
-            if seat.trains and self.is_out_of_reach(seat.rank):
-                seat.held = set()  # its host is gone, with all that it held
-                host = str(seat.beat.get("host", ""))
+        for entry in self.state.entries.values():
+            if entry.trains and self.is_out_of_reach(entry.rank):
+                entry.held = set()  # its host is gone, with all that it held
+                host = str(entry.beat.get("host", ""))
                 how = "cannot be reached any more"
-                self._lose_rank(seat, EndCause(seat.rank, how, kind="died", host=host))
+                self._lose_rank(entry, EndCause(entry.rank, how, kind="died", host=host))
 
     def _insure_if_due(self) -> None:
         if self._insure_at is None:
@@ -320,15 +320,15 @@ class RunEnd:
     def is_under_way(self) -> bool:
         return self._ending is not None
 
-    def begin(self, cause: EndCause, *, settle: bool) -> None:
-        """`settle`: wait a moment for reports of another rank, which may be the cause."""
+    def begin(self, cause: EndCause, *, waits: bool) -> None:
+        """`waits`: wait a moment for reports of another rank, which may be the cause."""
         now = self._state.clock()
         if self._ending is None:
             self._ending = _Ending([cause], now)
         else:
             self._ending.causes.append(cause)
         self._hub.agreement.cancel()
-        if not settle:
+        if not waits:
             self._ending.settles_at = 0.0
         elif self._ending.settles_at is None:
             self._ending.settles_at = now + _SETTLE_SECONDS
@@ -378,12 +378,14 @@ class RunEnd:
         ending.is_told = True
         reason = cause.sentence()
         self._state.services.note("end", reason=reason, rank=cause.rank, durable_step=step)
-        kinds = {rank: seat.ended and seat.ended.kind for rank, seat in self._state.seats.items()}
+        kinds = {
+            rank: entry.ended and entry.ended.kind for rank, entry in self._state.entries.items()
+        }
         speaker = min((r for r, kind in kinds.items() if kind in (None, "victim")), default=-1)
-        for rank, seat in self._state.seats.items():
-            if seat.released:
+        for rank, entry in self._state.entries.items():
+            if entry.released:
                 continue
-            seat.released = True
+            entry.released = True
             told: dict[str, Any] = {
                 "status": status,
                 "reason": reason,
@@ -399,22 +401,22 @@ class RunEnd:
     def release_clean(self) -> None:
         """Release the ranks that have left cleanly, once nothing waits to be written."""
         leaving = [
-            (seat, seat.ended.status)
-            for seat in self._state.seats.values()
-            if seat.ended and seat.ended.kind == "left" and not seat.released
+            (entry, entry.ended.status)
+            for entry in self._state.entries.values()
+            if entry.ended and entry.ended.kind == "left" and not entry.released
         ]
         if not leaving or self._ending is not None:
             return
-        self._hub.commits.close_common()
+        self._hub.commits.save_common_at_end()
         if not self._hub.commits.is_empty:
             return
         step = self._hub.commits.durable_step
         goes_on = any(status == _errors.REQUEUE for _, status in leaving)
         if goes_on and self._requeue_first(step):
             return
-        for seat, _ in leaving:
-            seat.released = True
-            self._state.send(seat.rank, protocol.RankBye(step=step, **(self._requeued or {})))
+        for entry, _ in leaving:
+            entry.released = True
+            self._state.send(entry.rank, protocol.RankBye(step=step, **(self._requeued or {})))
 
     def _requeue_first(self, step: int | None) -> bool:
         """True while the job is being requeued: until then no rank is released.

@@ -275,9 +275,9 @@ class Member:
         self.link.to_hub(protocol.RankBeat(beat=mine))
         if self.hub is None:
             return
-        seats = self.hub.state.seats.values()
-        ranks = [{**seat.beat, "ended": seat.ended and seat.ended.how} for seat in seats]
-        held = next((s.beat["paused"] for s in seats if s.beat.get("paused")), None)
+        entries = self.hub.state.entries.values()
+        ranks = [{**entry.beat, "ended": entry.ended and entry.ended.how} for entry in entries]
+        held = next((s.beat["paused"] for s in entries if s.beat.get("paused")), None)
         beat["paused"] = beat["paused"] or held
         beat["memory_step"] = self._memory_step(self.hub)
         self._keeper.write_beat(
@@ -334,9 +334,9 @@ class Departure:
     def on_death(self) -> None:
         keeper = self._keeper
         # Also after a goodbye: a pidfd stays readable, and the loop would spin.
-        if keeper.ends.pidfd is not None:
+        if keeper.link.pidfd is not None:
             with contextlib.suppress(KeyError, ValueError):
-                keeper.selector.unregister(keeper.ends.pidfd)
+                keeper.selector.unregister(keeper.link.pidfd)
         if self.is_trainer_gone:
             return
         self.is_trainer_gone, self._gone_at = True, time.monotonic()
@@ -418,7 +418,7 @@ class Departure:
         keeper = self._keeper
         if self._death is not None:
             self._death.write(durable_step=keeper.storage.durable_step)
-        comes_back = keeper.trainer.leave_status in (_errors.REQUEUE, _errors.HUNG)
+        comes_back = keeper.trainer.leave_status in _errors.RESTARTED
         if not self._config.restarts or not (self._has_died or comes_back):
             return 0.0
         keeper.storage.holdings.hash_newest()
@@ -538,7 +538,7 @@ class HubLink:
         self._member.on_hub_found()
 
     def _watch_hub(self, now: float) -> None:
-        """Without a connection, a hub whose heartbeat moves in the run folder is not gone."""
+        """Without a link, a hub whose heartbeat moves in the run folder is not gone."""
         if self._lost_since is None or now < self._watch_at:
             return
         self._watch_at = now + _WATCH_SECONDS

@@ -43,7 +43,7 @@ class EndCause:
 
 
 @dataclass
-class Seat:
+class RankEntry:
     """What is known of one rank."""
 
     rank: int
@@ -103,18 +103,18 @@ class HubState:
         self.send = send
         self.services = services
         self.clock = clock
-        self.seats = {rank: Seat(rank) for rank in range(size)}
+        self.entries = {rank: RankEntry(rank) for rank in range(size)}
 
     def send_all(self, message: FromHub) -> None:
-        for rank in self.seats:
+        for rank in self.entries:
             self.send(rank, message)
 
     def training_ranks(self) -> list[int]:
-        return [rank for rank, seat in self.seats.items() if seat.trains]
+        return [rank for rank, entry in self.entries.items() if entry.trains]
 
     def remaining_ranks(self) -> list[int]:
         """Also those that are not here yet: a hub that was replaced must wait for them."""
-        return [rank for rank, seat in self.seats.items() if seat.ended is None]
+        return [rank for rank, entry in self.entries.items() if entry.ended is None]
 
 
 class KeeperServices:
@@ -178,13 +178,13 @@ class KeeperServices:
         """True if a scheduler can be asked why the run ends, and for a requeue."""
         return self._job is not None
 
-    def settle(self, wish: RankRequest, then: Callable[[RankRequest], None]) -> None:
+    def resolve_stop(self, wish: RankRequest, then: Callable[[RankRequest], None]) -> None:
         """Ask the scheduler why a stop is asked for, then continue with the answer."""
         job = self._job
         assert job is not None
 
         def ask() -> None:
-            reason, status = job.settle(wish.reason, wish.status, wish.signal)
+            reason, status = job.resolve_stop(wish.reason, wish.status, wish.signal)
             settled = replace(wish, reason=reason, status=status)
             self._timers.after(0.0, lambda: then(settled))
 

@@ -1,9 +1,9 @@
 """The position in epochs and loops over data: arithmetic only.
 
-After a restart an epoch runs again from its top, with the script's own code before, between and
-after its loops. So a position counts laps: the loops over data in the order of the epoch. Laps
-before the position are passed over. The lap of the position goes on after the batches that were
-used, and there the state is put back as stored.
+After a restart the epoch is replayed from its beginning, with the script's own code before, between
+and after its loops. So a position counts laps: the loops over data in the order of the epoch. Laps
+before the position are skipped. The lap of the position continues after the used batches, and there
+the stored state is restored.
 
 With another number of ranks all batches differ. Then the rest of the lap is a part of its own, and
 its batches are counted from 0 again: `before` or `passed` say where in the lap it began.
@@ -82,12 +82,11 @@ class Lap:
 
     @property
     def before(self) -> int:
-        """The samples before the part in which the batches are counted."""
+        """Samples used before the number of ranks changed."""
         return 0 if self.goal is None else one_number(self.goal.before)
 
     @property
-    def behind(self) -> int:
-        """The batches of the source to skip."""
+    def batches_to_skip(self) -> int:
         return 0 if self.goal is None else one_number(self.goal.passed) + self.skip
 
 

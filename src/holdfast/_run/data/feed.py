@@ -94,7 +94,7 @@ def replay(batches: Iterator[Any], count: int, source: Any) -> None:
     )
 
 
-class Kit:
+class FeedContext:
     """What all feeds of a session share."""
 
     def __init__(self, state: list[Any], rank: int = 0, world: int = 1) -> None:
@@ -103,7 +103,7 @@ class Kit:
         self.world = world
         # The generators of the state, which are saved with it:
         self.owned = [value for value in state if generators_of(value) is not None]
-        self.bases = Bases()
+        self.base_seeds = BaseSeeds()
         self._said: set[str] = set()
 
     def warn_once(self, text: str) -> None:
@@ -123,11 +123,11 @@ class Feed:
     length: int | None = None  # of the lap that is open
     usual_length: int | None = None  # of a lap that no other number of ranks began
 
-    def __init__(self, source: Any, kit: Kit) -> None:
+    def __init__(self, source: Any, context: FeedContext) -> None:
         self._source = source
         with contextlib.suppress(TypeError):
             self.length = self.usual_length = len(source)
-        self._hold(kit, [source], [])
+        self._hold(context, [source], [])
 
     def open(self, lap: Lap, seeds: Seeds) -> Iterator[Any]:
         """The batches of this lap that are left; random numbers for the way there are drawn now."""
@@ -135,7 +135,7 @@ class Feed:
         self._reseed_held(lap)
         # A pass leaves the global generators alone, so its number makes passes differ.
         batches = each_apart(self._source, mix_all(seeds, lap.epoch, lap.number))
-        replay(batches, lap.behind, self._source)
+        replay(batches, lap.batches_to_skip, self._source)
         return batches
 
     def expect(self, accumulate: int) -> None:
@@ -147,42 +147,42 @@ class Feed:
 
     def fits(self, goal: Position) -> bool:
         """True if the batches of the position are also those of today's ranks."""
-        return goal.world == self.kit.world
+        return goal.world == self.context.world
 
     def carry_over(self, goal: Position) -> Position:
         """The position for today's ranks, with its batches counted from 0."""
         self._warn_of_unknown(goal, self._why_unknown(goal))
-        return self._behind_batches(goal, scale_batches(goal, self.kit.world))
+        return self._behind_batches(goal, scale_batches(goal, self.context.world))
 
     @property
-    def bases(self) -> Any:
+    def base_seeds(self) -> Any:
         """Seeds from the generators that the source holds, as the script gave them."""
-        return [self.kit.bases.of(generator) for generator in self._held]
+        return [self.context.base_seeds.of(generator) for generator in self._held]
 
-    @bases.setter
-    def bases(self, bases: Any) -> None:
+    @base_seeds.setter
+    def base_seeds(self, bases: Any) -> None:
         # A generator that the script did not seed differs in each attempt.
         for generator, base in zip(self._held, bases, strict=False):
-            self.kit.bases.know(generator, base)
+            self.context.base_seeds.know(generator, base)
 
     @property
     def _name(self) -> str:
         return f"a {type(self._source).__name__}"
 
-    def _hold(self, kit: Kit, holders: list[Any], without: list[Any]) -> None:
+    def _hold(self, context: FeedContext, holders: list[Any], without: list[Any]) -> None:
         """Find the generators that decide the order, and remember their first states."""
-        self.kit = kit
-        self._held = held_generators(holders, [*without, *kit.owned])
-        _ = self.bases
+        self.context = context
+        self._held = held_generators(holders, [*without, *context.owned])
+        _ = self.base_seeds
 
     def _reseed_held(self, lap: Lap, *more: int) -> None:
         # A generator of the source has the same state in every attempt only when the script has
         # just made it. So each pass seeds it.
-        for number, (generator, base) in enumerate(zip(self._held, self.bases, strict=True)):
+        for number, (generator, base) in enumerate(zip(self._held, self.base_seeds, strict=True)):
             reseed([generator], mix(base, number, lap.epoch, lap.number, *more))
 
     def _set_length(self, lap: Lap) -> None:
-        passed = lap.behind - lap.skip
+        passed = lap.batches_to_skip - lap.skip
         usual = self.usual_length
         self.length = None if usual is None else max(0, usual - passed)
 
@@ -194,7 +194,7 @@ class Feed:
             batches=0,
             length=None,
             state=None,  # it was for another number of ranks
-            world=self.kit.world,
+            world=self.context.world,
             before=0,
             samples=None,
             passed=passed,
@@ -205,9 +205,9 @@ class Feed:
         return f"which samples each has used cannot be known of {self._name}"
 
     def _warn_of_unknown(self, goal: Position, why: str) -> None:
-        self.kit.warn_once_for_all(
+        self.context.warn_once_for_all(
             f"this epoch was begun by {processes(goal.world)} and goes on with "
-            f"{processes(self.kit.world)}: {why}. It goes on behind as many as were used, but "
+            f"{processes(self.context.world)}: {why}. It goes on behind as many as were used, but "
             "some samples of it will be trained twice and some not at all.\n"
             "The next epoch has every sample once again. To be exact in such an epoch too, give "
             "run.batches a DataLoader with a DistributedSampler, with one process too."
@@ -236,7 +236,7 @@ class SequenceFeed(Feed):
         return self._each(lap)
 
     def _each(self, lap: Lap) -> Iterator[Any]:
-        for number in range(lap.behind, len(self._source)):
+        for number in range(lap.batches_to_skip, len(self._source)):
             self._reseed_held(lap, number)
             yield self._source[number]
 
@@ -252,7 +252,7 @@ class StatefulFeed(Feed):
         if lap.state is not None:
             self._source.load_state_dict(lap.state)
         batches = iter(self._source) if lap.state is None else next_pass(self._source)
-        replay(batches, lap.behind, self._source)
+        replay(batches, lap.batches_to_skip, self._source)
         return batches
 
     def state(self) -> Any:
@@ -262,19 +262,19 @@ class StatefulFeed(Feed):
 class SideBySide(Feed):
     """Several sources, read as `zip` does: it ends with the shortest."""
 
-    def __init__(self, feeds: list[Feed], kit: Kit) -> None:
-        self.kit = kit
+    def __init__(self, feeds: list[Feed], context: FeedContext) -> None:
+        self.context = context
         self._feeds = feeds
         self.length = self.usual_length = _shortest([feed.usual_length for feed in feeds])
 
     @property
-    def bases(self) -> Any:
-        return [feed.bases for feed in self._feeds]
+    def base_seeds(self) -> Any:
+        return [feed.base_seeds for feed in self._feeds]
 
-    @bases.setter
-    def bases(self, bases: Any) -> None:
+    @base_seeds.setter
+    def base_seeds(self, bases: Any) -> None:
         for feed, of_feed in zip(self._feeds, bases, strict=False):
-            feed.bases = of_feed
+            feed.base_seeds = of_feed
 
     def fits(self, goal: Position) -> bool:
         return all(feed.fits(part) for feed, part in self._parts(goal))
@@ -282,9 +282,7 @@ class SideBySide(Feed):
     def carry_over(self, goal: Position) -> Position:
         parts = [feed.carry_over(part) for feed, part in self._parts(goal)]
         return replace(
-            parts[0],
-            before=[part.before for part in parts],
-            passed=[part.passed for part in parts],
+            parts[0], before=[part.before for part in parts], passed=[part.passed for part in parts]
         )
 
     def _parts(self, goal: Position) -> list[tuple[Feed, Position]]:
@@ -338,15 +336,15 @@ def _shortest(lengths: list[int | None]) -> int | None:
     return min(known) if len(known) == len(lengths) else None
 
 
-def feed_of(source: Any, kit: Kit) -> Feed:
+def feed_of(source: Any, context: FeedContext) -> Feed:
     """The feed for any iterable but a DataLoader."""
     if is_stateful(source) and hasattr(source, "__iter__"):
-        return StatefulFeed(source, kit)
+        return StatefulFeed(source, context)
     if _is_sequence(source):
-        return SequenceFeed(source, kit)
+        return SequenceFeed(source, context)
     if hasattr(source, "__next__") or isinstance(source, set | frozenset):
         what = "an iterator, which" if hasattr(source, "__next__") else "a set, whose order"
-        kit.warn_once(
+        context.warn_once(
             f"run.batches was given {what} may be another after a restart: the run will go on "
             "behind as many batches as it had used, counted from its beginning.\n"
             "To be exact, give it a DataLoader, a list, an object whose __iter__ starts over, "
@@ -357,7 +355,7 @@ def feed_of(source: Any, kit: Kit) -> Feed:
             f"run.batches({type(source).__name__}): this cannot be looped over.\n"
             "Give it a DataLoader, a list of batches, or anything else that `for` takes."
         )
-    return Feed(source, kit)
+    return Feed(source, context)
 
 
 def _is_sequence(source: Any) -> bool:
@@ -375,18 +373,18 @@ class FeedAround(Feed):
     """Subclasses define `open`."""
 
     def __init__(self, inner: Feed) -> None:
-        self.kit = inner.kit
+        self.context = inner.context
         self._inner = inner
         self._state: Any = None  # of the inner feed, before it read ahead
         self.length = self.usual_length = inner.usual_length
 
     @property
-    def bases(self) -> Any:
-        return self._inner.bases
+    def base_seeds(self) -> Any:
+        return self._inner.base_seeds
 
-    @bases.setter
-    def bases(self, bases: Any) -> None:
-        self._inner.bases = bases
+    @base_seeds.setter
+    def base_seeds(self, bases: Any) -> None:
+        self._inner.base_seeds = bases
 
     def fits(self, goal: Position) -> bool:
         return self._inner.fits(goal)
@@ -408,9 +406,9 @@ def begin_fresh(feed: Feed, lap: Lap) -> tuple[Any, Iterator[Any]]:
     states = capture_generators(devices=False)
     start = {
         "global": states,
-        "owned": generator_states(feed.kit.owned),
+        "owned": generator_states(feed.context.owned),
         "seeds": seeds_of(states),
-        "bases": feed.bases,
+        "bases": feed.base_seeds,
     }
     lap.usual_length = feed.usual_length
     return start, feed.open(lap, start["seeds"])
@@ -425,15 +423,15 @@ def begin_in_the_middle(feed: Feed, lap: Lap) -> tuple[Any, Iterator[Any]]:
     if not feed.fits(lap.goal):
         lap.goal = feed.carry_over(lap.goal)
     lap.usual_length = feed.usual_length
-    feed.bases = start["bases"]
-    before = capture_generators(devices=False), generator_states(feed.kit.owned)
+    feed.base_seeds = start["bases"]
+    before = capture_generators(devices=False), generator_states(feed.context.owned)
     restore_generators(start["global"])
-    restore_held(feed.kit.owned, start["owned"])
+    restore_held(feed.context.owned, start["owned"])
     try:
         batches = feed.open(lap, start["seeds"])
     finally:
         restore_generators(before[0])
-        restore_held(feed.kit.owned, before[1])
+        restore_held(feed.context.owned, before[1])
     # The length of a lap that other ranks began is known only once it is open.
     if lap.goal.length != feed.length and None not in (lap.goal.length, feed.length):
         say(
@@ -589,7 +587,7 @@ def restore_held(generators: list[Any], states: list[Any]) -> None:
         _of(generator).restore_generator(generator, state)
 
 
-class Bases:
+class BaseSeeds:
     """A seed for each generator that a source holds, from its state when first seen."""
 
     def __init__(self) -> None:

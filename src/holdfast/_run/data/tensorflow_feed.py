@@ -18,7 +18,7 @@ from typing import Any
 
 from holdfast._errors import HoldfastError
 from holdfast._run.data.course import Lap
-from holdfast._run.data.feed import Feed, Kit, Seeds, replay
+from holdfast._run.data.feed import Feed, FeedContext, Seeds, replay
 from holdfast._text import say
 
 _MOST_BYTES = 32 << 20
@@ -29,7 +29,7 @@ _passes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 class DatasetFeed(Feed):
     """A tf.data.Dataset, or one that a strategy has distributed; referenced weakly."""
 
-    def __init__(self, source: Any, kit: Kit) -> None:
+    def __init__(self, source: Any, context: FeedContext) -> None:
         from holdfast.tensorflow import datasets
 
         self._tf = datasets
@@ -45,7 +45,7 @@ class DatasetFeed(Feed):
         drawing = [source] if self._is_distributed else self._habits.drawing or [source]
         self._drawing = [weakref.ref(each) for each in drawing]
         if self._is_distributed and len(self._habits.drawing) > 1:
-            kit.warn_once_for_all(
+            context.warn_once_for_all(
                 f"the {self._kind} shuffles in several places, and how far each has come is not "
                 "known of one that a strategy has distributed: after a restart the passes may have "
                 "another order.\nTo be exact, shuffle in one place."
@@ -53,14 +53,14 @@ class DatasetFeed(Feed):
         self._habits.drawing = []  # drop the strong references
         self._keeps_state = not self._is_distributed
         self._keeps_now = self._keeps_state and self._habits.keeps_place
-        self._hold(kit, self._habits.python_functions, [])
+        self._hold(context, self._habits.python_functions, [])
         # Code with a generator of its own begins again with each pass.
         if self._held or self._habits.buffer_bytes + self._habits.slot_bytes > _MOST_BYTES:
             self._keeps_now = False
         if self._habits.slot_bytes > _MOST_BYTES:
             self._keeps_state = False
         for line in self._habits.warnings():
-            kit.warn_once_for_all(line)
+            context.warn_once_for_all(line)
         if self._habits.shuffles_unseeded and (not self._keeps_state or self._habits.cache_bytes):
             self._warn_of_order()
         if self._habits.repeats and not self._keeps_state:
@@ -78,7 +78,7 @@ class DatasetFeed(Feed):
         source = self._weak()
         assert source is not None  # the caller holds it
         goal = None if lap.goal is None else lap.goal.state
-        if isinstance(goal, dict) and self._go_to(source, goal, lap.behind):
+        if isinstance(goal, dict) and self._go_to(source, goal, lap.batches_to_skip):
             return self._each()
         if not isinstance(goal, dict):
             if isinstance(lap.state, dict) and self._has_begun(lap.state, lap.epoch):
@@ -87,7 +87,7 @@ class DatasetFeed(Feed):
                     self._go_through(source, lap.state)
             self._begin(source)
         batches = self._each()
-        replay(batches, lap.behind, self._kind)
+        replay(batches, lap.batches_to_skip, self._kind)
         return batches
 
     def state(self) -> Any:
@@ -107,7 +107,7 @@ class DatasetFeed(Feed):
             return None
         if len(written) > _MOST_BYTES:
             self._keeps_now = False
-            self.kit.warn_once_for_all(
+            self.context.warn_once_for_all(
                 f"the buffers of the {self._kind} hold {len(written) >> 20} MB, too much to keep "
                 "with every snapshot: after a restart its batches are made again from the "
                 "beginning of the epoch. A smaller shuffle buffer, or cache() in a file, is kept."
@@ -130,11 +130,11 @@ class DatasetFeed(Feed):
         if self._habits.repeats and not is_known:
             self._warn_of_repeats()  # a nested one that begins with its first element
 
-    def _go_to(self, source: Any, goal: dict[str, Any], behind: int) -> bool:
+    def _go_to(self, source: Any, goal: dict[str, Any], batches_to_skip: int) -> bool:
         """Go back into a pass; True if at its position, False if at its beginning."""
         now, top = (_unpacked(goal[name], self._tf) for name in ("now", "top"))
         repeats = self._habits.repeats and top is not None
-        if self.usual_length == behind and not self._is_distributed and not repeats:
+        if self.usual_length == batches_to_skip and not self._is_distributed and not repeats:
             self._make_passes(goal["draws"])
             self._iterator, self._top = iter(source.take(0)), top
             return True
@@ -228,14 +228,14 @@ class DatasetFeed(Feed):
         self._is_over = True
 
     def _warn_of_repeats(self) -> None:
-        self.kit.warn_once_for_all(
+        self.context.warn_once_for_all(
             f"the {self._kind} repeats what it shuffles, and its position is found again by count "
             "only: after a restart the passes have another order.\n"
             "Leave out repeat(): run.epochs goes through the dataset as often as it is to."
         )
 
     def _warn_of_order(self) -> None:
-        self.kit.warn_once_for_all(
+        self.context.warn_once_for_all(
             f"the {self._kind} shuffles without a seed, and its position is found again by count "
             "only: after a restart the rest of the epoch has another order.\n"
             "Call tf.random.set_seed before it is made, or give shuffle a seed."
@@ -249,13 +249,13 @@ def _unpacked(packed: Any, tf: Any) -> bytes | None:
 class IteratorFeed(Feed):
     """An iterator of tf.data that the script has made: it goes on where it is."""
 
-    def __init__(self, source: Any, kit: Kit) -> None:
+    def __init__(self, source: Any, context: FeedContext) -> None:
         from holdfast.tensorflow import datasets
 
-        super().__init__(source, kit)
+        super().__init__(source, context)
         self._tf = datasets
         self._packed = datasets.Packed()
-        if any(value is source for value in kit.state):
+        if any(value is source for value in context.state):
             raise HoldfastError(
                 "the iterator is part of the run's state and is given to run.batches too: its "
                 "position would be put back twice.\nTake it out of the state; run.batches keeps it."
@@ -271,12 +271,12 @@ class IteratorFeed(Feed):
         return self._packed.pack(self._tf.write_state(self._source))
 
 
-def feed_of_tensorflow(source: Any, kit: Kit) -> Feed | None:
+def feed_of_tensorflow(source: Any, context: FeedContext) -> Feed | None:
     """The feed for objects of tf.data; None for anything else."""
     from holdfast.tensorflow import datasets
 
     if datasets.is_dataset(source) or datasets.is_distributed_dataset(source):
-        return DatasetFeed(source, kit)
+        return DatasetFeed(source, context)
     if datasets.is_iterator(source) and datasets.can_write(source):
-        return IteratorFeed(source, kit)
-    return Feed(source, kit) if datasets.is_iterator(source) else None
+        return IteratorFeed(source, context)
+    return Feed(source, context) if datasets.is_iterator(source) else None

@@ -102,7 +102,7 @@ def bound_leaving(stopped: Stopped, seconds: float, stays: Callable[[], None]) -
     threading.Thread(target=watch, name="holdfast-leave", daemon=True).start()
 
 
-def goes_on() -> None:
+def cancel_exit() -> None:
     """A run is opened, so the process is not leaving.
 
     The keeper is told here: while a call holds the GIL, the thread could not do it in time.
@@ -349,7 +349,7 @@ _TRACEBACK_LENGTH = 20_000
 
 
 @dataclass(frozen=True)
-class Scene:
+class ErrorContext:
     """Where the run was when an exception left it."""
 
     layout: RunLayout
@@ -376,17 +376,17 @@ def is_failure(error: BaseException | None) -> bool:
     return code != 0 if isinstance(code, int) else code is not None
 
 
-def record_exception(error: BaseException, scene: Scene) -> dict[str, Any]:
+def record_exception(error: BaseException, context: ErrorContext) -> dict[str, Any]:
     known: dict[str, Any] = {}
     with contextlib.suppress(Exception):  # the exception itself must come through
         errors, frames = errors_of(error), frames_of(error)
-        record = {**_of_run(scene), **_of_error(error, errors, frames)}
+        record = {**_of_run(context), **_of_error(error, errors, frames)}
         deadline = time.monotonic() + _SECONDS
         facts: list[Callable[[], dict[str, Any]]] = [
             lambda: {"workers": workers_of(frames)},
-            lambda: _of_disks(scene.layout.folder, errors),
-            lambda: _of_memory(scene),
-            lambda: _of_torch(error, errors, scene, deadline),
+            lambda: _of_disks(context.layout.folder, errors),
+            lambda: _of_memory(context),
+            lambda: _of_torch(error, errors, context, deadline),
             lambda: _traceback(error),
         ]
 
@@ -400,7 +400,7 @@ def record_exception(error: BaseException, scene: Scene) -> dict[str, Any]:
             thread.start()
             _join([thread], _SECONDS)
         known = dict(record)  # a thread that hangs may still write to it
-        write_json(scene.layout.error(scene.attempt, scene.rank), known)
+        write_json(context.layout.error(context.attempt, context.rank), known)
         known["is_recorded"] = True
     return known
 
@@ -412,18 +412,18 @@ def _join(threads: list[threading.Thread], seconds: float) -> None:
         left[0].join(_JOIN_SECONDS)
 
 
-def _of_run(scene: Scene) -> dict[str, Any]:
+def _of_run(context: ErrorContext) -> dict[str, Any]:
     return {
         "time": time.time(),
         "host": host_name(),
         "pid": os.getpid(),
-        "rank": scene.rank,
-        "ranks": scene.ranks,
-        "attempt": scene.attempt,
-        "step": scene.step,
-        "phase": scene.phase,
-        "where": scene.where,
-        "is_configuration": scene.steps == 0,
+        "rank": context.rank,
+        "ranks": context.ranks,
+        "attempt": context.attempt,
+        "step": context.step,
+        "phase": context.phase,
+        "where": context.where,
+        "is_configuration": context.steps == 0,
     }
 
 
@@ -472,7 +472,7 @@ def _of_disks(folder: Path, errors: list[BaseException]) -> dict[str, Any]:
     return {"disks": [each for each in found if each], "shm": shm_room()}
 
 
-def _of_memory(scene: Scene) -> dict[str, Any]:
+def _of_memory(context: ErrorContext) -> dict[str, Any]:
     from holdfast._environment.processes.cgroup import read_counters
     from holdfast._environment.processes.memory_sample import Sampler
 
@@ -480,14 +480,14 @@ def _of_memory(scene: Scene) -> dict[str, Any]:
     # Only the kernel's counters show that it killed a child. Their earlier values are in the
     # keeper's last heartbeat, which is of rank 0 and its host; before the first one, those from
     # the opening of the run are used.
-    beat = read_json(scene.layout.heartbeat(scene.attempt)) if scene.rank == 0 else {}
-    before = beat.get("counters") or (scene.counters if scene.rank == 0 else None)
+    beat = read_json(context.layout.heartbeat(context.attempt)) if context.rank == 0 else {}
+    before = beat.get("counters") or (context.counters if context.rank == 0 else None)
     now = read_counters(sampler.cgroup)
     return {"memory": sampler.take(), "counters": {"before": before, "death": now}}
 
 
 def _of_torch(
-    error: BaseException, errors: list[BaseException], scene: Scene, deadline: float
+    error: BaseException, errors: list[BaseException], context: ErrorContext, deadline: float
 ) -> dict[str, Any]:
     """Facts from the adapter, if the script has imported torch."""
     if "torch" not in sys.modules:
@@ -498,8 +498,8 @@ def _of_torch(
         error,
         view(frames),
         view([each for each in frames if is_users(each[0])]),
-        dict(scene.state),
-        counts=(scene.steps, scene.batch),
+        dict(context.state),
+        counts=(context.steps, context.batch),
         until=min(deadline, time.monotonic() + _SCAN_SECONDS),
     )
     return found
@@ -513,19 +513,19 @@ def _of_torch(
 _SUSPECTS_SECONDS = 1.0
 
 
-def look_for_graphs(scene: Scene, thread: int) -> None:
+def look_for_graphs(context: ErrorContext, thread: int) -> None:
     """Search a thread's variables in the background, and say what keeps graphs."""
     if "torch" in sys.modules:
         with contextlib.suppress(RuntimeError):  # no more threads
-            threading.Thread(target=_find_suspects, args=(scene, thread), daemon=True).start()
+            threading.Thread(target=_find_suspects, args=(context, thread), daemon=True).start()
 
 
-def _find_suspects(scene: Scene, thread: int) -> None:
+def _find_suspects(context: ErrorContext, thread: int) -> None:
     with contextlib.suppress(Exception):  # objects of any kind are inspected
         graphs = importlib.import_module("holdfast.torch.memory_report")
         frames = _with_callers(sys._current_frames().get(thread))
         views = view([each for each in frames if is_users(each[0])])
-        counts = (scene.steps, scene.batch)
+        counts = (context.steps, context.batch)
         found = graphs.find_kept_graphs(views, counts, time.monotonic() + _SUSPECTS_SECONDS)
         # A graph that was freed by its backward pass is small.
         found = [each for each in found if not each["freed"]]
@@ -538,10 +538,10 @@ def _find_suspects(scene: Scene, thread: int) -> None:
             each=True,
         )
         # The record of an exception says more: it replaces this one, and is not replaced by it.
-        path = scene.layout.error(scene.attempt, scene.rank)
+        path = context.layout.error(context.attempt, context.rank)
         if "type" in read_json(path):
             return
-        record = {"time": time.time(), "rank": scene.rank, "step": scene.step, "graphs": found}
+        record = {"time": time.time(), "rank": context.rank, "step": context.step, "graphs": found}
         write_json(path, record, durable=False)
 
 

@@ -340,7 +340,7 @@ def find_difference(mine: Mapping[str, str], first: Mapping[str, str]) -> str | 
     return None
 
 
-def call_the_roll(
+def wait_for_all_ranks(
     store: Store, now: Mapping[str, str], endpoint: Endpoint, patience: AddressPatience
 ) -> str:
     """Return when all ranks are there and are one job; else RanksError, on all of them.

@@ -46,7 +46,7 @@ _TELL_SECONDS = 10.0
 _openings = 0  # by this process: all ranks open their runs in the same order
 
 
-class Board(Protocol):
+class KeyValueStore(Protocol):
     """Values under names, which all ranks can read."""
 
     def put(self, key: str, value: bytes) -> None: ...
@@ -56,7 +56,7 @@ class Board(Protocol):
     def get(self, keys: list[str]) -> list[bytes]: ...
 
 
-class Party:
+class RankGroup:
     """All ranks of the job, as one of them sees them while the run is opened."""
 
     is_one_host = False  # known once they have met
@@ -68,7 +68,7 @@ class Party:
         self._folder = folder
         self._count = 0
         self._watch = watch
-        store = _store_board()
+        store = _find_store()
         if store is not None:
             # By the number of openings and not by the folder: a rank with another one is to fail.
             _openings += 1
@@ -76,21 +76,21 @@ class Party:
             self._prefix = (
                 f"holdfast/{variables.whole_number('TORCHELASTIC_RESTART_COUNT')}/{_openings}"
             )
-            self._board: Board = store
+            self._store: KeyValueStore = store
         else:
             self._prefix = ""
-            self._board = _FileBoard(world, layout, folder)
+            self._store = _FileStore(world, layout, folder)
 
     def exchange(self, topic: str, value: Any) -> list[Any]:
         """Send a value to all ranks, and return the values of all of them."""
         self._count += 1
         keys = [f"{self._prefix}/{self._count}-{topic}/{rank}" for rank in range(self.size)]
-        self._board.put(keys[self.rank], json.dumps(value).encode())
+        self._store.put(keys[self.rank], json.dumps(value).encode())
         deadline, pause = time.monotonic() + _PATIENCE_SECONDS, _POLL_SECONDS / 5
-        while not self._board.has(keys):
+        while not self._store.has(keys):
             self.look()
             if time.monotonic() > deadline:
-                missing = [rank for rank, key in enumerate(keys) if not self._board.has([key])]
+                missing = [rank for rank, key in enumerate(keys) if not self._store.has([key])]
                 raise RanksError(
                     f"{self._folder}: of {self.size} ranks, {name_ranks(missing)} did not open "
                     f"this run within {_PATIENCE_SECONDS:.0f} s (at: {topic}).\n"
@@ -99,13 +99,13 @@ class Party:
                 )
             time.sleep(pause)
             pause = min(_POLL_SECONDS, 2 * pause)
-        return [json.loads(found) for found in self._board.get(keys)]
+        return [json.loads(found) for found in self._store.get(keys)]
 
     def look(self) -> None:
         """RanksError if another rank has failed to open the run."""
         key = [f"{self._prefix}/failed"]
-        if self._board.has(key):
-            told = json.loads(self._board.get(key)[0])
+        if self._store.has(key):
+            told = json.loads(self._store.get(key)[0])
             raise RanksError(
                 f"{self._folder}: rank {told['rank']} could not open this run: {told['why']}\n"
                 "See the output of that rank; the others leave with it."
@@ -117,15 +117,15 @@ class Party:
         text = f"{type(error).__name__}: {error}".splitlines()[0]
         with contextlib.suppress(Exception):  # the error itself must come through
             told = {"rank": self.rank, "why": text}
-            self._board.put(f"{self._prefix}/failed", json.dumps(told).encode())
+            self._store.put(f"{self._prefix}/failed", json.dumps(told).encode())
 
     def stop_watching(self) -> None:
         """The run is open, or will not be: from now on the keepers watch the launcher."""
         self._watch.end()
 
     def close(self) -> None:
-        if isinstance(self._board, _FileBoard):
-            self._board.close()
+        if isinstance(self._store, _FileStore):
+            self._store.close()
 
     def meet(self, run_id: str, state: Mapping[str, Any]) -> None:
         """Make sure that all ranks open the same run in the same way."""
@@ -166,16 +166,16 @@ class Party:
 
 def come_together(
     world: World, layout: RunLayout, run_id: str, state: Mapping[str, Any], folder: Path
-) -> Party:
+) -> RankGroup:
     """Meet the other ranks that open this run now."""
     watch = LauncherWatch(folder)
     try:
-        party = Party(world, layout, folder, watch)
-        party.meet(run_id, state)
+        group = RankGroup(world, layout, folder, watch)
+        group.meet(run_id, state)
     except BaseException:
         watch.end()
         raise
-    return party
+    return group
 
 
 def _trees(state: Mapping[str, Any]) -> dict[str, str]:
@@ -228,7 +228,7 @@ def make_key(layout: RunLayout) -> None:
         )
 
 
-def _store_board() -> Board | None:
+def _find_store() -> KeyValueStore | None:
     if "torch.distributed" not in sys.modules:
         return None
     from holdfast.torch import group
@@ -236,7 +236,7 @@ def _store_board() -> Board | None:
     return group.group_store()
 
 
-class _FileBoard:
+class _FileStore:
     """Values as files. Those of an earlier job look the same, so a live rank changes its own."""
 
     def __init__(self, world: World, layout: RunLayout, folder: Path) -> None:

@@ -22,14 +22,14 @@ from holdfast._settings import Settings
 from holdfast._store.folder import journal
 from holdfast._store.folder.atomic import create_atomic
 from holdfast._store.folder.attempts import cannot_write, lives_elsewhere, read_json, write_json
-from holdfast._store.folder.errand import current as current_errand
 from holdfast._store.folder.layout import RunLayout
+from holdfast._store.folder.prove_config import current as current_prove_config
 from holdfast._store.mirror.store import folder_of
 from holdfast._text import say
 from holdfast._text import size as in_words
 
 if TYPE_CHECKING:
-    from holdfast._run.ranks.meeting import Party
+    from holdfast._run.ranks.meeting import RankGroup
     from holdfast._run.resume.start import Start
 
 _TURN_SECONDS = 5.0
@@ -57,7 +57,7 @@ class MirrorClient:
 
     def __init__(self, folder: Path, settings: Settings, rank: int) -> None:
         # A proof interrupts copies of the run, which are not mirrored.
-        self._address = None if current_errand() is not None else settings.mirror_address
+        self._address = None if current_prove_config() is not None else settings.mirror_address
         self._settings = settings
         self._folder = folder
         self._rank = rank
@@ -119,17 +119,17 @@ class MirrorClient:
                 )
             time.sleep(_LOOK_SECONDS)  # until the deadline above
 
-    def fetch(self, start: Start, party: Party | None) -> None:
+    def fetch(self, start: Start, group: RankGroup | None) -> None:
         """Fetch the newest checkpoint of the mirror, if the folder has none."""
         if self._address is None:
             return
-        is_first = party is None or party.rank == 0
+        is_first = group is None or group.rank == 0
         with contextlib.closing(self._fetch(start, self._address)) as turns:
             while True:
                 state = next(turns, "over") if is_first else "over"
-                if party is not None:
+                if group is not None:
                     # Exchanged often, so that no rank waits too long for another.
-                    state = str(party.exchange("mirror", state)[0])
+                    state = str(group.exchange("mirror", state)[0])
                 if state == "over":
                     return
 

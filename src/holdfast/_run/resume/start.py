@@ -19,10 +19,10 @@ from holdfast._adapters.registry import adapter_of, send_to_device
 from holdfast._environment import variables
 from holdfast._errors import CheckpointError, DamagedCheckpoint, UnreadableCheckpoint
 from holdfast._run.data.course import Position
-from holdfast._state.adopted import settle_adopted
 from holdfast._state.capture import capture, without_collector
 from holdfast._state.fit import places_in
 from holdfast._state.restore import decode_extra, restore_again, restore_state
+from holdfast._state.restore_adopted import settle_adopted
 from holdfast._store.folder import journal
 from holdfast._store.folder.attempts import known_origins, note_origin, read_json
 from holdfast._store.folder.layout import RunLayout
@@ -35,7 +35,7 @@ from holdfast._store.read.verify import read_manifest
 from holdfast._text import count, say
 
 if TYPE_CHECKING:
-    from holdfast._run.ranks.meeting import Party
+    from holdfast._run.ranks.meeting import RankGroup
     from holdfast._run.saving.keeper_client import KeeperClient
     from holdfast._run.saving.snapshots import Snapshots
     from holdfast._run.saving.takeover import WaitingArena
@@ -91,7 +91,7 @@ class Resumed:
     phases: list[int | None] | None = None  # see Phases.remember
     loop: int = 0  # the script's loop in which the state was stored
     by_hand: bool = True  # stored by run.boundary()
-    at_turn: bool = False  # stored at the end of an epoch
+    at_epoch_end: bool = False  # stored at the end of an epoch
     size: int = 1  # ranks of this attempt
     _spared: set[Path] = field(default_factory=set)
     _waiting: WaitingArena | None = None  # its state is the one that was found
@@ -122,8 +122,8 @@ class Resumed:
         leftover = None if found is None else found.leftover
         spare: set[Path] = set()
         if found is not None and leftover is not None and found.record is not None:
-            at_turn = bool(found.loaded.head.get("at_turn"))
-            folder = self.start.layout.checkpoint(found.step, found.attempt, at_turn)
+            at_epoch_end = bool(found.loaded.head.get("at_turn"))
+            folder = self.start.layout.checkpoint(found.step, found.attempt, at_epoch_end)
             if keeper.has_keeper and not folder.exists():
                 left = self.start.leftovers
                 spare = {each.path for each in left if each.arena.attempt == found.attempt}
@@ -183,28 +183,28 @@ def _print_of(value: Any) -> Any:
 
 @without_collector()
 def resume(
-    start: Start, attempt: int, state: dict[str, Any], party: Party | None = None
+    start: Start, attempt: int, state: dict[str, Any], group: RankGroup | None = None
 ) -> Resumed:
     """Restore the newest good state into `state`, and record the attempt's origin."""
     began = time.monotonic()
     layout = start.layout
-    is_first = party is None or party.rank == 0
-    which = f"attempt {attempt}" + ("" if party is None else f", {party.size} ranks")
+    is_first = group is None or group.rank == 0
+    which = f"attempt {attempt}" + ("" if group is None else f", {group.size} ranks")
     before = PreviousDeath(layout, start.folder, attempt) if is_first else None
     if is_first:
         find.set_aside_unfinished(layout, say)
         find.set_aside_bad(layout, say)
     origins = known_origins(layout, {leftover.arena.attempt for leftover in start.leftovers})
     line = without_void(trace_line(origins, attempt - 1), void_steps(layout))
-    if party is None:
+    if group is None:
         found = find.find_newest(
             layout, line, start.leftovers, say, send_to_device, places_in(state)
         )
     else:
         # Rank 0's view counts: a network file system shows changes to other hosts late.
-        told = party.exchange("line", sorted(line.items()))[0]
+        told = group.exchange("line", sorted(line.items()))[0]
         line = dict(told)
-        found = find_together(party, layout, line, start.leftovers)
+        found = find_together(group, layout, line, start.leftovers)
     if is_first:
         _tell_of_deleted(start, line, found)
     if found is None:
@@ -222,7 +222,7 @@ def resume(
     for changed in restore_state(state, found.loaded):
         say(f"{changed} is not as it was stored: its object did not keep the value.")
     flushing.join()
-    resumed = _resumed(start, attempt, found, origins, party)
+    resumed = _resumed(start, attempt, found, origins, group)
     say(
         f"{start.folder}: resumed at step {found.step} from {resumed.source} in "
         f"{time.monotonic() - began:.2f} s ({which})."
@@ -231,7 +231,7 @@ def resume(
         before.tell()
         for sentence in sentences:
             say(sentence)
-    size = 1 if party is None else party.size
+    size = 1 if group is None else group.size
     if size != found.loaded.world:
         now = "is 1" if size == 1 else f"are {size}"
         say(
@@ -241,7 +241,7 @@ def resume(
     return resumed
 
 
-# A salvaged checkpoint may have its line behind those of a few newer ones.
+# The journal line of a salvaged checkpoint may come after the lines of newer checkpoints.
 _OLDER_LINES = 64
 
 
@@ -273,7 +273,7 @@ def _resumed(
     attempt: int,
     found: Found,
     origins: dict[int, tuple[int, int] | None],
-    party: Party | None,
+    group: RankGroup | None,
 ) -> Resumed:
     head, extra = found.loaded.head, decode_extra(found.loaded)
     position = extra.get("position")
@@ -282,7 +282,7 @@ def _resumed(
     present = {number for _, number, _ in start.layout.checkpoint_folders()}
     present |= {attempt, found.attempt}
     # A new rank keeps the generators as the script has seeded them.
-    is_known = party is None or party.rank < found.loaded.world
+    is_known = group is None or group.rank < found.loaded.world
     return Resumed(
         start,
         attempt,
@@ -297,8 +297,8 @@ def _resumed(
         phases=head.get("phases"),
         loop=head.get("loop", 0),
         by_hand=head.get("by_hand", True),
-        at_turn=bool(head.get("at_turn")),
-        size=1 if party is None else party.size,
+        at_epoch_end=bool(head.get("at_turn")),
+        size=1 if group is None else group.size,
         best=head.get("best"),
         rules=head.get("rules"),
     )
@@ -313,39 +313,36 @@ _CANDIDATES = 64
 
 
 def find_together(
-    party: Party,
-    layout: RunLayout,
-    line: dict[int, int | None],
-    leftovers: list[Leftover],
+    group: RankGroup, layout: RunLayout, line: dict[int, int | None], leftovers: list[Leftover]
 ) -> Found | None:
     """The newest state that all ranks can read; None if there never was one."""
-    offered = _offers(party, layout, line, leftovers)
+    offered = _offers(group, layout, line, leftovers)
     damaged = 0
     for number, candidate in enumerate(offered):
-        found, error = _try(party, candidate)
-        votes = party.exchange(f"vote {number}", None if error is None else str(error))
+        found, error = _try(group, candidate)
+        votes = group.exchange(f"vote {number}", None if error is None else str(error))
         complaints = [vote for vote in votes if vote is not None]
         if not complaints:
             assert found is not None
             return found
         if isinstance(error, UnreadableCheckpoint):
             raise error
-        if party.rank == 0:
+        if group.rank == 0:
             damaged += find.report_damage(candidate, DamagedCheckpoint(complaints[0]), layout, say)
         else:
             damaged += candidate.folder is not None
-    party.exchange("nothing found", None)  # wait for rank 0, which may still set candidates aside
+    group.exchange("nothing found", None)  # wait for rank 0, which may still set candidates aside
     find.refuse_to_begin_anew(layout, damaged)
     return None
 
 
 def _offers(
-    party: Party, layout: RunLayout, line: dict[int, int | None], leftovers: list[Leftover]
+    group: RankGroup, layout: RunLayout, line: dict[int, int | None], leftovers: list[Leftover]
 ) -> list[Candidate]:
     """The candidates, the newest first; the same list on all ranks."""
     mine = {(*key, len(peers)): peers for key, peers in find.held_by_ranks(leftovers).items()}
     names = [[c.attempt, c.step, c.folder.name] for c in find.on_disk(layout, line) if c.folder]
-    told = party.exchange("candidates", {"memory": [list(key) for key in mine], "disk": names})
+    told = group.exchange("candidates", {"memory": [list(key) for key in mine], "disk": names})
     shared = set.intersection(*({tuple(key) for key in each["memory"]} for each in told))
     offered = [
         Candidate(attempt, step, folder=layout.checkpoints / name)
@@ -355,24 +352,24 @@ def _offers(
         last = line.get(attempt, -1)
         if last is None or mark // 2 <= last:
             peers = mine[attempt, mark, size]
-            leftover, record = peers[party.rank % size]
+            leftover, record = peers[group.rank % size]
             offered.append(Candidate(attempt, mark // 2, None, leftover, record, tuple(peers)))
     return sorted(offered, key=_order, reverse=True)[:_CANDIDATES]
 
 
 def _order(candidate: Candidate) -> tuple[int, int, int, int, str]:
     """As `age`, but without the sequence numbers, which differ between ranks."""
-    attempt, step, in_memory, _, name = find.age(candidate)
+    attempt, step, in_memory, _, name = find.sort_key(candidate)
     mark = candidate.record.mark if candidate.record is not None else 0
     return attempt, step, in_memory, mark, name
 
 
-def _try(party: Party, candidate: Candidate) -> tuple[Found | None, CheckpointError | None]:
+def _try(group: RankGroup, candidate: Candidate) -> tuple[Found | None, CheckpointError | None]:
     """Read this rank's state, and check its share of the other files."""
     try:
         if candidate.folder is not None:
-            _check_share(candidate.folder, party.rank, party.size)
-        return find.read_candidate(candidate, party.rank, send_to_device), None
+            _check_share(candidate.folder, group.rank, group.size)
+        return find.read_candidate(candidate, group.rank, send_to_device), None
     except CheckpointError as error:
         return None, error
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast._run.past import (
+from holdfast._run.checkpoint_interval import (
     FIRST_SECONDS,
     PastAttempts,
     expected_mtbf,
@@ -72,7 +72,7 @@ class AutoInterval:
         self._writes.append(writing.ended - writing.began)
         self._slowed.append(writing.slowed_seconds(now, step))
 
-    def settle(self, now: float, stall_seconds: float) -> float:
+    def next_interval(self, now: float, stall_seconds: float) -> float:
         """The time until the next checkpoint; `stall_seconds` is the usual stall of one."""
         slowed = statistics.median(self._slowed) if self._slowed else 0.0
         write = statistics.median(self._writes) if self._writes else 0.0
@@ -245,7 +245,7 @@ class Cadence:
         if seconds is None and self._costs:
             seconds = self._expected_cost()
         if self._interval is not None and seconds is not None:
-            self._checkpoint_seconds = self._interval.settle(now, seconds)
+            self._checkpoint_seconds = self._interval.next_interval(now, seconds)
 
     def wrote_checkpoint(self, writing: WriteTiming, now: float, step: int) -> None:
         if self._interval is not None:
@@ -264,11 +264,7 @@ class Cadence:
 
 
 def begin_cadence(
-    settings: Settings,
-    policy: Policy,
-    step: int,
-    note: Callable[..., None],
-    words: Any,
+    settings: Settings, policy: Policy, step: int, note: Callable[..., None], words: Any
 ) -> Cadence:
     now = time.monotonic()
     meter = SlowdownMeter(lambda step: words[RING | step & RING_MASK] / 1e9)

@@ -13,7 +13,7 @@ from holdfast._adapters.registry import adapter_of
 from holdfast._run.saving.cadence import WriteTiming
 from holdfast._run.saving.keeper_client import Handle
 from holdfast._state.capture import Captured
-from holdfast._store.commit.chunks import Labour
+from holdfast._store.commit.chunks import CommitThreads
 from holdfast._store.commit.dedup import newest_former
 from holdfast._store.commit.source import Ranges, Source
 from holdfast._store.commit.write import Policy, State, keep_checkpoint, remove_old
@@ -34,7 +34,7 @@ def write_direct(
     state = State(policy.attempt, step, reason, head["metrics"], bool(head.get("at_turn")))
     former = newest_former(policy.layout, policy.line, policy.rank)
     source = Source(views, Ranges.of(plan.extents()))
-    keep_checkpoint(policy, state, source, Labour(is_background=False), former)
+    keep_checkpoint(policy, state, source, CommitThreads(is_background=False), former)
     remove_old(policy)
 
 
@@ -55,12 +55,12 @@ class TimedHandle(Handle):
         """The trainer has waited until now, and goes on."""
         self._began = time.monotonic()
 
-    def settle(self, error: str | None = None) -> None:
-        # The words may be released before the last checkpoint is settled.
+    def resolve(self, error: str | None = None) -> None:
+        # The words may be released before the last checkpoint is resolved.
         with contextlib.suppress(ValueError):
             if error is None:
                 self._ended = (time.monotonic(), int(self._control[STEP]))
-        super().settle(error)
+        super().resolve(error)
 
     def writing(self, now: float, step: int) -> WriteTiming | None:
         """Its timing, until now if it is not durable yet.

@@ -50,7 +50,7 @@ class JobClient:
             self._changed.notify_all()
         return True
 
-    def settle(self, stopped: Stopped, number: int, durable_step: int | None) -> None:
+    def resolve_stop(self, stopped: Stopped, number: int, durable_step: int | None) -> None:
         """Find out why the run was asked to stop, and set status and reason by it."""
         if stopped.status not in _OF_SCHEDULERS:
             return

@@ -92,7 +92,7 @@ class Handle:
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(f"the checkpoint was not durable within {timeout_seconds} s")
 
-    def settle(self, error: str | None = None) -> None:
+    def resolve(self, error: str | None = None) -> None:
         """Mark as durable, or as failed with an error."""
         self.error = error
         self._done.set()
@@ -105,9 +105,9 @@ class _Order:
     taken: Taken
     handles: list[Handle]
 
-    def settle(self, error: str | None) -> None:
+    def resolve(self, error: str | None) -> None:
         for handle in self.handles:
-            handle.settle(error)
+            handle.resolve(error)
 
 
 class KeeperClient:
@@ -119,11 +119,11 @@ class KeeperClient:
         grace_seconds: float | None,
         numbers: tuple[int, ...],
         hear: Callable[[dict[str, Any]], None],
-        crew: dict[str, Any] | None = None,
+        ranks: dict[str, Any] | None = None,
     ) -> None:
         self.policy = policy
         self.grace_seconds = grace_seconds  # after a SIGTERM
-        self._is_one_of_many = crew is not None
+        self._is_one_of_many = ranks is not None
         self._hear_run = hear
         self._snapshots: Snapshots | None = None
         self._link: KeeperLink | None = None
@@ -145,7 +145,7 @@ class KeeperClient:
             from holdfast._run.saving.launch import KeeperPlan
 
             self._plan = KeeperPlan(
-                policy, grace_seconds, numbers, crew, find_job(variables.of_job())
+                policy, grace_seconds, numbers, ranks, find_job(variables.of_job())
             )
             self.words = self._plan.control.words
             self.words[WORK] = OPENS
@@ -182,7 +182,7 @@ class KeeperClient:
         """For a FairDeadline, which does not count the time in which these wait for a processor."""
         return [self._link.pid] if self._link else []
 
-    def serve(self, snapshots: Snapshots) -> None:
+    def use_snapshots(self, snapshots: Snapshots) -> None:
         self._snapshots = snapshots
 
     # -- orders ---------------------------------------------------------------
@@ -221,7 +221,7 @@ class KeeperClient:
         """The last state is about to be taken: waiting orders give up their slots."""
         self.send("last")
         if self._is_one_of_many and self._snapshots is not None:
-            self._snapshots.settle_all()  # other ranks' keepers hold no slot while they wait
+            self._snapshots.release_slots()  # other ranks' keepers hold no slot while they wait
 
     def void_from(self, step: int, reason: str) -> None:
         """A rule has called everything from this step on bad."""
@@ -270,9 +270,9 @@ class KeeperClient:
                     handle.wait(_LOOK_SECONDS)
                 self.check_keeper()
                 if not self.has_keeper and not handle.done:
-                    handle.settle("the keeper died and could not be replaced")
+                    handle.resolve("the keeper died and could not be replaced")
                 if deadline is not None and time.monotonic() > deadline and not handle.done:
-                    handle.settle(f"it took longer than {timeout_seconds:.0f} s")
+                    handle.resolve(f"it took longer than {timeout_seconds:.0f} s")
         handle.wait()
 
     def check_keeper(self) -> None:
@@ -314,7 +314,7 @@ class KeeperClient:
         log = self.policy.layout.keeper_log(self.policy.attempt)
         say(f"{why}: going on without. The trainer writes its checkpoints itself. See {log}")
         for order in self._orders.values():
-            order.settle("the keeper died")
+            order.resolve("the keeper died")
         self._orders.clear()
         threading.Thread(target=self._stand_in, name="holdfast-beat", daemon=True).start()
 
@@ -325,7 +325,7 @@ class KeeperClient:
         link, self._link = self._link, None
         if link is not None:
             if leaving is None and self._is_one_of_many:
-                link.part()  # it goes when the others need it no more
+                link.send_goodbye()  # it goes when the others need it no more
             elif leaving is None:
                 link.say_goodbye()
             else:
@@ -344,7 +344,7 @@ class KeeperClient:
         if self._plan is not None:
             self._plan.close()
 
-    def stay(self) -> None:
+    def cancel_leaving(self) -> None:
         """The process goes on: the keeper need not wait for its end."""
         if self._leaving is not None:
             self._leaving.say_goodbye()
@@ -371,30 +371,32 @@ class KeeperClient:
             )
 
     def _hear(self, message: dict[str, Any]) -> None:
-        """In the thread that receives: settle orders, pass on the rest."""
+        """In the thread that receives: resolve orders, pass on the rest."""
         number = message.get("order")
         if message["kind"] == "waits":
             order = self._orders.get(message["order"])
             if order is not None and self._snapshots is not None:
-                self._snapshots.settle(order.taken.sequence)  # the newest slot is written instead
+                self._snapshots.release_slot(
+                    order.taken.sequence
+                )  # the newest slot is written instead
             return
         if number is not None:
             with self._lock:
                 order = self._orders.pop(number, None)
             if order is not None:
-                self._settle(order, message)
+                self._resolve(order, message)
         if not self._quit.is_set():
             self._hear_run(message)
 
-    def _settle(self, order: _Order, message: dict[str, Any]) -> None:
+    def _resolve(self, order: _Order, message: dict[str, Any]) -> None:
         sequence = order.taken.sequence
         if self._snapshots is not None:
-            self._snapshots.settle(sequence)
+            self._snapshots.release_slot(sequence)
         # An order that waited writes the newest slot of that moment.
         written = message.get("sequence", sequence)
         if message["kind"] == "durable" and written > self.durable_sequence:
             self.durable_sequence, self.durable_step = written, message["step"]
-        order.settle(message.get("error"))
+        order.resolve(message.get("error"))
 
     def _stand_in(self) -> None:
         """Where there is no keeper, a thread writes the heartbeat and polls for requests."""
@@ -455,7 +457,7 @@ def keep_memory_of(settings: Settings, *, in_job: bool) -> float:
     with contextlib.suppress(SettingsError):
         return parse_seconds(text if text[-1].isalpha() else f"{text}s", "")
     say(
-        f"HOLDFAST_KEEP_MEMORY={text!r} is not a time, and is passed over.\n"
+        f"HOLDFAST_KEEP_MEMORY={text!r} is not a time, and is ignored.\n"
         "Write seconds, or a duration such as 5min; 0 keeps nothing."
     )
     return settings.keep_memory_seconds

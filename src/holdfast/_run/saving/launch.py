@@ -1,4 +1,4 @@
-"""The trainer's side of the keeper: start it, talk to it, replace it if it dies."""
+"""Starts a keeper and talks to it; `keeper_client.py` replaces one that died."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from holdfast._store.memory.control import ControlPage
 from holdfast._text import say
 
 _GOODBYE_SECONDS = 600.0
-_PART_SECONDS = 5.0
+_SEND_SECONDS = 5.0
 
 
 class KeeperPlan:
@@ -41,12 +41,12 @@ class KeeperPlan:
         policy: Policy,
         grace_seconds: float | None,
         numbers: Sequence[int],
-        crew: dict[str, Any] | None = None,
+        ranks: dict[str, Any] | None = None,
         job: Job | None = None,
     ) -> None:
         self.policy = policy
         self.job = job
-        self.crew = crew  # with several ranks
+        self.ranks = ranks  # with several ranks
         self.grace_seconds = grace_seconds
         self.numbers = list(numbers)
         self.control = ControlPage.create()
@@ -82,7 +82,7 @@ class KeeperLink:
             trainer_pid=os.getpid(),
             counters=counters,
             job=None if plan.job is None else asdict(plan.job),
-            ranks=plan.crew,
+            ranks=plan.ranks,
             link=theirs.fileno(),
             signals=plan.signals_read,
             control=plan.control.descriptor,
@@ -133,17 +133,17 @@ class KeeperLink:
                 self._process.wait(0.1)
         self.close()
 
-    def part(self) -> None:
+    def send_goodbye(self) -> None:
         """Say goodbye without waiting: all is known to be durable."""
         self.send("goodbye")
-        deadline = FairDeadline(_PART_SECONDS, lambda: [self.pid])
+        deadline = FairDeadline(_SEND_SECONDS, lambda: [self.pid])
         while not self._outbox.is_empty and not deadline.is_over() and self.is_alive():
             self.flush()
             time.sleep(0.001)
         self.close()
 
     def close(self) -> None:
-        # The listening thread sees the end of the connection and ends too.
+        # The listening thread sees the end of the connection, and ends too.
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()

@@ -16,7 +16,7 @@ from typing import Any
 from holdfast._environment.processes.proc import FairDeadline
 from holdfast._errors import RanksError
 from holdfast._keeper.protocol import RankConfig
-from holdfast._run.ranks.meeting import Party, make_key
+from holdfast._run.ranks.meeting import RankGroup, make_key
 from holdfast._run.ranks.world import addresses
 from holdfast._run.saving.keeper_client import KeeperClient
 from holdfast._run.witness.observer import batch_print
@@ -255,7 +255,7 @@ class RankAgreement:
 
 
 def join_ranks(
-    party: Party,
+    group: RankGroup,
     policy: Policy,
     grace_seconds: float | None,
     numbers: tuple[int, ...],
@@ -279,35 +279,35 @@ def join_ranks(
 
     joined: list[RankAgreement] = []
     told: list[Any] = []
-    if party.rank == 0:
+    if group.rank == 0:
         make_key(policy.layout)
     else:
-        told = party.exchange("hub", None)
-    launcher = party.launcher
+        told = group.exchange("hub", None)
+    launcher = group.launcher
     config = RankConfig(
-        hub=[] if party.rank == 0 else [(a, told[0]["port"]) for a in told[0]["addresses"]],
-        is_one_host=party.is_one_host,
+        hub=[] if group.rank == 0 else [(a, told[0]["port"]) for a in told[0]["addresses"]],
+        is_one_host=group.is_one_host,
         launcher=None if launcher is None else launcher.process,
         launcher_name="" if launcher is None else launcher.name,
         restarts=launcher is not None and launcher.restarts,
     )
     keeper = KeeperClient(policy, grace_seconds, numbers, listen, config.values())
-    ranks = RankAgreement(party.rank, party.size, keeper)
+    ranks = RankAgreement(group.rank, group.size, keeper)
     joined.append(ranks)
     for message in heard:
         ranks.hear(message)
-    if party.rank == 0:
+    if group.rank == 0:
         port = ranks.wait_for_port()
         if port is None:
             raise RanksError(
                 "the keeper of rank 0 did not start.\n"
                 f"See {policy.layout.keeper_log(policy.attempt)}"
             )
-        where = ["127.0.0.1"] if party.is_one_host else addresses()
-        party.exchange("hub", {"port": port, "addresses": where})
-    if not ranks.wait_until_joined(party.look):
+        where = ["127.0.0.1"] if group.is_one_host else addresses()
+        group.exchange("hub", {"port": port, "addresses": where})
+    if not ranks.wait_until_joined(group.look):
         raise RanksError(
-            f"the keeper of rank {party.rank} cannot reach that of rank 0 at "
+            f"the keeper of rank {group.rank} cannot reach that of rank 0 at "
             f"{', '.join(f'{host} port {port}' for host, port in config.hub) or 'any address'}.\n"
             "Open the way between the hosts for any port, or name an address of rank 0's host "
             "that the others reach in HOLDFAST_ADDRESS there."

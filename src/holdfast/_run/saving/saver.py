@@ -84,7 +84,7 @@ class Saver:
                 most_bytes=None if settings is None else settings.memory_bytes(total_bytes),
                 has_peers=ranks is not None,
             )
-            keeper.serve(self._snapshots)
+            keeper.use_snapshots(self._snapshots)
 
     @property
     def snapshots(self) -> Snapshots | None:
@@ -125,7 +125,7 @@ class Saver:
             for handle in handles:
                 if handle.step is None:
                     self._wanted.remove(handle)
-                    handle.settle(f"no slot became free within {_SLOT_SECONDS:.0f} s")
+                    handle.resolve(f"no slot became free within {_SLOT_SECONDS:.0f} s")
         elif self._cadence.checkpoint_due(now, step):
             self._begin_in_time(now, step)
         elif self._cadence.snapshot_due(now):
@@ -176,7 +176,7 @@ class Saver:
         try:
             self._begin_checkpoint(step, [*self._wanted, handle], _SLOT_SECONDS)
             if handle.step is None:
-                handle.settle(f"no slot became free within {_SLOT_SECONDS:.0f} s")
+                handle.resolve(f"no slot became free within {_SLOT_SECONDS:.0f} s")
             self._keeper.wait(handle)
         except SaveFailed as error:
             self._tell_failure(step, error)
@@ -217,14 +217,14 @@ class Saver:
     def void_from(self, step: int) -> None:
         """A rule has called everything from this step on bad: drop it."""
         for handle in self._wanted:
-            handle.settle(_BAD)
+            handle.resolve(_BAD)
         self._wanted.clear()
         if self._snapshots is not None:
             self._snapshots.void_from(step)
 
     def close(self) -> None:
         for handle in self._wanted:
-            handle.settle("the run was closed before the next boundary")
+            handle.resolve("the run was closed before the next boundary")
         self._wanted.clear()
         if self._snapshots is not None:
             self._snapshots.close()
@@ -253,7 +253,7 @@ class Saver:
         if self._is_bad():
             for handle in handles:
                 handle.step = step
-                handle.settle(_BAD)
+                handle.resolve(_BAD)
             return
         if self._can_snapshot():
             taken = self._take_snapshot(step, patience_seconds)
@@ -269,7 +269,7 @@ class Saver:
         elif not self._can_snapshot():
             for handle in handles:
                 handle.step = step
-                handle.settle("there is no memory for snapshots, which several ranks need")
+                handle.resolve("there is no memory for snapshots, which several ranks need")
         for handle in handles:
             if handle in self._wanted:
                 self._wanted.remove(handle)
@@ -353,11 +353,11 @@ class Saver:
                 self._keeper.order(taken, handles)
             return
         if self._snapshots is not None:
-            self._snapshots.settle(taken.sequence)
+            self._snapshots.release_slot(taken.sequence)
         if self._ranks is not None:
             self._ranks.missed(taken.mark, "the copy from the device was lost")
         for handle in handles:
-            handle.settle("the copy from the device was lost")
+            handle.resolve("the copy from the device was lost")
 
     def _order(self, taken: Taken, handles: list[Handle]) -> None:
         assert self._snapshots is not None
@@ -383,4 +383,4 @@ class Saver:
             self._keeper.record_durable(step)
         for handle in handles:
             handle.step = step
-            handle.settle(error)
+            handle.resolve(error)

@@ -1,4 +1,4 @@
-"""State that is a value: handed over by `run.update`, and what goes wrong where it is not."""
+"""State given by `run.update`; warns of state or an optimizer that the script forgot to give."""
 
 from __future__ import annotations
 

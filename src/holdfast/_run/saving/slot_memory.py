@@ -10,7 +10,7 @@
 With several ranks there are always three: the newest one, the newest that all ranks have, and one
 to write to. With fewer, a rank that is ahead of the others would wait for them.
 
-Ranges of the image that all slots have in common have memory in slot 0 only. If a tensor in them
+Ranges of the image that the slots share have memory in slot 0 only. If a tensor in them
 changes, all slots get memory of their own for them, in the background (`unshare`).
 
 If two do not fit, one slot is used. It is written over, and a kill during the copy leaves none.
@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import Protocol
 
-from holdfast._store.commit.fault_points import pass_point
+from holdfast._store.commit.fault_points import fault_point
 from holdfast._store.memory.arena import Arena
 from holdfast._store.memory.backing import NO_ROOM, Backing, has_memory, has_plenty
 from holdfast._store.memory.pages import Piece, give_memory, pieces_of, take_memory, touch
@@ -54,12 +54,7 @@ class SlotMemory:
     """Gives the slots of one arena their memory, and takes it back."""
 
     def __init__(
-        self,
-        arena: Arena,
-        backing: Backing,
-        header: bytes,
-        usual: int,
-        say: Callable[[str], None],
+        self, arena: Arena, backing: Backing, header: bytes, usual: int, say: Callable[[str], None]
     ) -> None:
         self._arena = arena
         self._backing = backing
@@ -92,7 +87,7 @@ class SlotMemory:
         arena = self._arena
 
         def has_memory(at: int, size_bytes: int) -> None:
-            pass_point(f"slot-{slot}-half-built")
+            fault_point(f"slot-{slot}-half-built")
             self._register(slot, at, size_bytes)
 
         try:
@@ -104,9 +99,9 @@ class SlotMemory:
                 self.registry.forget(slot)
             raise
         if built:
-            pass_point(f"slot-{slot}-built")
+            fault_point(f"slot-{slot}-built")
             arena.add(slot, self._header)
-            pass_point(f"slot-{slot}-added")
+            fault_point(f"slot-{slot}-added")
         return built
 
     def build_rest(self) -> None:
@@ -148,11 +143,11 @@ class SlotMemory:
             return
         slot = self._arena.drop(held)
         if slot is not None:
-            pass_point("slot-dropped")
+            fault_point("slot-dropped")
             self._start(lambda: self._give_back(slot))
 
     def unshare(self) -> None:
-        """A tensor that all slots have in common has changed: end that, in the background."""
+        """A tensor in a shared range has changed: end the sharing, in the background."""
         if self.is_at_work:
             return  # the next boundary tries again
         self.is_unsharing = True
@@ -174,9 +169,9 @@ class SlotMemory:
                     take_memory(arena.descriptor, arena.slot_offset(slot), arena.slot_bytes)
                 self.usual = 1
                 self._say(only_one("tensors change that did not change before, and memory allows"))
-            pass_point("slots-copied")
+            fault_point("slots-copied")
             arena.share(())
-            pass_point("slots-unshared")
+            fault_point("slots-unshared")
             for slot in arena.present()[1:]:
                 if self.registry is not None:
                     self.registry.forget(slot)  # the pieces had other edges
@@ -188,7 +183,7 @@ class SlotMemory:
             self.is_unsharing = False
 
     def _copy_shared(self, slot: int) -> bool:
-        """Give a slot memory of its own for the ranges in common; False if there is no room.
+        """Give a slot memory of its own for the shared ranges; False if there is no room.
 
         The slot still maps those of slot 0, so the bytes are written to the file.
         """
@@ -204,7 +199,7 @@ class SlotMemory:
             for at in range(first, first + size_bytes, _COPY_BYTES):
                 end = min(at + _COPY_BYTES, first + size_bytes)
                 os.pwrite(arena.descriptor, source[at:end], start + at)
-            pass_point("slots-half-copied")
+            fault_point("slots-half-copied")
         return True
 
     def _shared_of(self, slot: int) -> list[Piece]:
@@ -250,7 +245,7 @@ class SlotMemory:
         if self.registry is not None:
             self.registry.forget(slot)
         taken = take_memory(arena.descriptor, arena.slot_offset(slot), arena.slot_bytes)
-        pass_point("slot-given-back")
+        fault_point("slot-given-back")
         if not taken:  # the system refuses: it keeps the slot
             arena.add(slot, self._header)
         arena.unlock(slot)

@@ -84,7 +84,7 @@ def _join(moves: Iterable[Move]) -> list[Move]:
 
 
 class SharedChanged(Exception):
-    """A tensor that all slots have in common has changed."""
+    """A tensor in a memory range that the slots share has changed."""
 
 
 def _compare(target: int, source: int, size: int) -> None:
@@ -167,9 +167,9 @@ class _Ways:
     """How the tensors are copied into one slot."""
 
     addresses: list[int] | None  # as captured
-    shared: list[Range]  # that the slots had in common
+    shared: list[Range]  # that the slots shared
     raw: RawCopies  # of bytes at known addresses
-    same: RawCopies | None  # compares what all slots have in common; None: its address is unknown
+    same: RawCopies | None  # compares the shared ranges; None: its address is unknown
     others: list[tuple[str, list[int], Sequence[Any]]]  # kind, indices, targets
 
 
@@ -199,7 +199,7 @@ class Generation:
                 [arena.slot_offset(slot) for slot in range(arena.slots)],
             )
         memory.registry = self._copies
-        self._is_filled = False  # slot 0 has what all slots have in common
+        self._is_filled = False  # slot 0 has the shared ranges
 
     def share(self, frozen: Collection[int]) -> None:
         """Hold these tensors once; before another slot than 0 has memory."""
@@ -210,7 +210,7 @@ class Generation:
             self.arena.share(ranges)
 
     def has_changed(self, slot: int, captured: Captured, *, careful: bool) -> bool:
-        """True if a tensor that all slots have in common is not as in slot 0.
+        """True if a tensor in a shared range differs from slot 0.
 
         A device compares while it copies, unless it must not fail.
         """
@@ -233,7 +233,7 @@ class Generation:
         """A slot is whole."""
         if slot == 0 and not self._is_filled:
             self._is_filled = True
-            self._ways.clear()  # from now on nothing may write to what the slots have in common
+            self._ways.clear()  # from now on nothing may write to the shared ranges
 
     def fits(self, captured: Captured, scalars_bytes: int) -> bool:
         """True if a state has the layout that this arena was made for."""
@@ -265,7 +265,7 @@ class Generation:
         self.arena.mapped[start : start + capacity] = scalars.ljust(capacity)
 
     def _ways_of(self, slot: int, captured: Captured) -> _Ways:
-        """Valid as long as no tensor moves, and the slots have the same in common."""
+        """Valid as long as no tensor moves, and the shared ranges are the same."""
         ways = self._ways.get(slot)
         if (
             ways is None
@@ -319,7 +319,7 @@ class Generation:
 
     @property
     def found_change(self) -> bool:
-        """True if a device has found that a tensor in a range in common has changed."""
+        """True if a device has found that a tensor in a shared range has changed."""
         return self._copies is not None and self._copies.found_change
 
     @property
@@ -364,23 +364,23 @@ class AsyncCopy(Protocol):
 class DeviceCopies(Registry, Protocol):
     """Copies tensors of devices into the slots of one arena."""
 
-    found_change: bool  # the last copy was lost: a tensor in a range in common has changed
-    cost_seconds: float  # for which a copy keeps the device from its work
-    is_ahead: bool  # the device has had work since before the processor began the last copy
+    found_change: bool  # the last copy was lost: a tensor in a shared range has changed
+    cost_seconds: float  # of the device's time, per copy
+    is_ahead: bool  # the device was busy during the whole last copy, so it cost no training time
 
     def begin(
         self, slot: int, values: list[Any], *, careful: bool, shared: Sequence[Range]
     ) -> AsyncCopy | None:
         """Start a copy; None if it has ended already. A careful one cannot fail.
 
-        Ranges in common are not written: what belongs there is compared with the last copy.
+        Memory ranges that the slots share are compared with the last copy, not written.
         """
 
     def can_compare(self) -> bool:
         """True if the device has what it copied last."""
 
     def has_changed(self, values: list[Any], shared: Sequence[Range]) -> bool:
-        """True if a tensor in a range in common differs from the last copy; waits for it."""
+        """True if a tensor in a shared range differs from the last copy; waits for it."""
 
     def close(self) -> None: ...
 

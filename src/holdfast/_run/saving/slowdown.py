@@ -53,9 +53,9 @@ class SlowdownMeter:
 
     @property
     def cost_seconds(self) -> float | None:
-        """Of one snapshot, all in all; None while too few were measured.
+        """Training time lost per snapshot; None while too few were measured.
 
-        Less half its standard error: where steps vary much, little is known, and less is claimed.
+        Minus half the standard error, so that noisy steps do not exaggerate it.
         """
         if len(self._found) < _ENOUGH:
             return None

@@ -36,7 +36,7 @@ class Taken:
     sequence: int
     mark: int
     seconds: float  # the processor's part of the copy
-    device_seconds: float = 0.0  # for which it keeps a device from its work
+    device_seconds: float = 0.0  # of the device's time
     is_hidden: bool = False  # the device had work meanwhile, so `seconds` cost training nothing
     ended: float = 0.0  # when the processor's part was done, by time.perf_counter()
 
@@ -66,18 +66,14 @@ class Snapshots:
     ) -> None:
         self._has_peers = has_peers  # there are other ranks
         self._builder = ArenaBuilder(
-            (run_id, attempt, rank),
-            say,
-            folder=folder,
-            most_bytes=most_bytes,
-            has_peers=has_peers,
+            (run_id, attempt, rank), say, folder=folder, most_bytes=most_bytes, has_peers=has_peers
         )
         self._common = common  # the mark of the newest snapshot that all ranks hold
         self._announce = announce
         self._current: Generation | None = None
         self._sequence = 0
         self._promised: dict[int, int] = {}
-        self._settled_at = 0.0  # when the last write ended
+        self._released_at = 0.0  # when the last write ended
         self._attend = attend  # called while waiting: replaces a keeper that died
         self._readers = readers  # pids of the processes that hold slots for a while
         self._landed = landed  # called with a copy of a device that has ended, and its success
@@ -188,7 +184,7 @@ class Snapshots:
     @property
     def _needs_no_third(self) -> bool:
         """True if no write has been in progress for a while."""
-        return not self._promised and time.monotonic() >= self._settled_at + _LINGER_SECONDS
+        return not self._promised and time.monotonic() >= self._released_at + _LINGER_SECONDS
 
     def _give_third_back(self, generation: Generation) -> None:
         # Before a slot is chosen: while a device copies, all three may be needed.
@@ -198,10 +194,9 @@ class Snapshots:
     def _keeps_hashed(self, generation: Generation) -> bool:
         """True if a snapshot is to wait until the newest one is hashed.
 
-        Of two slots one is then always hashed: also a kill of trainer and keeper leaves a state.
-        The third slot is given back only between snapshots, so it is treated as gone before.
-        A keeper that gets no processor is not waited for, since a kill of the trainer alone would
-        cost more and more.
+        So one of two slots is always hashed, and a state survives a kill of both processes. A third
+        slot is not counted, because it may be freed. If the keeper gets no CPU time we stop
+        waiting; otherwise a kill of the trainer would lose more and more work.
         """
         newest, memory = generation.arena.newest(), generation.memory
         return (
@@ -296,14 +291,14 @@ class Snapshots:
                 self.newest = Taken(*place, seconds=0.0)
 
     def promise(self, taken: Taken) -> None:
-        """Keep this slot until `settle`: it is to become a checkpoint."""
+        """Keep this slot until `release_slot`: it is to become a checkpoint."""
         self._promised[taken.sequence] = taken.slot
 
-    def settle(self, sequence: int) -> None:
-        self._settled_at = time.monotonic()
+    def release_slot(self, sequence: int) -> None:
+        self._released_at = time.monotonic()
         self._promised.pop(sequence, None)
 
-    def settle_all(self) -> None:
+    def release_slots(self) -> None:
         self._promised.clear()
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
-"""Signals in, numbers out.
+"""Signal handlers: they record the signal number; the next step boundary acts on it.
 
 A handler may run between any two bytecodes, while the thread it interrupts
 holds any lock. So ours appends a number and returns: no saving, no printing.
-The step boundary does the work. `set_wakeup_fd` carries the number to the
+`set_wakeup_fd` carries the number to the
 keeper at C level, so that the clock of a deadline starts even while the main
 thread sits in a long call.
 
@@ -54,7 +54,7 @@ _uninterruptible: set[int] = set()  # the ids of code objects
 
 
 def uninterruptible(function: _Function) -> _Function:
-    """Let no second Ctrl-C cut this function in two, nor anything that it calls.
+    """A second Ctrl-C does not interrupt this function or anything that it calls.
 
     The handler looks for its code among the frames that it interrupts: a call costs nothing more.
     """
@@ -147,7 +147,7 @@ class SignalWatch:
             if self._former_quit is not None:
                 signal.signal(self._quit, self._former_quit)
 
-    def mend(self) -> list[str]:
+    def reinstall(self) -> list[str]:
         """Reinstall what another library has replaced, and return names of that."""
         replaced = []
         # IPython installs these around each cell and prompt: no user asked for them.
@@ -191,7 +191,7 @@ class SignalWatch:
             if at_once and is_interactive() and not _is_uninterruptible(frame):
                 raise KeyboardInterrupt  # the keeper would end the process, and so the kernel
             return
-        if self.holds_warnings and _errors.of_signal(number) == _errors.REQUEUE:
+        if self.holds_warnings and _errors.status_of_signal(number) == _errors.REQUEUE:
             self.noted.append(number)
             return
         handler = self.users_handler(number)
@@ -200,7 +200,7 @@ class SignalWatch:
             return
         if number == signal.SIGINT:
             raise KeyboardInterrupt
-        raise Stopped(_errors.of_signal(number), signal.Signals(number).name)
+        raise Stopped(_errors.status_of_signal(number), signal.Signals(number).name)
 
     def _quit_as_first(self, number: int, _: FrameType | None) -> None:
         if not self.defers or self.is_alone:
@@ -309,14 +309,14 @@ class Guard:
         else:
             _thread.interrupt_main(signal.SIGINT)
 
-    def mend(self, is_alone: bool) -> None:
+    def reinstall(self, is_alone: bool) -> None:
         """Reinstall handlers that another library has replaced, and say so."""
         self._watch.is_alone = is_alone
         self._take_back()
 
     def _take_back(self) -> None:
         if self._is_main and _in_main_thread():
-            for what in self._watch.mend():
+            for what in self._watch.reinstall():
                 say(f"{what} had been replaced by another library; it is restored now.")
 
     def request(self, asked: StopRequest | None) -> StopRequest | None:

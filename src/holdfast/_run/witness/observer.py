@@ -29,7 +29,7 @@ from holdfast._adapters.registry import array_adapter
 from holdfast._environment import variables
 from holdfast._run.ranks.world import find_world
 from holdfast._state.capture import capture, capture_generators
-from holdfast._store.folder.errand import Errand, current
+from holdfast._store.folder.prove_config import ProveConfig, current
 from holdfast._store.format.checksum import digest
 
 _MOST_CALLS = 64  # of one update
@@ -90,8 +90,8 @@ def _signals_blocked() -> Iterator[None]:
 class Observer:
     """Sends the events of one process. Closed in a child, unless that trains as a rank."""
 
-    def __init__(self, errand: Errand) -> None:
-        self.errand = errand
+    def __init__(self, prove_config: ProveConfig) -> None:
+        self.prove_config = prove_config
         #: The open holdfast.Run and its step.
         self.boundary_id: tuple[str, int] | None = None
         #: The run sends its batches, so the loader need not.
@@ -152,7 +152,7 @@ class Observer:
 
     def _connected(self) -> ProverChannel:
         if self._channel is None:
-            self._channel = ProverChannel(self.errand.socket)
+            self._channel = ProverChannel(self.prove_config.socket)
             self._channel.send({"event": "hello", "pid": self._pid, "rank": self.rank})
         return self._channel
 
@@ -163,9 +163,9 @@ _observer: Observer | None = None
 def find_observer() -> Observer | None:
     """The observer of this process, which may be closed; None without a proof."""
     global _observer
-    errand = current()
-    if _observer is None and errand is not None:
-        _observer = Observer(errand)
+    prove_config = current()
+    if _observer is None and prove_config is not None:
+        _observer = Observer(prove_config)
     return _observer
 
 
@@ -174,7 +174,7 @@ class RunObserver:
 
     def __init__(self, observer: Observer, folder: Path, step: int) -> None:
         self._observer = observer
-        self._name = _name_of(folder, observer.errand)
+        self._name = _name_of(folder, observer.prove_config)
         self._batches: list[str] = []
         observer.boundary_id = (self._name, step)
         observer.send("run", name=self._name, folder=str(folder.absolute()), step=step)
@@ -183,7 +183,7 @@ class RunObserver:
         self,
         step: int,
         *,
-        at_turn: bool,
+        at_epoch_end: bool,
         state: Mapping[str, Any],
         metrics: Mapping[str, Any],
         position: Mapping[str, Any] | None,
@@ -200,7 +200,7 @@ class RunObserver:
         items |= self._observer.take_inputs()
         items["batches"] = whole_leaf(self._batches)
         self._batches = []
-        key = f"{self._name}@{step}{'-turn' if at_turn else ''}"
+        key = f"{self._name}@{step}{'-turn' if at_epoch_end else ''}"
         answer = self._observer.ask("boundary", key=key, step=step, items=items)
         return bool(answer.get("save"))
 
@@ -239,10 +239,10 @@ def state_items(state: Mapping[str, Any]) -> dict[str, Leaf]:
     return items
 
 
-def _name_of(folder: Path, errand: Errand) -> str:
+def _name_of(folder: Path, prove_config: ProveConfig) -> str:
     """The run's name, which is the same in every copy of the user's folder."""
     whole = folder.resolve()
-    for base in (Path(errand.work).resolve(), Path(errand.end).resolve().parent):
+    for base in (Path(prove_config.work).resolve(), Path(prove_config.end).resolve().parent):
         if whole.is_relative_to(base):
             return str(whole.relative_to(base))
     return whole.name

@@ -101,15 +101,15 @@ def _set_group(niceness: int) -> bool:
     return False
 
 
-QUIET = BackgroundPriority()  # the group is one for the whole process
+PRIORITY = BackgroundPriority()  # the group is one for the whole process
 
 Piece = TypeVar("Piece")
 _PATIENCE_SECONDS = 10.0
 _GIVEN_UP = "a newer step is written in its place"
 
 
-class Pieces(Generic[Piece]):
-    """The chunks that are left of one work; the first error ends it and `finish` raises it."""
+class WorkQueue(Generic[Piece]):
+    """The remaining chunks of one work; the first error ends it, and `finish` raises it."""
 
     def __init__(self, pieces: Iterable[Piece]) -> None:
         self._left = deque(pieces)
@@ -188,13 +188,13 @@ class Pieces(Generic[Piece]):
             self._change.notify_all()  # no thread may have a chunk that it gives back
 
 
-class Labour:
+class CommitThreads:
     """The threads of one checkpoint."""
 
     def __init__(self, *, is_background: bool) -> None:
         self._is_background = is_background
         self._is_given_up = False
-        self._works: list[tuple[Pieces[Any], int]] = []
+        self._works: list[tuple[WorkQueue[Any], int]] = []
         self._guard = threading.Lock()
         # A training may never leave a core idle: the checkpoint must become durable anyway.
         self._timer = threading.Timer(_PATIENCE_SECONDS, self.hurry)
@@ -202,8 +202,8 @@ class Labour:
         if is_background:
             self._timer.start()
 
-    def put_to(self, work: Pieces[Any], threads: int) -> None:
-        """Start so many threads for a work."""
+    def put_to(self, work: WorkQueue[Any], threads: int) -> None:
+        """Start threads that do this work."""
         with self._guard:
             if self._is_given_up:
                 raise Superseded(_GIVEN_UP)
@@ -216,7 +216,7 @@ class Labour:
         with self._guard:
             if self._is_background and not self._is_given_up:
                 self._is_background = False
-                QUIET.raise_threads()
+                PRIORITY.raise_threads()
                 for work, threads in self._works:
                     # No more threads: the existing ones go on.
                     with contextlib.suppress(RuntimeError):
@@ -225,8 +225,8 @@ class Labour:
     def give_up(self) -> None:
         """Write no more of it: a newer state is written in its place.
 
-        If everything is written and only flushes are left, it goes on: that takes nothing from the
-        newer one, and may be durable first.
+        If everything is written and only flushes are left, it goes on: flushing does not slow the
+        newer write, and this checkpoint may become durable first.
         """
         with self._guard:
             self._is_given_up = True
@@ -239,8 +239,8 @@ class Labour:
         with self._guard:
             self._works.clear()
 
-    def _start(self, work: Pieces[Any], threads: int) -> None:
-        priority = QUIET.background if self._is_background else QUIET.hurry
+    def _start(self, work: WorkQueue[Any], threads: int) -> None:
+        priority = PRIORITY.background if self._is_background else PRIORITY.hurry
 
         def run() -> None:
             with priority():

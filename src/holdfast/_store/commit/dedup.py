@@ -55,7 +55,7 @@ class Sharing:
     offsets: list[int]  # there
 
 
-class Former:
+class PreviousCheckpoint:
     """One rank's part of a committed checkpoint."""
 
     def __init__(
@@ -87,8 +87,13 @@ class Former:
 
     @classmethod
     def written(
-        cls, folder: Path, partial: Path, file: DataFile, source: Source, before: Former | None
-    ) -> Former:
+        cls,
+        folder: Path,
+        partial: Path,
+        file: DataFile,
+        source: Source,
+        before: PreviousCheckpoint | None,
+    ) -> PreviousCheckpoint:
         """What was just written as `partial`, and will be named `folder`."""
         found = source.hashing.digests()
         spots = [
@@ -102,7 +107,7 @@ class Former:
         return former
 
     @classmethod
-    def read(cls, folder: Path, rank: int) -> Former | None:
+    def read(cls, folder: Path, rank: int) -> PreviousCheckpoint | None:
         """What an earlier attempt has written; None if that cannot be read."""
         with contextlib.suppress(OSError, CheckpointError):
             read = manifest.read(folder)
@@ -112,7 +117,7 @@ class Former:
         return None
 
     @classmethod
-    def _of(cls, folder: Path, file: DataFile) -> Former:
+    def _of(cls, folder: Path, file: DataFile) -> PreviousCheckpoint:
         names = [part.name for part in file.parts]
         sizes = [part.size_bytes for part in file.parts]
         starts = list(accumulate(sizes, initial=0))[:-1]
@@ -196,11 +201,13 @@ class Former:
         return at
 
 
-def newest_former(layout: RunLayout, line: Mapping[int, int | None], rank: int) -> Former | None:
+def newest_former(
+    layout: RunLayout, line: Mapping[int, int | None], rank: int
+) -> PreviousCheckpoint | None:
     """This rank's part of the newest checkpoint on the run's lineage."""
     for step, attempt, folder in reversed(layout.checkpoint_folders()):
         if is_on_line(line, attempt, step):
-            return Former.read(folder, rank)
+            return PreviousCheckpoint.read(folder, rank)
     return None
 
 

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 
-from holdfast._store.commit.chunks import Labour, Pieces
-from holdfast._store.commit.fault_points import pass_point
+from holdfast._store.commit.chunks import CommitThreads, WorkQueue
+from holdfast._store.commit.fault_points import fault_point
 from holdfast._store.folder.plain_file import open_plain
 from holdfast._store.format.image import PAGE
 
@@ -28,7 +28,10 @@ _DIRECT = getattr(os, "O_DIRECT", 0)
 
 
 def write_file(
-    path: Path, views: Sequence[memoryview], labour: Labour, unsynced: list[int] | None = None
+    path: Path,
+    views: Sequence[memoryview],
+    threads: CommitThreads,
+    unsynced: list[int] | None = None,
 ) -> int:
     """Make a new file of the views, one after another, and flush it; returns its size.
 
@@ -40,13 +43,13 @@ def write_file(
         size = sum(view.nbytes for view in views)
         writing = _Writing(descriptor, views, size)
         if hasattr(os, "pwrite"):
-            labour.put_to(writing, _WRITING_THREADS if size > _CHUNK_BYTES else 1)
+            threads.put_to(writing, _WRITING_THREADS if size > _CHUNK_BYTES else 1)
         else:  # Windows: one position for all
             writing.work()
         writing.finish()
-        pass_point("half-written")  # also if it was one chunk
+        fault_point("half-written")  # also if it was one chunk
         writing.cut_padding()
-        pass_point("written")
+        fault_point("written")
         if unsynced is None:
             os.fsync(descriptor)
         else:
@@ -58,7 +61,7 @@ def write_file(
     return size
 
 
-class _Writing(Pieces[tuple[int, int]]):
+class _Writing(WorkQueue[tuple[int, int]]):
     """One file; its pieces are (offset, size)."""
 
     def __init__(self, descriptor: int, views: Sequence[memoryview], size: int) -> None:
@@ -91,7 +94,7 @@ class _Writing(Pieces[tuple[int, int]]):
             self._written += size
             is_half = self._written * 2 >= self._size
         if is_half:
-            pass_point("half-written")
+            fault_point("half-written")
 
     def cut_padding(self) -> None:
         """Cut the file to its size: the last block was written whole."""

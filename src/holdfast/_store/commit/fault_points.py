@@ -12,7 +12,7 @@ from pathlib import Path
 from holdfast._environment import variables
 
 
-def pass_point(stage: str) -> None:
+def fault_point(stage: str) -> None:
     """Die here by kill -9, once, if the environment asks for it (`stage@marker-file`)."""
     spec = variables.text("HOLDFAST_FAULT")
     if not spec:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import xxhash
 
-from holdfast._store.commit.chunks import Pieces
+from holdfast._store.commit.chunks import WorkQueue
 from holdfast._store.format.checksum import digest
 from holdfast._store.format.image import Extent
 
@@ -45,7 +45,7 @@ def portions(sizes: Sequence[int]) -> list[Sequence[int]]:
     return [*((index,) for index in rest), *batches]
 
 
-class Hashing(Pieces[Sequence[int] | Begun]):
+class Hashing(WorkQueue[Sequence[int] | Begun]):
     """Computes the checksums of all ranges; `then` is called with them at the end."""
 
     def __init__(

@@ -1,10 +1,12 @@
 """From an image in memory to a committed checkpoint, by the keeper or the trainer.
 
 The order is the invariant: data and manifest, fsync of both and of their folder, rename, fsync of
-the parent folder. A checkpoint has its final name only when every byte of it is on the disk, so a
-kill or a power cut at any stage leaves either nothing that counts or a complete checkpoint. What
-the first flush makes durable is flushed at once: a file system commits it together, and for a small
-state the flushes are most of the time.
+the parent folder, line in the journal; last `remove_old`, which the caller runs. A checkpoint has
+its final name only when every byte of it is on the disk, so a kill or a power cut at any stage
+leaves either nothing that counts or a complete checkpoint. With several ranks each part is flushed
+in `direct_io.write_file`, before the manifest exists. With one, data file (`unsynced`) and manifest
+are flushed in parallel: the file system then commits both together. For a small state most of the
+time is spent in flushes.
 """
 
 from __future__ import annotations
@@ -18,20 +20,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast._errors import SaveFailed
-from holdfast._store.commit.chunks import Labour
-from holdfast._store.commit.dedup import Former, Sharing
+from holdfast._store.commit.chunks import CommitThreads
+from holdfast._store.commit.dedup import PreviousCheckpoint, Sharing
 from holdfast._store.commit.direct_io import write_file
-from holdfast._store.commit.fault_points import pass_point
+from holdfast._store.commit.fault_points import fault_point
 from holdfast._store.commit.retention import Kept, remove_others
 from holdfast._store.commit.source import Source, threads_for
-from holdfast._store.commit.write_queue import Key, Turns
+from holdfast._store.commit.write_queue import Key, PublishOrder
 from holdfast._store.folder import journal
-from holdfast._store.folder.atomic import (
-    publish_folder,
-    remove_folder,
-    sync_folder,
-    sync_together,
-)
+from holdfast._store.folder.atomic import publish_folder, remove_folder, sync_folder, sync_together
 from holdfast._store.folder.attempts import read_json, read_origins
 from holdfast._store.folder.layout import MANIFEST, RunLayout, rank_file
 from holdfast._store.folder.lineage import is_void, set_aside_void, void_steps
@@ -48,7 +45,11 @@ class Fenced(SaveFailed):
 
 @dataclass(frozen=True)
 class Policy:
-    """What the trainer tells the keeper once, at its start: most settings are here."""
+    """What the trainer tells the keeper once, at its start: most settings are here.
+
+    A new setting: a field here, and its value in `Session._start_keeper` (or in the functions at
+    the end of `keeper_client.py`). `KeeperConfig.from_json` converts fields that JSON changes.
+    """
 
     layout: RunLayout
     run_id: str
@@ -70,37 +71,37 @@ class Policy:
 
 @dataclass(frozen=True)
 class State:
-    """A state of some attempt that is to be kept, and why."""
+    """A state that will become a checkpoint, and the reason."""
 
     attempt: int  # the attempt that trained it
     step: int
     reason: str
     metrics: dict[str, float | None]
-    at_turn: bool = False  # at the end of an epoch, not at the boundary of the step
+    at_epoch_end: bool = False  # at the end of an epoch, not at the boundary of the step
 
     @property
     def key(self) -> Key:
         """The greater one is the newer state."""
-        return self.attempt, mark_of(self.step, self.at_turn)
+        return self.attempt, mark_of(self.step, self.at_epoch_end)
 
     def folder(self, layout: RunLayout) -> Path:
         """The final folder of its checkpoint."""
-        return layout.checkpoint(self.step, self.attempt, self.at_turn)
+        return layout.checkpoint(self.step, self.attempt, self.at_epoch_end)
 
 
 def keep_checkpoint(
     policy: Policy,
     state: State,
     source: Source,
-    labour: Labour,
-    former: Former | None = None,
-    turns: Turns | None = None,
-) -> Former | None:
+    threads: CommitThreads,
+    former: PreviousCheckpoint | None = None,
+    order: PublishOrder | None = None,
+) -> PreviousCheckpoint | None:
     """Make an image durable as a checkpoint, and record it in the journal.
 
     Returns what the next one may share with it; None if it is committed already.
     """
-    began, turns = time.monotonic(), turns or Turns()
+    began, order = time.monotonic(), order or PublishOrder()
     layout, final = policy.layout, state.folder(policy.layout)
     refuse_if_replaced(layout, policy.run_id)
     if final.exists():
@@ -109,9 +110,9 @@ def keep_checkpoint(
     unsynced: list[int] = []
     try:
         partial = begin_checkpoint(layout, final)
-        file = write_part(partial, 0, source, labour, former, unsynced)
-        written = Former.written(final, partial, file, source, former)
-        close_checkpoint(policy, state, partial, [file], turns, unsynced)
+        file = write_part(partial, 0, source, threads, former, unsynced)
+        written = PreviousCheckpoint.written(final, partial, file, source, former)
+        close_checkpoint(policy, state, partial, [file], order, unsynced)
     except OSError as error:
         raise SaveFailed(explain(layout, error, source.size_bytes)) from error
     finally:
@@ -119,7 +120,7 @@ def keep_checkpoint(
             os.close(descriptor)
         if partial is not None:
             remove_folder(partial)  # by now it has its final name, or is useless
-    _record(policy, state, source.size_bytes, file.size_bytes, began, turns)
+    _record(policy, state, source.size_bytes, file.size_bytes, began, order)
     return written
 
 
@@ -129,27 +130,27 @@ def keep_parts(
     partial: Path,
     files: Sequence[DataFile],
     began: float,
-    turns: Turns,
+    order: PublishOrder,
 ) -> None:
     """Commit a checkpoint whose parts the ranks have written."""
     size_bytes = sum(file.image_bytes for file in files)
     try:
-        close_checkpoint(policy, state, partial, files, turns)
+        close_checkpoint(policy, state, partial, files, order)
     except OSError as error:
         raise SaveFailed(explain(policy.layout, error, size_bytes)) from error
     finally:
         remove_folder(partial)
-    _record(policy, state, size_bytes, sum(file.size_bytes for file in files), began, turns)
+    _record(policy, state, size_bytes, sum(file.size_bytes for file in files), began, order)
 
 
 def _record(
-    policy: Policy, state: State, size_bytes: int, own_bytes: int, began: float, turns: Turns
+    policy: Policy, state: State, size_bytes: int, own_bytes: int, began: float, order: PublishOrder
 ) -> None:
     """Record a durable checkpoint in the journal."""
     written = {"written_bytes": own_bytes} if own_bytes < size_bytes else {}
     ranks = {"ranks": policy.size} if policy.size > 1 else {}
     seconds = time.monotonic() - began
-    with turns.take("note", state.key):
+    with order.take("note", state.key):
         journal.append(
             policy.layout.journal,
             "checkpoint",
@@ -176,7 +177,7 @@ def begin_checkpoint(layout: RunLayout, final: Path) -> Path:
         remove_folder(stale)  # a keeper was killed in this commit, or in an older one
     partial = layout.partial(final, os.getpid())
     partial.mkdir()
-    pass_point("begun")
+    fault_point("begun")
     return partial
 
 
@@ -184,8 +185,8 @@ def write_part(
     partial: Path,
     rank: int,
     source: Source,
-    labour: Labour,
-    former: Former | None = None,
+    threads: CommitThreads,
+    former: PreviousCheckpoint | None = None,
     unsynced: list[int] | None = None,
 ) -> DataFile:
     """Make the file of one rank durable; returns what the manifest says of it.
@@ -195,19 +196,19 @@ def write_part(
     """
     data = partial / rank_file(rank)
     hashing = source.hashing
-    labour.put_to(hashing, threads_for(source.ranges.sizes))
+    threads.put_to(hashing, threads_for(source.ranges.sizes))
     sharing = None
     if former is not None and former.resembles(source):
         hashing.finish()
         sharing = former.share_with(source)
     if former is not None and sharing is not None and former.link(sharing, partial):
-        return _write_changed(data, source, labour, sharing, unsynced)
+        return _write_changed(data, source, threads, sharing, unsynced)
     try:
-        size = write_file(data, source.views, labour, unsynced)
+        size = write_file(data, source.views, threads, unsynced)
     finally:
         hashing.finish()  # also if the disk is full: it holds the memory
     if unsynced is None:
-        pass_point("synced")
+        fault_point("synced")
     rows = zip(source.ranges.names, source.ranges.offsets, source.ranges.sizes, strict=True)
     checksums = _in_hex(hashing.digests())
     parts = tuple(Part(*row, checksum) for row, checksum in zip(rows, checksums, strict=True))
@@ -215,15 +216,15 @@ def write_part(
 
 
 def _write_changed(
-    data: Path, source: Source, labour: Labour, sharing: Sharing, unsynced: list[int] | None
+    data: Path, source: Source, threads: CommitThreads, sharing: Sharing, unsynced: list[int] | None
 ) -> DataFile:
     """Write what the linked files lack, as a valid safetensors file."""
     ranges = source.ranges
     own = [index for index, file in enumerate(sharing.files) if not file]
     wrapper = wrap_header(bytes(source.view(0)), [ranges.names[index] for index in own[1:]])
-    size = write_file(data, [memoryview(wrapper), *map(source.view, own)], labour, unsynced)
+    size = write_file(data, [memoryview(wrapper), *map(source.view, own)], threads, unsynced)
     if unsynced is None:
-        pass_point("synced")
+        fault_point("synced")
     offsets = list(sharing.offsets)
     position = len(wrapper)
     for index in own:
@@ -244,7 +245,7 @@ def close_checkpoint(
     state: State,
     partial: Path,
     files: Sequence[DataFile],
-    turns: Turns,
+    order: PublishOrder,
     unsynced: Sequence[int] = (),
 ) -> None:
     """All parts are written: write the manifest, and give the checkpoint its name.
@@ -269,10 +270,10 @@ def close_checkpoint(
         file.flush()
         sync_together([*unsynced, file.fileno()])
     if unsynced:
-        pass_point("synced")
-    pass_point("manifest-written")
+        fault_point("synced")
+    fault_point("manifest-written")
     sync_folder(partial)
-    pass_point("before-publish")
+    fault_point("before-publish")
     refuse_if_replaced(layout, policy.run_id)
     newest = max(layout.attempt_numbers(), default=0)
     if newest > policy.attempt:
@@ -281,11 +282,11 @@ def close_checkpoint(
             f"attempt {policy.attempt} writes nothing any more."
         )
     _refuse_if_void(layout, state)
-    with turns.take("name", state.key):
+    with order.take("name", state.key):
         # False is ignored: another process has published the same state.
         publish_folder(partial, state.folder(layout), durable=False)
     sync_folder(layout.checkpoints)
-    pass_point("published")
+    fault_point("published")
     try:
         _refuse_if_void(layout, state)
     except SaveFailed:

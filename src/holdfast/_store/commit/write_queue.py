@@ -40,7 +40,7 @@ class Urgency(enum.IntEnum):
 
 
 class Write(Protocol):
-    """A state that is to become a checkpoint."""
+    """A state that will become a checkpoint."""
 
     @property
     def key(self) -> Key: ...
@@ -110,7 +110,7 @@ def expected_seconds(measured: float | None, elapsed: float) -> float:
     return max(measured or 2 * elapsed, elapsed)
 
 
-class Turns:
+class PublishOrder:
     """Checkpoints get their names, and are recorded, in the order of their states.
 
     Two writes may be in progress at once, and the older one may finish last.
@@ -124,8 +124,8 @@ class Turns:
     def take(self, what: str, key: Key) -> Iterator[None]:
         """Held while a checkpoint gets its `name`, or its `note` in the journal.
 
-        Superseded if a newer checkpoint has it. A name without a note is durable too then: the
-        flush of the folder was for both names.
+        Raises Superseded if a newer checkpoint came first. A checkpoint that has its name but no
+        journal line is then durable too, because the newer one's folder flush covered both names.
         """
         with self._lock:
             if key < self._newest.get(what, key):

@@ -1,4 +1,4 @@
-"""Files that are whole or absent: the only place that renames.
+"""Files and folders that are whole or absent: all renames in a run folder are here.
 
 write, fsync, rename, fsync of the folder: all four are needed (measured). Without one of them a
 power cut can lose the file or leave it empty.
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from holdfast._store.commit.fault_points import pass_point
+from holdfast._store.commit.fault_points import fault_point
 
 
 def sync_folder(folder: Path) -> None:
@@ -108,7 +108,7 @@ def writing_whole(path: Path, *, replace: bool) -> Iterator[IO[bytes]]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-            pass_point("before-naming")
+            fault_point("before-naming")
             if nameless is not None:
                 # With a descriptor of a folder Python calls linkat, which follows the link.
                 source, number = f"/proc/self/fd/{file.fileno()}", file.fileno()
@@ -144,8 +144,9 @@ def _open_nameless(folder: Path) -> IO[bytes] | None:
 
 
 def publish_folder(prepared: Path, final: Path, *, durable: bool = True) -> bool:
-    """Give a finished folder its final name, durably; False if that name is taken.
+    """Give a finished folder its final name; False if that name is taken.
 
+    Without `durable` the caller flushes the parent folder, if the name must survive a power cut.
     The folder must not be empty: rename(2) silently replaces an empty folder.
     """
     try:
@@ -181,14 +182,14 @@ def _refuse_link(folder: Path) -> None:
 
 
 def discard_folder(path: Path) -> None:
-    """Remove a folder; half of it never looks complete."""
+    """Remove a folder; renamed first, so that a part of it is never taken for a complete one."""
     _refuse_link(path)
-    pass_point("before-removal")
+    fault_point("before-removal")
     doomed = path.with_name(f".removing-{path.name}")
     path.rename(doomed)
     for entry in sorted(doomed.iterdir()):
         entry.unlink()
-        pass_point("half-removed")
+        fault_point("half-removed")
     remove_folder(doomed)
 
 

@@ -102,7 +102,7 @@ def linked_file(name: str, checkpoint: Path) -> str:
     return f"{stem}.{checkpoint.name}{dot}{ending}"
 
 
-def is_turn(checkpoint: Path) -> bool:
+def is_epoch_end(checkpoint: Path) -> bool:
     """Whether a checkpoint was made at the end of an epoch."""
     return checkpoint.name.endswith("-turn")
 
@@ -214,8 +214,8 @@ class RunLayout:
     def request(self, kind: str, attempt: int) -> Path:
         return self.requests / f"{kind}-{attempt:04d}.json"
 
-    def checkpoint(self, step: int, attempt: int, at_turn: bool = False) -> Path:
-        turn = "-turn" if at_turn else ""
+    def checkpoint(self, step: int, attempt: int, at_epoch_end: bool = False) -> Path:
+        turn = "-turn" if at_epoch_end else ""
         return self.checkpoints / f"step-{step:012d}-a{attempt:04d}{turn}"
 
     def partial(self, checkpoint: Path, pid: int) -> Path:

@@ -37,7 +37,7 @@ class StopRequest:
 
 
 def request_from_signal(number: int) -> StopRequest:
-    return StopRequest(signal.Signals(number).name, _errors.of_signal(number), number)
+    return StopRequest(signal.Signals(number).name, _errors.status_of_signal(number), number)
 
 
 def stop(folder: str | os.PathLike[str], reason: str = "", *, now: bool = False) -> None:

@@ -3,14 +3,14 @@
     page 0     what it is: run, attempt, generation, sizes, and the run's folder
     page 1     a record for each slot: state, sequence, step, when, hashed;
                behind them, until when the arena waits for the next attempt, and which
-               ranges of the image all slots have in common
+               ranges of the image that the slots share
     tables     for each slot, the checksums of its ranges, filled by the keeper
     slots      each an image (see image.py), on a page of its own
 
 A slot may be absent: its range of the file has no memory, and nothing touches it. The writer adds
 and removes slots while it runs.
 
-Tensors that never change are held once. Ranges in common have memory in slot 0 only, and the other
+Tensors that never change are held once. Shared ranges have memory in slot 0 only, and the other
 slots map it. They are filled once and never written to again. When a tensor in one of them changes
 after all, every slot first gets memory of its own with the same bytes, and only then is the range
 written to. So a whole slot stays whole.
@@ -117,7 +117,7 @@ class Arena:
         #: Where its run was, by the real path; empty if that is not known.
         self.folder = os.fsdecode(self.mapped[_HEAD.size : PAGE].partition(b"\0")[0])
         self._words = memoryview(self.mapped)[PAGE : 2 * PAGE].cast("Q")
-        #: The ranges of the image that all slots have in common, in order.
+        #: The ranges of the image that the slots share, in order.
         self.shared: list[Range] = []
         self._shared_words = bytes(PAGE - 8 * _SHARED)
         self.sync_shared()
@@ -178,14 +178,14 @@ class Arena:
         return plan
 
     def sync_shared(self) -> None:
-        """Map the ranges in common as the writer has them now; no other slot than 0 is in use."""
+        """Map the shared ranges as the writer has them now; no other slot than 0 is in use."""
         words = self.mapped[_SHARED_AT : 2 * PAGE]
         if words == self._shared_words:
             return
         found = [divmod(word, 1 << 32) for word in memoryview(words).cast("Q") if word]
         shared = [(first * PAGE, pages * PAGE) for first, pages in found]
         if any(start + size > self.slot_bytes for start, size in shared):
-            raise NotAnArena("a range in common is outside of the slot")
+            raise NotAnArena("a shared range is outside of the slot")
         before, self.shared, self._shared_words = set(self.shared), shared, words
         for slot in range(1, self.slots):
             for start, size in before - set(shared):
@@ -196,7 +196,7 @@ class Arena:
     # -- the writer ---------------------------------------------------------
 
     def share(self, ranges: Sequence[Range]) -> None:
-        """Have these ranges, in whole pages, in common, and no other ones.
+        """Share these ranges, in whole pages, and no other ones.
 
         No other slot than 0 is present then, or the writer holds the locks of all slots and gives
         each its own bytes.
@@ -377,7 +377,7 @@ class Arena:
 
         The slots first: with the new number, they would be states that this attempt never had.
         """
-        first = 0 if self.shared else first  # the ranges in common are filled there
+        first = 0 if self.shared else first  # the shared ranges are filled there
         for slot in self.present():
             self._set(slot, _STATE, _EMPTY)
             self._set(slot, _SEQUENCE, slot != first)

@@ -153,7 +153,7 @@ def end_rest(words: Any) -> None:
     words[pair + 1] += seconds_ns
 
 
-def pass_turn(words: Any, now_ns: int) -> None:
+def pass_epoch_end(words: Any, now_ns: int) -> None:
     """A boundary that completes no step: exclude the time since the last one from the next."""
     words[BOUNDARY_NS] = now_ns
     step = words[STEP]
@@ -168,6 +168,6 @@ def aside_ns(words: Any, step: int) -> int:
     return int(words[pair + 1]) if words[pair] == step + 1 else 0
 
 
-def mark_of(step: int, at_turn: bool) -> int:
+def mark_of(step: int, at_epoch_end: bool) -> int:
     """The number of a boundary, which grows from each to the next."""
-    return 2 * step + at_turn
+    return 2 * step + at_epoch_end

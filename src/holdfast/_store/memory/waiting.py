@@ -2,11 +2,12 @@
 
 The trainer is dead and the newest slot is durable, so the arena may go at any instant. A small
 process of its own, the guard, removes it when its time is over, when memory is short, and when the
-guard is told to end. It writes the reason into the keeper's log. The keeper has left by then: a
-wait for the keeper is no wait for the guard.
+guard is told to end. It writes the reason into the keeper's log. Waiting for the keeper does not
+wait for the guard.
 
 The next attempt takes the arena over by renaming its file, under a lock: only one process can. The
-guard sees that the name is gone, and ends. It removes by name, and so nothing that was taken.
+guard sees that the name is gone, and ends. It deletes by name, so it cannot delete an arena that
+was renamed by the next attempt.
 """
 
 from __future__ import annotations

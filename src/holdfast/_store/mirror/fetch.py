@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast._errors import DamagedCheckpoint, FolderError, MirrorError
-from holdfast._store.commit.fault_points import pass_point
+from holdfast._store.commit.fault_points import fault_point
 from holdfast._store.commit.retention import Kept
 from holdfast._store.folder.atomic import publish_folder, remove_folder, sync_folder, write_atomic
 from holdfast._store.folder.layout import MANIFEST, RunLayout
@@ -91,10 +91,7 @@ def fetch_newest(
 
 
 def _fetch(
-    index: MirrorIndex,
-    layout: RunLayout,
-    wanted: Kept,
-    progress: Callable[[int, int], None],
+    index: MirrorIndex, layout: RunLayout, wanted: Kept, progress: Callable[[int, int], None]
 ) -> Fetched:
     began = time.monotonic()
     name = wanted.path.name
@@ -124,10 +121,10 @@ def _fetch(
             came += _fetch_file(index.store, path, found, report)
             _check(path, file, report)
             seen += file.size_bytes
-        pass_point("mirror-fetched")
+        fault_point("mirror-fetched")
         write_atomic(part / MANIFEST, raw)
         sync_folder(part)
-    pass_point("mirror-before-publish")
+    fault_point("mirror-before-publish")
     if not publish_folder(part, final):
         raise is_here
     for leftover in layout.fetching_folders():
@@ -179,7 +176,7 @@ def _fetch_file(
                     raise DamagedCheckpoint(f"{store.address}: {key} is damaged.")
                 came = len(data)
                 _write_at(descriptor, data, offset)
-                pass_point("mirror-fetched-piece")
+                fault_point("mirror-fetched-piece")
             done[0] += size  # without a lock: a lost update only delays the display
             progress(done[0])
             return came

@@ -28,7 +28,7 @@ from typing import Any
 
 from holdfast._environment import variables
 from holdfast._errors import DamagedCheckpoint, MirrorError
-from holdfast._store.commit.fault_points import pass_point
+from holdfast._store.commit.fault_points import fault_point
 from holdfast._store.commit.retention import choose_kept, list_checkpoints
 from holdfast._store.folder import journal
 from holdfast._store.folder.attempts import write_json
@@ -355,15 +355,15 @@ class Upload:
             held = self._store.list(CHUNKS)
             indexed: list[IndexedFile] = []
             _in_threads(self._send_chunk, self._chunks(opened, held, total, indexed))
-        pass_point("mirror-sent")
+        fault_point("mirror-sent")
         self._verify_sent(total)
         self._store.put(index_key(self._folder.name), encode_index(indexed))
-        pass_point("mirror-indexed")
+        fault_point("mirror-indexed")
         may_commit()
         self._store.put(manifest_key(self._folder.name), raw)
         if self._store.get(manifest_key(self._folder.name)) != raw:
             raise StoreDiffers(f"{self._store.address} gives back another manifest")
-        pass_point("mirror-committed")
+        fault_point("mirror-committed")
         self._index.remember(self._folder.name, found, indexed)
         return {
             "step": found.step,
@@ -408,7 +408,7 @@ class Upload:
             done = self._done
         self._progress(done, total)
         if not is_there:
-            pass_point("mirror-piece")
+            fault_point("mirror-piece")
 
     def _is_whole(self, key: str, held: StoredObject, md5: str, data: bytes | None = None) -> bool:
         """Whether the store has the right bytes for a key: by its own MD5, or read back."""
@@ -499,7 +499,7 @@ def prune(
     for name in [*gone, *lost]:
         # The manifest first: half a checkpoint must not look complete.
         index.store.remove([manifest_key(name)])
-        pass_point("mirror-half-removed")
+        fault_point("mirror-half-removed")
         index.store.remove([index_key(name)])
         index.forget(name)
     if not index.strange:  # else the chunks that those need are unknown

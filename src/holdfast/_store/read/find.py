@@ -203,7 +203,7 @@ def _candidates(
         if attempt in of_ranks:
             found.append(Candidate(attempt, mark // 2, None, *peers[0], peers=tuple(peers)))
     on_line = [c for c in found if is_on_line(line, c.attempt, c.step)]
-    yield from sorted(on_line, key=age, reverse=True)
+    yield from sorted(on_line, key=sort_key, reverse=True)
 
 
 def held_by_ranks(
@@ -229,7 +229,7 @@ def on_disk(layout: RunLayout, line: dict[int, int | None]) -> list[Candidate]:
     return [Candidate(a, step, folder=f) for step, a, f in folders if is_on_line(line, a, step)]
 
 
-def age(candidate: Candidate) -> tuple[int, int, bool, int, str]:
+def sort_key(candidate: Candidate) -> tuple[int, int, bool, int, str]:
     """A sort key. Of one step the state in memory comes first: it is quicker to read, and
     never older than the disk, which was written from there."""
     in_memory = candidate.folder is None
@@ -300,10 +300,7 @@ def _refuse_another_step(candidate: Candidate, head: dict[str, Any], where: str)
 
 
 def report_damage(
-    candidate: Candidate,
-    error: DamagedCheckpoint,
-    layout: RunLayout,
-    say: Callable[[str], None],
+    candidate: Candidate, error: DamagedCheckpoint, layout: RunLayout, say: Callable[[str], None]
 ) -> int:
     """Set a damaged checkpoint aside and report it; returns how many checkpoints that were."""
     if candidate.folder is None:
@@ -315,10 +312,6 @@ def report_damage(
         where = move_aside(candidate.folder, layout.set_aside)
     say(f"{error} It was set aside ({where}); looking for the one before.")
     journal.append(
-        layout.journal,
-        "set-aside",
-        name=candidate.folder.name,
-        where=str(where),
-        why=str(error),
+        layout.journal, "set-aside", name=candidate.folder.name, where=str(where), why=str(error)
     )
     return 1

@@ -15,7 +15,7 @@ from holdfast._errors import CheckpointError
 from holdfast._report.status.gather import only_run, read_history
 from holdfast._store.commit.retention import choose_kept, list_checkpoints
 from holdfast._store.folder.attempts import find_run, known_origins
-from holdfast._store.folder.layout import is_turn
+from holdfast._store.folder.layout import is_epoch_end
 from holdfast._store.folder.lineage import trace_line
 from holdfast._store.read.damage import find_damage
 from holdfast._store.read.verify import read_manifest
@@ -127,7 +127,7 @@ def list_with_reasons(folder: Path) -> CheckpointList:
 
 
 def _summary(path: Path, step: int, attempt: int, because: str | None) -> CheckpointSummary:
-    summary = CheckpointSummary(str(path), step, is_turn(path), attempt, kept_because=because)
+    summary = CheckpointSummary(str(path), step, is_epoch_end(path), attempt, kept_because=because)
     try:
         found = read_manifest(path)
     except CheckpointError:

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from holdfast import _text
+from holdfast._errors import PERSON
 from holdfast._report.status.ask import RunRequest, ask_run, wait_until_gone, wait_until_saved
 from holdfast._report.status.gather import only_run
 from holdfast._report.status.parts import read_stuck
@@ -35,7 +36,7 @@ def stop(run: Path, now: bool, reason: str, wait: bool) -> int:
     what = "It ends the step that it is in, makes it durable and leaves"
     if now:
         what = "It makes its last snapshot durable and leaves at once"
-    click.echo(f"{_text.name(run)}: asked to stop {_whom(asked)}. {what}, with status 130.")
+    click.echo(f"{_text.name(run)}: asked to stop {_whom(asked)}. {what}, with status {PERSON}.")
     if not now and read_stuck(asked.beat) is not None:
         click.echo(
             "It makes no step any more, and so would not leave. To keep its last snapshot and "

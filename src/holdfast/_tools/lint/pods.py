@@ -498,7 +498,7 @@ def _no_policy(job: ManifestNode, policy: str) -> LintFinding:
     )
     if policy == "OnFailure":
         text += " It needs restartPolicy Never."
-    again = f"{_errors.REQUEUE}, {_errors.HUNG}, {_errors.TERMINATED}"
+    again = ", ".join(map(str, (*_errors.RESTARTED, _errors.TERMINATED)))
     corrected = (
         "podFailurePolicy:",
         "  rules:",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from holdfast._environment.slurm.options import Option, WarningSignal
+from holdfast._errors import REQUEUE
 from holdfast._tools.lint.finding import (
     ERROR,
     HINT,
@@ -430,7 +431,7 @@ def _check_unconditional(job: BatchScript) -> Iterator[LintFinding]:
         text = "this runs however the training ended: a finished one starts again, for ever."
         corrected = [
             "status=$?   (right behind the training)",
-            f"[ $status -eq 75 ] && {job.text[command.start : command.end]}",
+            f"[ $status -eq {REQUEUE} ] && {job.text[command.start : command.end]}",
         ]
         yield job.report("requeue-always", WARNING, command.start, text, corrected=corrected)
 

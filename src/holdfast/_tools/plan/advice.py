@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from holdfast._run.past import daly_interval, young_interval
+from holdfast._run.checkpoint_interval import daly_interval, young_interval
 from holdfast._tools.plan.model import MAX_OVERHEAD, Inputs, Model, build_model
 from holdfast._tools.plan.simulate import Finished, SimulatedOutcome, simulate, simulate_run
 from holdfast._tools.plan.units import as_setting, round_interval

@@ -364,7 +364,7 @@ class InterruptedRun:
     def _candidates(self, in_this_attempt: bool) -> list[Planned]:
         if in_this_attempt:
             return [each for each in self._plan if each.moment not in _AT_THE_BEGINNING]
-        # Those for a beginning were passed over while the process before went on: now they are due.
+        # Those for a beginning were skipped while the previous process ran: now they are due.
         behind = self._reached() / max(1, self._reference.steps)
         first = self._plan[:1]
         due = [p for p in self._plan if p.moment in _AT_THE_BEGINNING and p.share <= behind]

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 import psutil
 
 from holdfast._environment.variables import child_environment
-from holdfast._store.folder.errand import Errand
+from holdfast._store.folder.prove_config import ProveConfig
 from holdfast._tools.prove.causes import RankHistory
 from holdfast._tools.prove.copying import copy_folder, place_command
 from holdfast._tools.prove.proof import AGENT, ALL, Planned, ProofRequest
@@ -47,7 +47,7 @@ Event = dict[str, Any]
 
 
 def find_job(socket: Path, leader: int, known: Iterable[int] = ()) -> list[psutil.Process]:
-    """All live processes that inherited this proof's errand, or belong to the leader's session.
+    """All live processes that inherited this `ProveConfig`, or belong to the leader's session.
 
     A launcher gives each rank a session of its own, and may die before them.
     """
@@ -485,7 +485,7 @@ class ScriptRun:
         return place_command(tuple(words), self._request.folder, self.work, substitutes)
 
     def _environment(self) -> dict[str, str]:
-        errand = Errand(
+        prove_config = ProveConfig(
             socket=str(self._listener.path),
             work=str(self.work.resolve()),
             runs=str(self.folder / "runs"),
@@ -498,7 +498,7 @@ class ScriptRun:
         environment["PYTHONPATH"] = os.pathsep.join(paths)
         # Another one for each start, as without a proof, but one that can be repeated.
         environment.setdefault("PYTHONHASHSEED", str(self._hash_seed + self.starts))
-        environment[_ERRAND] = errand.to_text()
+        environment[_ERRAND] = prove_config.to_text()
         return environment
 
 

@@ -19,7 +19,7 @@ from pathlib import PurePath
 
 from holdfast._environment.slurm.job import says_where_to_meet, starts_torchrun
 from holdfast._environment.slurm.options import batch_options, parse_signal, parse_time_limit
-from holdfast._errors import SettingsError
+from holdfast._errors import TERMINATED, SettingsError
 
 MARK = "# Written by holdfast submit"
 LEAD_SECONDS = 120
@@ -64,7 +64,7 @@ def write_script(
         *_environment(options, command),
         _MARKER,
         _start(options, command, python),
-        _REQUEUE,
+        _REQUEUE.replace("TERMINATED", str(TERMINATED)),
         'exit "$status"\n',
     ]
     return Script("\n\n".join(parts), options, tuple(notes))
@@ -87,7 +87,7 @@ wish=none
 if [ -s "$HOLDFAST_MARKER" ]; then
     read -r wish < "$HOLDFAST_MARKER" # requeue or ask
     rm -f -- "$HOLDFAST_MARKER"
-elif [ "$status" -eq 143 ]; then
+elif [ "$status" -eq TERMINATED ]; then
     wish=look # SIGTERM came before there was a run: preempted?
 fi
 
@@ -174,10 +174,7 @@ def _refuse(given: Mapping[str, str], lead_seconds: int | None) -> None:
 
 
 def _defaults(
-    given: Mapping[str, str],
-    command: Sequence[str],
-    lead_seconds: int | None,
-    notes: list[str],
+    given: Mapping[str, str], command: Sequence[str], lead_seconds: int | None, notes: list[str]
 ) -> dict[str, str]:
     found: dict[str, str] = {}
     if "job-name" not in given:

@@ -26,13 +26,7 @@ from holdfast._run.saving.direct import write_direct
 from holdfast._store.commit.write import Policy
 from holdfast._store.folder import journal
 from holdfast._store.folder.atomic import publish_folder, remove_folder, sync_folder
-from holdfast._store.folder.attempts import (
-    claim,
-    note_origin,
-    open_folder,
-    read_json,
-    write_json,
-)
+from holdfast._store.folder.attempts import claim, note_origin, open_folder, read_json, write_json
 from holdfast._store.folder.layout import RunLayout
 from holdfast._store.format.version import __version__
 from holdfast._text import say
@@ -98,7 +92,9 @@ def _make_run(folder: Path, prepared: Prepared, wanted: Adoption) -> None:
     layout, run_id = open_folder(folder)
     attempt = claim(layout, folder, say)
     note_origin(layout, attempt, None)
-    policy = Policy(layout, run_id, attempt, {attempt: None}, 1, None, __version__)
+    policy = Policy(
+        layout, run_id, attempt, line={attempt: None}, keep_last=1, best=None, version=__version__
+    )
     step, source = prepared.step, prepared.source
     adopted = {"from": source, "fresh": list(wanted.fresh), "kind": prepared.kind}
     head: dict[str, Any] = {"attempt": attempt, "world": 1, "common": "", "metrics": {}}

@@ -17,7 +17,7 @@ from typing import IO, Any
 from holdfast._adapters.registry import adapter_of
 from holdfast._errors import FolderError, HoldfastError, SettingsError, install_command
 from holdfast._state.capture_cache import OBJECTS
-from holdfast._store.commit.fault_points import pass_point
+from holdfast._store.commit.fault_points import fault_point
 from holdfast._store.folder.atomic import publish_folder, remove_folder, sync_folder, writing_whole
 from holdfast._store.format.image import TensorSpec
 from holdfast._store.read.verify import Loaded
@@ -161,7 +161,7 @@ def _write_tensors(
             file.write(chunk)
             done += chunk.nbytes
             if done * 2 >= total:
-                pass_point("export-half-written")
+                fault_point("export-half-written")
 
 
 def _is_raw(spec: TensorSpec) -> bool:
@@ -274,7 +274,7 @@ def _write_tensorflow(request: ExportRequest, selected: Selected) -> Written:
 
     def read(name: str) -> Any:
         spec = loaded.plan.specs[by_name[name]]
-        return adapter_of(spec.kind).own(spec, loaded.data(by_name[name]))
+        return adapter_of(spec.kind).new_array(spec, loaded.data(by_name[name]))
 
     with _writing_folder(request) as folder:
         written = checkpoints.write_bundle(folder, graph, held, read, strip=request.strip)

@@ -240,10 +240,7 @@ class StateReader:
     """
 
     def __init__(
-        self,
-        observer: Observer,
-        is_leaf: Callable[[Any], bool],
-        is_closed: Callable[[Any], bool],
+        self, observer: Observer, is_leaf: Callable[[Any], bool], is_closed: Callable[[Any], bool]
     ) -> None:
         self._observer = observer
         self._is_leaf = is_leaf
@@ -310,7 +307,7 @@ class StateReader:
 
         if count <= _MOST_DUMPED:
             flat = [array.astype(np.float64, copy=False).ravel() for array in arrays()]
-            folder = Path(self._observer.errand.end)
+            folder = Path(self._observer.prove_config.end)
             np.concatenate(flat).tofile(folder / f"{self._observer.rank}.float64")
 
 

@@ -16,7 +16,7 @@ from holdfast._run.data.course import Course, Lap, Position, one_number
 from holdfast._run.data.feed import (
     Feed,
     FeedAround,
-    Kit,
+    FeedContext,
     Seeding,
     Seeds,
     SideBySide,
@@ -46,7 +46,7 @@ class Feeds:
     """Finds the feed for the arguments of `run.batches`."""
 
     def __init__(self, state: list[Any], rank: int = 0, world: int = 1) -> None:
-        self.kit = Kit(state, rank, world)
+        self.context = FeedContext(state, rank, world)
         # A loader keeps its feed for the next pass, since its workers may outlive a pass. Weak: a
         # script may make a new loader for each epoch.
         self._loaders: weakref.WeakKeyDictionary[Any, Feed] = weakref.WeakKeyDictionary()
@@ -55,7 +55,7 @@ class Feeds:
     def of(self, sources: tuple[Any, ...]) -> Feed:
         """The feed for one source, or for several side by side."""
         found = [self._of_one(source) for source in sources]
-        return found[0] if len(found) == 1 else SideBySide(found, self.kit)
+        return found[0] if len(found) == 1 else SideBySide(found, self.context)
 
     def refuse_second_lap(self, sources: tuple[Any, ...]) -> None:
         """Outside epochs a source is read once."""
@@ -70,13 +70,13 @@ class Feeds:
     def warn_of_looking_ahead(self, caller: CodeType, is_elsewhere: bool) -> None:
         """Code that takes a batch early makes the position run ahead of the state."""
         if is_elsewhere:
-            self.kit.warn_once(
+            self.context.warn_once(
                 "run.batches is used in another thread than the one that opened the run. If the "
                 "steps are not made in that thread too, they are saved in their middle: then let "
                 "the thread work behind the loader, run.batches(prefetch(loader))."
             )
         if caller.co_flags & inspect.CO_GENERATOR and "tqdm" not in caller.co_filename:
-            self.kit.warn_once(
+            self.context.warn_once(
                 f"run.batches is used by the generator {caller.co_qualname}. If that takes a batch "
                 "before the step with the last one is made, a restart loses it: then put it "
                 "inside, run.batches(prefetch(loader)). Else all is well."
@@ -91,22 +91,22 @@ class Feeds:
 
             is_prepared = prepared.is_prepared(source)
             if is_prepared and not prepared.has_shares(source):
-                return DispatchedFeed(source, self.kit)
+                return DispatchedFeed(source, self.context)
             if is_prepared or loader.is_loader(source):
                 if source not in self._loaders:
                     kind = PreparedFeed if is_prepared else LoaderFeed
-                    self._loaders[source] = kind(source, self.kit)
+                    self._loaders[source] = kind(source, self.context)
                 return self._loaders[source]
         if hasattr(sys.modules.get("tensorflow"), "__version__"):
-            return self._of_tensorflow(source) or feed_of(source, self.kit)
-        return feed_of(source, self.kit)
+            return self._of_tensorflow(source) or feed_of(source, self.context)
+        return feed_of(source, self.context)
 
     def _of_tensorflow(self, source: Any) -> Feed | None:
         if not isinstance(source, Hashable):
             return None
         with contextlib.suppress(TypeError):  # not every object can be referenced weakly
             if source not in self._loaders:
-                feed = feed_of_tensorflow(source, self.kit)
+                feed = feed_of_tensorflow(source, self.context)
                 if feed is None:
                     return None
                 self._loaders[source] = feed
@@ -125,19 +125,19 @@ _END = object()
 class PreparedFeed(FeedAround):
     """A loader of which each rank reads its own share; the wrapper is referenced weakly."""
 
-    def __init__(self, source: Any, kit: Kit) -> None:
+    def __init__(self, source: Any, context: FeedContext) -> None:
         from holdfast.torch import prepared
 
         self._accelerate = prepared
         self._weak = weakref.ref(source)
-        if any(value is source for value in kit.state):
+        if any(value is source for value in context.state):
             raise HoldfastError(
                 "the prepared loader is part of the run's state and is given to run.batches too: "
                 "its position would be put back twice.\n"
                 "Take it out of the state; run.batches keeps it."
             )
         prepared.share_generator(source)
-        super().__init__(LoaderFeed(source.base_dataloader, kit))
+        super().__init__(LoaderFeed(source.base_dataloader, context))
 
     def expect(self, accumulate: int) -> None:
         source = self._weak()
@@ -310,7 +310,7 @@ class DataCursor:
 class LoaderFeed(Feed):
     """A torch DataLoader, referenced weakly by `Feeds`."""
 
-    def __init__(self, source: Any, kit: Kit) -> None:
+    def __init__(self, source: Any, context: FeedContext) -> None:
         from holdfast.torch import loader
 
         self._torch = loader
@@ -318,7 +318,7 @@ class LoaderFeed(Feed):
         self._way = loader.way_of(source)
         self._data = source.dataset
         self._samplers = loader.samplers_of(source)
-        self._share = loader.share_of(source, kit.world) if self._way == loader.SKIPS else None
+        self._share = loader.share_of(source, context.world) if self._way == loader.SKIPS else None
         self._batch_size = loader.batch_size_of(source)
         self._generator = source.generator
         self._is_alone = source.num_workers == 0
@@ -329,7 +329,7 @@ class LoaderFeed(Feed):
         if loader.can_be_copied(source):
             stream = (lambda: Stream(mix_all(self._seeds, -2))) if self._draws_by_itself else None
             self._mine, self._tickets = loader.copy_loader(source, Seeding(), stream)
-        if any(value is mine for value in kit.state for mine in (source, *self._samplers)):
+        if any(value is mine for value in context.state for mine in (source, *self._samplers)):
             raise HoldfastError(
                 "the loader, or its sampler, is part of the run's state and is given to "
                 "run.batches too: its position would be put back twice.\n"
@@ -337,11 +337,11 @@ class LoaderFeed(Feed):
             )
         deciding = [self._generator, *self._samplers]
         if self._way == loader.REPLAYS:
-            self._hold(kit, [*deciding, self._data, source.collate_fn], [])
+            self._hold(context, [*deciding, self._data, source.collate_fn], [])
         else:
-            self._hold(kit, deciding, [self._data])
+            self._hold(context, deciding, [self._data])
         if not self._is_alone and not getattr(source, "in_order", True):
-            kit.warn_once(
+            context.warn_once(
                 "the loader has in_order=False, so the order of its batches depends on which "
                 "worker is quicker: it cannot be the same after a restart.\n"
                 "Use in_order=True, DataLoader's default."
@@ -372,7 +372,7 @@ class LoaderFeed(Feed):
             if ended is not None:
                 self._load_state(ended)
             batches = iter(self._mine) if ended is None else next_pass(self._mine)
-        replay(batches, lap.behind, self._data)
+        replay(batches, lap.batches_to_skip, self._data)
         return batches
 
     def _part(self, lap: Lap) -> tuple[int, ...]:
@@ -389,11 +389,13 @@ class LoaderFeed(Feed):
             self.length = rest.length
         draws = None if rest is None else rest.draws
         seed = self._seed_of_workers(*part)
-        self._tickets.aim(lap.epoch, seed, lap.behind, mix, draws)
+        self._tickets.aim(lap.epoch, seed, lap.batches_to_skip, mix, draws)
         batches: Iterator[Any] = iter(self._mine)
         drawing = self._tickets.catch_up()
         if drawing is not None:
-            lap.tally = _Tally(drawing, lap.behind - lap.skip, self.kit.world, share, rest)
+            lap.tally = _Tally(
+                drawing, lap.batches_to_skip - lap.skip, self.context.world, share, rest
+            )
         return batches
 
     def fits(self, goal: Position) -> bool:
@@ -422,7 +424,7 @@ class LoaderFeed(Feed):
                 goal, "the sampler's seed, its shuffling or the number of samples is another now"
             )
         elif goal.order["shares"] != share.shares:
-            self.kit.warn_once_for_all(
+            self.context.warn_once_for_all(
                 f"this epoch was begun by {processes(goal.order['shares'])} and goes on with "
                 f"{processes(share.shares)}: what is left, {share.samples - used} of "
                 f"{share.samples} samples, is shared out again."
@@ -431,8 +433,8 @@ class LoaderFeed(Feed):
 
     def _batches_behind(self, goal: Position, samples: int | None) -> int:
         if samples is None or not self._batch_size:
-            return scale_batches(goal, self.kit.world)
-        return samples // (self._batch_size * self.kit.world)
+            return scale_batches(goal, self.context.world)
+        return samples // (self._batch_size * self.context.world)
 
     def _why_unknown(self, goal: Position) -> str:
         order: dict[str, Any] = goal.order if isinstance(goal.order, dict) else {}

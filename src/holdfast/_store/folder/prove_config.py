@@ -1,4 +1,4 @@
-"""An errand: what `holdfast prove` asks of the processes that it interrupts.
+"""What `holdfast prove` asks of the processes that it interrupts.
 
 It is passed in the environment, so that it reaches every process of a job.
 """
@@ -15,7 +15,7 @@ from holdfast._environment import variables
 
 
 @dataclass(frozen=True)
-class Errand:
+class ProveConfig:
     """Where to report, and where to put files apart from those of another run."""
 
     socket: str  # of the listener
@@ -37,7 +37,7 @@ class Errand:
 
 
 @functools.cache
-def current() -> Errand | None:
-    """The errand of this process, if it has one."""
+def current() -> ProveConfig | None:
+    """That of this process, if `holdfast prove` started it."""
     text = variables.text("HOLDFAST_ERRAND")
-    return Errand(**json.loads(text)) if text else None
+    return ProveConfig(**json.loads(text)) if text else None

@@ -157,7 +157,7 @@ def _number(loaded: Loaded, source: int, name: str, live: Any) -> Any:
 
     spec = loaded.plan.specs[source]
     try:
-        return number_in(adapter_of("tensorflow").own(spec, loaded.data(source)), live)
+        return number_in(adapter_of("tensorflow").new_array(spec, loaded.data(source)), live)
     except ValueError as error:
         raise StateMismatch(
             f"{name}: the adopted checkpoint has {spec.dtype} {list(spec.shape)} for it, and "
@@ -356,7 +356,7 @@ class _Overlay:
         if not is_key and not (same_type and now.shape == then.shape):
             self.unfit.changed.append(_describe_change(path, then, now))
             return live
-        made = stored if now.kind == then.kind and not is_key else adapter.own(now, data)
+        made = stored if now.kind == then.kind and not is_key else adapter.new_array(now, data)
         return self._one_of(adapter, live, made, path)
 
     def _one_of(self, adapter: Adapter, live: Any, made: Any, path: str) -> Any:
