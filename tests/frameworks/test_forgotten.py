@@ -159,3 +159,11 @@ def test_another_scheduler_is_refused_before_anything_is_touched(tmp_path):
             assert torch.equal(model.weight, weight)
         else:
             train(tmp_path / "run", model, optimizer, and_step=scheduler, **given)
+
+
+def test_a_run_without_a_step_says_how_steps_are_made(tmp_path, capfd):
+    model, _ = make()
+    with holdfast.Run(tmp_path / "run", model=model) as run, pytest.raises(AttributeError):
+        run.state.best = 4.0
+    said = capfd.readouterr().err
+    assert "this run has seen no step, so nothing is saved.\nLoop over run.steps(n)" in said

@@ -130,7 +130,10 @@ def die_if_terminated(stopped: Stopped) -> None:
 
 
 _AGAIN = "Run it again to go on."
-_DONE = "The next start goes on from there. If training is complete, call run.finish() first."
+_DONE = (
+    "The next start goes on from there. If training is complete, call run.finish() before you "
+    "leave the loop."
+)
 
 
 def say_leaving(stopped: Stopped, durable_step: int | None, *, in_job: bool = False) -> None:
@@ -169,6 +172,11 @@ def answer_late(
     if stopped is None:
         if error is not None:
             say(f"{type(error).__name__} in step {step + 1}; {kept}.")
+        elif durable_step is None and step == 0:
+            say(
+                "this run has seen no step, so nothing is saved.\n"
+                "Loop over run.steps(n), or over run.epochs(n) and run.batches(loader)."
+            )
         elif durable_step != step:
             say(f"the loop was left early, at step {step}; {kept}.\n{_DONE}")
         elif is_left:

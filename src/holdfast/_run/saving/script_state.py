@@ -16,6 +16,8 @@ from holdfast._state.capture import Captured, capture, is_stateful
 class StateView(Mapping[str, Any]):
     """The state by name; records which names the script has read in one attempt."""
 
+    __slots__ = ("_state", "attempt", "checked", "names")  # so that run.state.x = 1 is an error
+
     def __init__(self, state: dict[str, Any], attempt: int) -> None:
         self.attempt = attempt
         self.names: set[str] = set()

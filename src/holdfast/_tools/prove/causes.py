@@ -664,7 +664,8 @@ CAUSES: dict[str, tuple[str, str]] = {
     "state-not-named": (
         "After the restart something starts over that the run does not know of: this, or what it "
         "is made from.",
-        "Give it to holdfast.Run as a keyword. What was given already was computed from it.",
+        "Give it to holdfast.Run as a keyword. A value that the script rebinds also needs "
+        'x = run.state["x"] before the loop and run.update(x=x) in it.',
     ),
     "resume-fails": (
         "The script cannot be started again after an interruption.",
