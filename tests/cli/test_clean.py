@@ -15,6 +15,7 @@ from holdfast._store.memory.arena import Arena
 from holdfast._store.memory.backing import open_leftover
 from tests.cli.command import TRAIN_NUMPY, holdfast, status_of, succeed
 from tests.cli.test_verify import flip
+from tests.crash.stages import has_snapshot
 from tests.support import SCRIPTS, arena_files, keepers, wait_until
 
 LIGHT = SCRIPTS / "light.py"
@@ -280,7 +281,7 @@ def left_in_memory(folder, start, memory):
     """The arena of a run that was killed with its keeper, before anything was on disk."""
     trainer = start(folder, "--sleep", 0.01, script=TRAIN_NUMPY)
     trainer.ready()
-    wait_until(lambda: status_of(folder)["memory_step"])
+    wait_until(lambda: has_snapshot(folder, hashed=True))
     kill_both(folder, trainer)
     (arena,) = arena_files(folder)
     memory([arena])

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from holdfast._adapters.registry import adapter_of
 from holdfast._errors import UnstorableState
 from holdfast._state.capture import Captured, capture, capture_generators
-from holdfast._state.capture_cache import CaptureCache, _Living
+from holdfast._state.capture_cache import CaptureCache, _StoredElsewhere
 from holdfast.torch.fast_capture import flat_state
 
 
@@ -344,7 +344,7 @@ def test_types_of_one_code_are_told_apart() -> None:
 
 def test_ranks_of_which_nothing_is_the_same_remember_too() -> None:
     # Without torch's DDP there is nobody to say what is the same on all ranks.
-    recall, nothing = CaptureCache(), _Living({}, None)
+    recall, nothing = CaptureCache(), _StoredElsewhere({}, None)
     state = some_state()
     for _ in range(3):
         found = recall.capture(state, {"step": 1}, nothing)

@@ -237,7 +237,7 @@ def test_a_changed_model_is_noticed_and_a_new_arena_is_made(folder, script):
     inode = path.stat().st_ino
     again = script(folder, _GROWING)
     again.wait_for("from memory")
-    wait_until(lambda: has_snapshot(folder) and not path.exists(), what="a snapshot")
+    wait_until(lambda: not path.exists() and has_snapshot(folder), what="a snapshot")
     (fresh,) = arena_files(folder)
     assert fresh.name.endswith("-a2-g2")
     assert fresh.stat().st_ino != inode
