@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib.util
 import os
 import re
 import shutil
@@ -66,9 +67,9 @@ def prepare(layer: str) -> None:
     wanted = _digest([ROOT / "pyproject.toml", *files], str(below))
     if stamp.exists() and stamp.read_text() == wanted:
         return
-    borrowed = layer == "demo" and _has_torch(sys.executable)
+    borrowed = _site_of_torch() if layer == "demo" else None
     if not (folder / ".made").exists():
-        _make(folder, folder_of(below) if below is not None else None, borrowed=borrowed)
+        _make(folder, borrowed if below is None else _site_of(folder_of(below)))
     words = [word for file in files for word in ("-r", str(file))]
     if borrowed:
         print("Using the torch that is installed already.", flush=True)
@@ -89,19 +90,29 @@ def _digest(files: list[Path], below: str) -> str:
     return found.hexdigest()
 
 
-def _has_torch(python: str) -> bool:
-    look = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
-    return subprocess.run([python, "-c", look], check=False).returncode == 0
+def _site_of_torch() -> Path | None:
+    """The folder of packages that has torch, of the Python that runs this; None without torch."""
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        return None
+    site = Path(found.origin).parents[1]
+    return None if site.is_relative_to(MAIN) else site
 
 
-def _make(folder: Path, below: Path | None, *, borrowed: bool) -> None:
+def _site_of(folder: Path) -> Path:
+    (site,) = folder.glob("lib/python*/site-packages")
+    return site
+
+
+def _make(folder: Path, below: Path | None) -> None:
+    """Make an environment that sees the packages of the folder `below` too.
+
+    Not by --system-site-packages: made from a virtual environment, it would not see that one.
+    """
     shutil.rmtree(folder, ignore_errors=True)
-    extra = ["--system-site-packages"] if borrowed else []
-    subprocess.run([sys.executable, "-m", "venv", *extra, str(folder)], check=True)
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     if below is not None:
-        (site,) = folder.glob("lib/python*/site-packages")
-        (theirs,) = below.glob("lib/python*/site-packages")
-        (site / "below.pth").write_text(f"{theirs}\n")
+        (_site_of(folder) / "below.pth").write_text(f"{below}\n")
     (folder / ".made").touch()  # last: without it a folder that was cut off is made again
 
 

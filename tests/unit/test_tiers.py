@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import io
+import subprocess
 import sys
 from pathlib import Path
 
@@ -96,3 +97,14 @@ def test_pip_s_progress_is_told_in_a_few_lines(monkeypatch):
         ".venv (test): unpacking 2 packages",
         ".venv (test): ready",
     ]
+
+
+def test_an_environment_sees_the_torch_of_the_virtual_environment_that_makes_it(tmp_path):
+    site = tmp_path / "theirs"
+    (site / "torch").mkdir(parents=True)
+    (site / "torch" / "__init__.py").write_text("")
+    environment._make(tmp_path / "made", site)
+    python = tmp_path / "made" / "bin" / "python"
+    look = "import torch; print(torch.__file__)"
+    found = subprocess.check_output([python, "-c", look], text=True)
+    assert found.strip() == str(site / "torch" / "__init__.py")
