@@ -49,6 +49,7 @@ def test_what_all_hold_is_durable_before_the_grace_time_ends(
     (made,) = wait_until(lambda: jobs.events("checkpoint"))
     assert (made["reason"], made["step"]) == ("deadline", common)
     assert not any(life.is_over for life in job.lives)
+    job.send(signal.SIGSTOP)  # else one leaves by itself as soon as it learns of the other's end
     job.send(signal.SIGKILL)  # as a scheduler does when the time is up
     assert job.statuses() == [-9, -9]
     jobs.check_nothing_left()
