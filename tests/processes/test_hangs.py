@@ -158,7 +158,7 @@ def test_a_run_that_waits_for_a_reader_of_what_it_prints_is_never_ended(folder, 
                     os.write(1, bytes(1 << 20))
         """,
     )
-    line = trainer.wait_for("which nobody reads", 30)
+    line = trainer.wait_for("which no process reads", 30)
     assert line.startswith("holdfast: the run is held by its own output")
     time.sleep(3)  # twice what it was given
     Path(f"{folder}.gate").touch()

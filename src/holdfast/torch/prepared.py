@@ -86,6 +86,6 @@ def accumulated(source: Any) -> int:
     return int(source.gradient_state.num_steps)
 
 
-def begins_anew_with_epochs(source: Any) -> bool:
+def restarts_with_epochs(source: Any) -> bool:
     """Whether the accelerator steps with the last batch of an epoch and counts from 0 again."""
     return bool(source.gradient_state.sync_with_dataloader)

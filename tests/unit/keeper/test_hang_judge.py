@@ -81,7 +81,7 @@ def test_a_run_whose_output_nobody_reads_is_held_and_not_ended():
     scene.stuck(1)
     scene.wait(600)
     assert (scene.restarted, scene.filed, scene.said) == ([], [], ["paused"])
-    assert scene.judge.beat()["held"]["by"] == "its own output, which nobody reads"
+    assert scene.judge.beat()["held"]["by"] == "its own output, which no process reads"
     # What this step takes is no measure, on any rank.
     assert {(0, "guard"), (1, "guard")} <= set(scene.orders)
 

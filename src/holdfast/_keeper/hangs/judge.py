@@ -36,7 +36,7 @@ _WAITS = ("wait4", "waitid")
 _HELD_BY = {
     "STOPPED": "SIGSTOP",
     "FROZEN": "its cgroup",
-    "UNREAD": "its own output, which nobody reads",
+    "UNREAD": "its own output, which no process reads",
 }
 
 

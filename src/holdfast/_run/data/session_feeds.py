@@ -205,7 +205,7 @@ def refuse_other_counts(accelerate: Any, source: Any, accumulate: int, length: i
         )
     if count == 1:
         return
-    if not accelerate.begins_anew_with_epochs(source):
+    if not accelerate.restarts_with_epochs(source):
         raise HoldfastError(
             "the accelerator carries gradients over the end of an epoch "
             "(sync_with_dataloader=False), where they would be lost at a restart.\n"

@@ -332,7 +332,7 @@ def find_together(
         else:
             damaged += candidate.folder is not None
     group.exchange("nothing found", None)  # wait for rank 0, which may still set candidates aside
-    find.refuse_to_begin_anew(layout, damaged)
+    find.refuse_to_start_over(layout, damaged)
     return None
 
 

@@ -153,11 +153,11 @@ def find_newest(
             return read_candidate(candidate, send=send, choose=choose if is_begun else None)
         except DamagedCheckpoint as error:
             damaged += report_damage(candidate, error, layout, say)
-    refuse_to_begin_anew(layout, damaged)
+    refuse_to_start_over(layout, damaged)
     return None
 
 
-def refuse_to_begin_anew(layout: RunLayout, damaged: int) -> None:
+def refuse_to_start_over(layout: RunLayout, damaged: int) -> None:
     """If there were checkpoints, only a person may decide to train from the beginning."""
     strangers = len(layout.checkpoint_folders())
     if strangers and not damaged:
