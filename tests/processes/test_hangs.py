@@ -88,7 +88,7 @@ def test_a_step_that_is_made_after_all_ends_the_hang(folder, light, gate):
     trainer = light(folder, *_STEPS, *_GIVEN, "--hold-at", 30)
     trainer.wait_for("More: holdfast why", 20)
     gate.touch()
-    trainer.wait_for("it goes on")
+    trainer.wait_for("the run continues: a step was completed")
     wait_until(lambda: _hang(folder).get("ended"), 5, "its end in the record")
     assert trainer.wait() == 0
     assert len(journal_events(folder, "hang-over")) == 1
