@@ -8,18 +8,29 @@ HOLDFAST_FAULT names the stage at which it dies.
 from __future__ import annotations
 
 import sys
+import threading
 
 import torch
 
-from holdfast._run.saving import arena_builder, snapshots
+from holdfast._run.saving import arena_builder, slot_memory, snapshots
 from holdfast._state.capture_cache import CaptureCache
+from holdfast._store.commit import fault_points
 from holdfast._store.memory.arena import Arena
 
 COUNT = 2_000_000
+FIRST_IS_PRINTED = threading.Event()
+
+
+def fault_point_after_the_first_line(stage: str) -> None:
+    """The second slot is built in a thread: it may be ready before the first line is printed."""
+    if stage.startswith("slot-1"):
+        assert FIRST_IS_PRINTED.wait(20)
+    fault_points.fault_point(stage)
 
 
 def main() -> None:
     arena_builder._SMALL_BYTES = 0
+    slot_memory.fault_point = fault_point_after_the_first_line
     arenas: list[Arena] = []
     base = torch.nn.Parameter(torch.zeros(COUNT), requires_grad=False)
     model = torch.nn.ParameterDict({"base": base, "adapter": torch.nn.Parameter(torch.zeros(1000))})
@@ -38,6 +49,7 @@ def main() -> None:
         taken = taker.take(captured, {}, 2 * step, patience_seconds=20)
         assert taken is not None
         print("whole", step, flush=True)
+        FIRST_IS_PRINTED.set()
         arenas[-1].set_digests(taken.slot, taken.sequence, [b"d" * 16] * arenas[-1].ranges)
         while taker.is_building:
             pass
