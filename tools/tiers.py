@@ -77,7 +77,7 @@ def run_quick() -> int:
 
 
 def run_test(words: list[str]) -> int:
-    return pytest("test", "not nightly", ["tests"], 3, *words)
+    return pytest("test", "not nightly", ["tests"], 4, *words)
 
 
 def run_frameworks(names: list[str]) -> int:

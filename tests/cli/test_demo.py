@@ -50,6 +50,7 @@ def test_the_torch_story_ends_equal_and_leaves_nothing(stage, tmp_path):
 
 
 # Over 5 s: the whole demo, four trainings.
+@pytest.mark.nightly
 def test_a_sabotaged_resume_is_seen_and_leaves_nothing(stage, tmp_path):
     done = holdfast_process("demo", "--framework", "numpy", "--sabotage", env=stage)
     assert done.returncode == 1

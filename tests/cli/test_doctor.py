@@ -255,6 +255,7 @@ def test_the_packages_are_those_of_the_python_that_trains(tmp_path):
     assert "has no holdfast" in found["packages"]["found"]
 
 
+@pytest.mark.nightly
 def test_the_python_that_a_script_chooses_is_told_by_the_probe(tmp_path):
     (tmp_path / "train.py").write_text("")
     python, job = PROGRAM.parent / "python", tmp_path / "job.sh"

@@ -30,6 +30,7 @@ def varied(tmp_path_factory):
     return folder.parent
 
 
+@pytest.mark.nightly
 def test_the_objects_load_their_part_of_a_pt_file(varied):
     state = torch.load(varied / "out.pt", weights_only=True)
     assert list(state) == list(train_varied.build())

@@ -149,6 +149,7 @@ def test_a_run_that_is_removed_and_one_that_is_new_are_noticed(tmp_path, start, 
 
 
 # Over 5 s: the time in which its share of a core is measured.
+@pytest.mark.nightly
 def test_it_takes_less_than_two_percent_of_a_core_also_for_many_runs(tmp_path, start, watch):
     source = tmp_path / "00"
     assert start(source, "--total", 2, script=TRAIN_NUMPY).wait() == 0

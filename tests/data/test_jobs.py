@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import holdfast
+from tests.often import few
 from tests.support import SCRIPTS, checkpoint_steps, wait_until
 
 
@@ -27,7 +28,7 @@ def test_a_sigterm_to_the_whole_job_ends_the_step_and_loses_nothing(folder, star
         assert max(checkpoint_steps(folder)) == last + 1 > begun
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", few(["fork", "spawn", "forkserver"], ["fork"]))
 def test_workers_may_be_started_in_every_way(tmp_path, method):
     data = TensorDataset(torch.arange(8))
     loader = DataLoader(data, batch_size=4, num_workers=1, multiprocessing_context=method)

@@ -32,8 +32,8 @@ Undisturbed = Callable[[str], tuple[list[Line], dict[str, str]]]
 STOPPED = ("fork", "iterable_workers", "stateful_map", "list")
 KILLED = ("fork", "iterable_stateful")
 
-STOPS = [4, pytest.param(10, marks=pytest.mark.nightly)]
-KILLS = [6, pytest.param(10, marks=pytest.mark.nightly)]
+STOPS = [2, pytest.param(10, marks=pytest.mark.nightly)]
+KILLS = [3, pytest.param(10, marks=pytest.mark.nightly)]
 
 
 @pytest.mark.timeout(300)

@@ -195,7 +195,7 @@ def draw(_) -> None:
     np.random.rand()
 
 
-@pytest.mark.parametrize("name", few(VARIATIONS, list(VARIATIONS)[::4]))
+@pytest.mark.parametrize("name", few(VARIATIONS, list(VARIATIONS)[::8]))
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
 def test_a_variation_of_the_kinds_goes_on_exactly(folder, name):
     kind = VARIATIONS[name]
@@ -243,7 +243,7 @@ def draw_by(rng) -> float:
     return float(rng.random())
 
 
-@pytest.mark.parametrize("way", ["partial", "closure", "method"])
+@pytest.mark.parametrize("way", few(["partial", "closure", "method"], ["method"]))
 @pytest.mark.parametrize("workers", [{}, FORK], ids=["alone", "fork"])
 def test_a_generator_is_found_where_people_keep_them(folder, way, workers):
     def make():

@@ -59,6 +59,7 @@ _any_worlds = given(
 )
 
 
+@pytest.mark.nightly
 @settings(max_examples=12, deadline=None)
 @_any_worlds
 def test_whatever_the_worlds_every_sample_of_every_epoch_comes(**drawn):
@@ -75,8 +76,12 @@ def test_of_many_worlds_too_every_sample_of_every_epoch_comes(**drawn):
 @pytest.mark.parametrize("world", few([1, 2, 3, 8], [1, 3]))
 @pytest.mark.parametrize(
     ("shuffle", "accumulate", "workers"),
-    [(True, 1, {}), (False, 1, {}), (False, 3, {}), (True, 3, FORK)],
-    ids=["shuffled", "in order", "accumulating", "by workers"],
+    [
+        pytest.param(True, 1, {}, id="shuffled"),
+        pytest.param(False, 1, {}, id="in order"),
+        pytest.param(False, 3, {}, id="accumulating"),
+        pytest.param(True, 3, FORK, id="by workers", marks=pytest.mark.nightly),
+    ],
 )
 def test_four_ranks_go_on_as_others(world, shuffle, accumulate, workers):
     job = Job(distributed(96, 5, shuffle=shuffle, **workers), accumulate=accumulate)
@@ -88,7 +93,13 @@ def test_four_ranks_go_on_as_others(world, shuffle, accumulate, workers):
     check_each_once(job, 1, 96, 0)
 
 
-@pytest.mark.parametrize("workers", [{}, {**FORK, "persistent_workers": True}], ids=["0", "2"])
+@pytest.mark.parametrize(
+    "workers",
+    [
+        pytest.param({}, id="0"),
+        pytest.param({**FORK, "persistent_workers": True}, id="2", marks=pytest.mark.nightly),
+    ],
+)
 def test_an_epoch_may_change_hands_again_and_again(workers):
     job = Job(distributed(240, 3, **workers))
     for world, steps in [(4, 5), (2, 4), (2, 3), (8, 1), (1, 7), (3, 4)]:
@@ -283,6 +294,7 @@ class Noise(TensorDataset):
         return torch.rand(1)
 
 
+@pytest.mark.nightly
 def test_no_two_batches_are_made_from_one_seed():
     make = distributed(0, 4, data=Noise(torch.arange(64)), **FORK)
     job = Job(make, epochs=1)
@@ -293,6 +305,7 @@ def test_no_two_batches_are_made_from_one_seed():
     assert len(set(drawn)) == len(drawn) == 64
 
 
+@pytest.mark.nightly
 def test_a_part_goes_on_with_the_same_bits():
     make = distributed(0, 4, data=Samples(96), **FORK)
     lives: list[list[tuple[int, int, Any]]] = []
@@ -307,6 +320,7 @@ def test_a_part_goes_on_with_the_same_bits():
         assert torch.equal(one[1], other[1])
 
 
+@pytest.mark.nightly
 def test_loaders_side_by_side_are_counted_each_by_itself():
     small, large = distributed(48, 3), distributed(200, 8)
     job = Job(lambda rank, world: (small(rank, world), large(rank, world)))

@@ -242,6 +242,7 @@ def look(recall: CaptureCache, state: dict[str, Any]) -> Captured:
     return found
 
 
+@pytest.mark.nightly
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.sampled_from(EDITS), max_size=6))
 def test_any_edits_are_seen(edits: list[Callable[[dict[str, Any]], None]]) -> None:

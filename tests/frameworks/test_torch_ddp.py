@@ -49,6 +49,7 @@ def test_the_first_step_after_a_resume_sums_as_the_undisturbed_run_did(act: Act)
     act("bits", 4)
 
 
+@pytest.mark.nightly
 def test_buckets_are_sent_while_the_backward_pass_goes_on(act: Act) -> None:
     act("buckets", 2)
 
@@ -74,6 +75,7 @@ def test_a_rank_that_sleeps_is_named_within_fifty_steps(
     assert named == {late}, found
 
 
+@pytest.mark.nightly
 def test_one_series_tells_how_long_each_rank_waits(act: Act) -> None:
     folder = act("run:1", 2) / "run"
     (path,) = folder.glob("attempts/*/series*")

@@ -235,6 +235,7 @@ def test_rank_0_that_dies_while_the_others_wait_is_told(start, port):
     assert "Traceback" not in life.output
 
 
+@pytest.mark.nightly
 def test_ranks_that_gloo_does_not_connect_are_told(start, port):
     start("stay_away", place(1, 2, port))
     said = sentence(start("train", place(0, 2, port), timeout_seconds=3))

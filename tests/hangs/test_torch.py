@@ -18,6 +18,7 @@ pytest.importorskip("torch")
 
 
 # Over 5 s: a hang is called one after its time and two looks.
+@pytest.mark.nightly
 def test_the_line_of_a_worker_is_named(stage, keep_evidence):
     stage.start_hang(LOADER)
     stage.found()

@@ -101,6 +101,7 @@ def test_a_fetch_that_was_killed_goes_on_where_it_was(folder, mirror, train, tmp
     assert not list((new / "checkpoints").glob(".fetching-*"))
 
 
+@pytest.mark.nightly
 def test_a_folder_that_was_left_behind_says_so_and_copies_nothing(folder, mirror, train, tmp_path):
     trainer = train(folder, mirror, "--total", 10, mirror_wait=True)
     assert trainer.wait() == 0, trainer.output

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from holdfast._store.folder.attempts import read_json
+from tests.often import few
 from tests.support import (
     Trainer,
     checkpoint_steps,
@@ -87,7 +88,7 @@ def _lead() -> tuple[str, ...]:
 
 
 # Over 5 s: real starts in a PID namespace.
-@pytest.mark.parametrize("leads", [False, True])
+@pytest.mark.parametrize("leads", few([False, True], [True]))
 def test_sigterm_to_process_1_stops_with_everything_saved(started, tmp_path, leads):
     folder = tmp_path / "run"
     trainer = started(folder, *_LONG, lead=_lead() if leads else ())
@@ -143,6 +144,7 @@ def test_after_the_run_a_signal_ends_process_1_as_it_would_any_other(container, 
         trainer.end()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("leads", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_no_orphan_stays_a_zombie(container, tmp_path, leads):
     script = tmp_path / "script.py"

@@ -32,6 +32,7 @@ def _memory_mb(pid: int) -> dict[str, float]:
     return {name: int(fields[name].split()[0]) / 1024 for name in fields if name.startswith("Rss")}
 
 
+@pytest.mark.nightly
 def test_its_own_memory_stays_under_40_mb_while_it_saves_50_mb(folder, light):
     settings = '{"checkpoint_every": 1}'
     trainer = light(folder, "--size", 6_250_000, "--total", 1000, "--settings", settings)

@@ -109,6 +109,7 @@ def test_a_module_is_resumed_from_another_folder(folder, held, elsewhere, light_
     assert hash_in(done.stdout) == light_reference(TOTAL), done.stderr
 
 
+@pytest.mark.nightly
 def test_a_script_that_changes_its_folder_is_resumed_where_it_was_started(
     folder, tmp_path, start, elsewhere
 ):

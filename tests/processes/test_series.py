@@ -104,6 +104,7 @@ def test_a_kill_loses_no_step_of_it_and_the_next_life_has_its_own(script, folder
     assert start["settings"]["keep_last"] == 3
 
 
+@pytest.mark.nightly
 def test_another_keeper_goes_on_with_it(script, folder):
     trainer = script(folder, TRAIN, LONG)
     wait_until(lambda: has_rows(folder), what="rows")

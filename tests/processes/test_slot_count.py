@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from holdfast._store.memory.arena import used_bytes
 from tests.cli.command import status_of, succeed
 from tests.support import (
@@ -33,6 +35,7 @@ def test_two_slots_take_twice_the_state_and_the_status_says_so(folder, light):
     assert "two slots in memory, 26 MB" in succeed("status", folder)
 
 
+@pytest.mark.nightly
 def test_with_a_small_bound_there_is_one_slot_and_a_kill_between_copies_loses_nothing(
     folder, light, light_reference
 ):

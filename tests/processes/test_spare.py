@@ -156,6 +156,7 @@ time.sleep(0.5)
 """
 
 
+@pytest.mark.nightly
 def test_a_slow_import_is_done_before_it_is_needed(spared):
     package = spared.place / "site-packages" / "slow_package"
     package.mkdir(parents=True)
@@ -217,7 +218,7 @@ print("finds", json.dumps({
     ("path", "words"),
     [
         pytest.param("train.py", ["train.py", "--lr", "1"], id="script"),
-        pytest.param("package/train.py", ["-m", "package.train", "-x"], id="module"),
+        pytest.param("package/train.py", ["-m", "package.train", "-x"], id="module", marks=NIGHTLY),
         pytest.param("sub/train.py", ["./sub/../sub/train.py"], id="path", marks=NIGHTLY),
         pytest.param("package/__main__.py", ["-m", "package"], id="package", marks=NIGHTLY),
     ],
@@ -242,7 +243,11 @@ def test_the_script_finds_all_as_in_a_fresh_start(spared, path, words):
     ("act", "what"),
     [
         ("open('trace', 'a').write('x')", "writes to trace"),
-        ("threading.Thread(target=time.sleep, args=(600,), daemon=True).start()", "a thread"),
+        pytest.param(
+            "threading.Thread(target=time.sleep, args=(600,), daemon=True).start()",
+            "a thread",
+            marks=NIGHTLY,
+        ),
         pytest.param("subprocess.Popen(['touch', 'trace'])", "starts a program", marks=NIGHTLY),
         pytest.param(
             "socket.create_server(('127.0.0.1', 0))", "listens on a socket", marks=NIGHTLY
@@ -273,6 +278,7 @@ def test_a_module_that_acts_at_its_import_has_no_spare(spared, act, what):
     assert trainer.output.count("no spare") == 1
 
 
+@pytest.mark.nightly
 def test_a_module_that_has_changed_is_imported_again(spared):
     module = spared.place / "model.py"
     module.write_text("VERSION = 'old'\n")
@@ -325,6 +331,7 @@ def test_variables_that_the_script_sets_keep_later_modules_out(spared):
     assert spared.lives()[1]["is_spare"]
 
 
+@pytest.mark.nightly
 def test_what_an_import_prints_comes_with_the_next_attempt(spared):
     (spared.place / "model.py").write_text("print('hello from an import')\n")
     spared.write("import model")
@@ -353,6 +360,7 @@ def test_an_error_in_the_spare_shows_the_script_and_nothing_of_ours(spared):
     assert text.splitlines()[1] == f'  File "{spared.place}/train.py", line 14, in <module>'
 
 
+@pytest.mark.nightly
 def test_a_spare_that_is_killed_is_replaced_by_a_plain_start(spared):
     spared.write()
     trainer = spared.start()
@@ -396,7 +404,7 @@ def test_nor_the_end_of_the_run(spared):
 
 
 @pytest.mark.parametrize("number", few([signal.SIGINT, signal.SIGTERM], [signal.SIGTERM]))
-@pytest.mark.parametrize("life", [1, 2])
+@pytest.mark.parametrize("life", few([1, 2], [2]))
 def test_a_request_to_stop_ends_both(spared, number, life):
     spared.write(kills=life - 1, stays=life)
     trainer = spared.start()

@@ -108,6 +108,7 @@ def test_a_crash_counts(supervised, state):
     assert "not starting it again: it has been restarted 2 times." in trainer.output
 
 
+@pytest.mark.nightly
 def test_the_pauses_are_kept(supervised, state):
     trainer = supervised({1: (10, "os._exit(3)")}, HOLDFAST_PAUSE_SECONDS="1")
     assert trainer.wait() == 0, trainer.output

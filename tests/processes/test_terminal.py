@@ -164,6 +164,7 @@ def test_workers_outlive_the_ctrl_c_until_the_step_is_done(folder, gate, termina
 
 
 # Over 5 s: a worker asks every few seconds whether its trainer lives.
+@pytest.mark.nightly
 def test_no_worker_is_left_after_a_second_ctrl_c(folder, gate, terminal):
     held = terminal(TRAIN, folder, "--total", 40, "--hold-at", 8, "--gate", gate, "--workers", 2)
     held.wait_for("holding")

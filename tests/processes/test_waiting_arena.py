@@ -19,6 +19,7 @@ from tests import cgroups
 from tests.cgroups import limited_memory
 from tests.cli.command import PROGRAM, holdfast, succeed
 from tests.crash.stages import has_snapshot
+from tests.often import few
 from tests.support import (
     SCRIPTS,
     Trainer,
@@ -105,6 +106,7 @@ def test_a_killed_run_goes_on_from_memory_to_the_same_bits_twice_in_a_row(folder
     wait_until(lambda: not guards(folder), what="the guards' end")
 
 
+@pytest.mark.nightly
 def test_a_large_state_is_taken_over_while_the_training_goes_on(folder, start, light_reference):
     size = ("--size", 2_000_000)  # three slots of 16 MB are prepared by a thread
     train_and_kill(folder, start, *size)
@@ -323,7 +325,7 @@ def test_a_kill_at_any_stage_of_the_takeover_loses_nothing(
     assert arena_files(folder) == []
 
 
-@pytest.mark.parametrize("in_job", [False, True])
+@pytest.mark.parametrize("in_job", few([False, True], [False]))
 def test_under_holdfast_run_the_next_life_goes_on_from_memory(in_job, folder, start, tmp_path):
     job = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0"} if in_job else {}
     env = environment(

@@ -60,6 +60,7 @@ def test_an_unrepeatable_script_is_told_so_and_compared_within_its_spread(name, 
         assert proof.within_spread is True, plain_text(proof)
 
 
+@pytest.mark.nightly
 def test_the_order_of_a_set_is_no_unseeded_generator(tmp_path):
     # Over 5 s: each life is a process of its own, with its own order of sets.
     (tmp_path / "train.py").write_text(ORDER_OF_A_SET)

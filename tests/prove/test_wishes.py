@@ -56,6 +56,7 @@ def test_the_same_script_is_equal_when_it_knows_its_best(prove):
     assert proof.verdict == "equal", plain_text(proof)
 
 
+@pytest.mark.nightly
 def test_one_interruption_can_be_repeated_alone(prove, tmp_path):
     script = HERE / "faults" / "scheduler_not_saved.py"
     whole = prove(script, kills=8, seed=7)

@@ -17,7 +17,7 @@ _GRACE_SECONDS = 2.5
     ("meets", "call", "signalled"),
     [
         ("group", "gate", 0),
-        ("group", "call", 1),
+        pytest.param("group", "call", 1, marks=pytest.mark.nightly),
         ("files", "call", 0),
         pytest.param("files", "gate", 1, marks=pytest.mark.nightly),
     ],

@@ -48,6 +48,7 @@ def test_a_hang_in_one_of_three_ranks_is_found_named_and_left_by_all(jobs, undis
 
 
 # Over 5 s: several times the hang timeout must pass without a report.
+@pytest.mark.nightly
 def test_a_rank_that_is_stopped_makes_the_others_wait_and_is_no_hang(jobs, undisturbed):
     job = jobs.start(total=_TOTAL, pauses=0.05, environment=_told_to_leave(2))
     job.wait_for_step(10)

@@ -66,6 +66,7 @@ def test_after_a_keeper_was_replaced_all_hold_snapshots_in_common_again(jobs, un
     assert jobs.start(total=_TOTAL, pauses=0.0).hashes() == undisturbed(total=_TOTAL)
 
 
+@pytest.mark.nightly
 def test_kill_9_of_the_hub_after_an_agreement(jobs, undisturbed):
     """The new one begins to count its agreements anew."""
     job = jobs.start(total=_TOTAL, pauses=0.05)

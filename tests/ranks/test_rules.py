@@ -15,7 +15,14 @@ EACH = {"checkpoint_every": 1}
 BAD = {"loss": math.nan}
 
 
-@pytest.mark.parametrize(("meets", "rank"), [("group", 1), ("files", 1), ("group", 0)])
+@pytest.mark.parametrize(
+    ("meets", "rank"),
+    [
+        pytest.param("group", 1, marks=pytest.mark.nightly),
+        ("files", 1),
+        pytest.param("group", 0, marks=pytest.mark.nightly),
+    ],
+)
 def test_bad_on_one_rank_is_bad_on_all_and_is_never_resumed(jobs, undisturbed, meets, rank):
     plan = {"meets": meets, "total": 20, "stop_when": NOT_FINITE, "settings": EACH}
     # Without a group nothing holds the ranks together: both must have saved step 11 before one of
@@ -41,6 +48,7 @@ def test_bad_on_one_rank_is_bad_on_all_and_is_never_resumed(jobs, undisturbed, m
     assert again.started_at() == [11, 11]
 
 
+@pytest.mark.nightly
 def test_a_step_that_only_the_bad_rank_has_saved_keeps_no_memory(jobs, undisturbed):
     """The other rank is far behind when it hears that step 12 is bad, and never saves step 10."""
     plan = {"meets": "files", "total": 20, "stop_when": NOT_FINITE}

@@ -92,6 +92,7 @@ def test_checkpoints_by_the_clock_are_of_all_ranks(jobs):
     jobs.check_nothing_left()
 
 
+@pytest.mark.nightly
 def test_a_stop_while_a_checkpoint_is_asked_for(jobs, undisturbed):
     events = [(0, 8, "save", None), (1, 9, "sleep", 0.5)]
     job = jobs.start(total=_TOTAL, events=events)

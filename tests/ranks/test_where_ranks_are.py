@@ -231,6 +231,7 @@ def test_in_the_last_step_of_a_loop_that_another_follows(jobs, undisturbed, sign
     assert _check(jobs, job, undisturbed, **plan) in (20, 21, 22)
 
 
+@pytest.mark.nightly
 def test_at_the_turn_of_an_epoch(jobs, undisturbed):
     plan = {"loop": "batches", "total": 4}
     job = jobs.start(**plan, events=[(1, 11, "gate", str(jobs.gate))])

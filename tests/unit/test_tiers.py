@@ -99,6 +99,7 @@ def test_pip_s_progress_is_told_in_a_few_lines(monkeypatch):
     ]
 
 
+@pytest.mark.nightly
 def test_an_environment_sees_the_torch_of_the_virtual_environment_that_makes_it(tmp_path):
     site = tmp_path / "theirs"
     (site / "torch").mkdir(parents=True)

@@ -25,6 +25,7 @@ def reader(tmp_path):
     return make
 
 
+@pytest.mark.nightly
 def test_every_reader_has_the_time_for_itself_however_many_processes_there_are(reader):
     pids = list(range(1, 13))  # four at once
     found = dump_stacks(pids, 2.5, reader(1.0))

@@ -173,6 +173,7 @@ def test_a_run_that_is_interrupted_faster_than_it_restarts_gets_nowhere():
     assert math.isinf(done.mean)
 
 
+@pytest.mark.nightly
 def test_without_snapshots_there_are_two_ways_and_with_them_three():
     assert len(make_plan(Inputs(max_overhead=0.0)).ways) == 2
     with_them = make_plan(Inputs())
@@ -192,6 +193,7 @@ def test_where_processes_die_often_and_the_disk_is_slow_snapshots_pay():
     assert beside > still + 0.03
 
 
+@pytest.mark.nightly
 def test_other_snapshots_are_proposed_only_where_the_whole_run_gains():
     assert make_plan(Inputs(gpus=1)).better is not None
     assert make_plan(Inputs(gpus=1, queue_wait=365 * 86_400.0)).better is None

@@ -12,6 +12,7 @@ import sys
 
 def main() -> None:
     """Run one command, and exit with its status: never with a traceback for a wrong folder."""
+    hook, sys.unraisablehook = sys.unraisablehook, _interrupt_again
     try:
         status = _run()
         if sys.stdout is not None:  # started with it closed, `>&-`
@@ -23,7 +24,21 @@ def main() -> None:
         status = 141
     except KeyboardInterrupt:
         status = 130
+    finally:
+        sys.unraisablehook = hook
     sys.exit(status)
+
+
+def _interrupt_again(unraisable: sys.UnraisableHookArgs) -> None:
+    """Ctrl-C that came during a weakref callback (each import has some) is lost: repeat it."""
+    if unraisable.exc_type is not KeyboardInterrupt:
+        sys.__unraisablehook__(unraisable)
+        return
+    import _thread
+    import threading
+
+    # From a thread: in this function it would be lost again.
+    threading.Timer(0.01, _thread.interrupt_main).start()
 
 
 def _run() -> int:
