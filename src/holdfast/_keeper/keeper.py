@@ -89,7 +89,7 @@ class Keeper:
         self.selector.register(self.link.messages, selectors.EVENT_READ, self._receive)
         self.selector.register(self.link.signals, selectors.EVENT_READ, self._receive_signals)
         if self.link.pidfd is not None:
-            self.selector.register(self.link.pidfd, selectors.EVENT_READ, self.decider.on_death)
+            self.selector.register(self.link.pidfd, selectors.EVENT_READ, self._on_death)
         if self.policy.mirror is not None and self.policy.rank == 0:  # it copies for all ranks
             from holdfast._store.mirror.child import Mirror  # slow to import
 
@@ -268,6 +268,10 @@ class Keeper:
         in_background(resolve)
 
     # -- its death --------------------------------------------------------------
+
+    def _on_death(self) -> None:
+        self.memory.wait_for_room()
+        self.decider.on_death()
 
     def _trainer_counts_as_dead(self) -> None:
         if state := self.trainer.state_after_kill():

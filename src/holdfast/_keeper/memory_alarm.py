@@ -9,6 +9,7 @@ So a run loses no more than a checkpoint takes, and a false alarm costs a few ch
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 import traceback
@@ -34,6 +35,8 @@ _LEAST_LEAD_SECONDS = 30.0  # between an alarm and the limit
 _LEAVING_SECONDS = 10.0
 _OVER_SECONDS = 10.0  # without danger, until an episode is over
 _LEAST_PAUSE_SECONDS = 1.0  # between two alarms of one episode
+_FULL = 0.8  # of a cgroup's limit
+_FREED_SECONDS = 0.5  # in which the kernel frees the memory of a process that it has killed
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,15 @@ class MemoryWatch:
         """The trainer is gone: take no more samples."""
         self.next_at = None
 
+    def wait_for_room(self) -> None:
+        """The trainer is dead: wait until the kernel has freed its memory.
+
+        In a cgroup that is still full the kernel would kill the keeper next.
+        """
+        with contextlib.suppress(Exception):  # the trainer's last state is not saved yet
+            if self._sight is not None:
+                self._sight.wait_for_room()
+
     def at_death(self) -> dict[str, Any]:
         """What a post-mortem contains of this."""
         found: dict[str, Any] = {"counters": {}, "memory": []}
@@ -174,6 +186,16 @@ class _Sight:
         self._growth.add(sample)
         self.forecast = self._growth.forecast()
         return _PRESSED_SECONDS if self._growth.is_close() else _CALM_SECONDS
+
+    def wait_for_room(self) -> None:
+        """Sleep before each look: opening a file takes memory, too."""
+        cgroup, sample = self._sampler.cgroup, self.newest or {}
+        used, limit = sample.get("cgroup"), sample.get("limit")
+        deadline = time.monotonic() + _FREED_SECONDS
+        while cgroup and used and limit and used > _FULL * limit and time.monotonic() < deadline:
+            time.sleep(_FREED_SECONDS / 20)
+            usage = cgroup.usage()
+            used = None if usage is None else usage.used
 
     def counters(self) -> dict[str, Any]:
         """The kernel's counters at the start, before the death and at it."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
+from holdfast._environment.processes.cgroup import MemoryCgroup
 from holdfast._environment.processes.memory_growth import Forecast
-from holdfast._keeper.memory_alarm import Alarm, Episodes
+from holdfast._keeper.memory_alarm import Alarm, Episodes, MemoryWatch
 from holdfast._run.keeper_events import sentence_of
 from holdfast._store.commit.retention import Kept, choose_kept
 from tests.unit.tables import ATTEMPT, Table
@@ -125,3 +129,39 @@ def test_checkpoints_made_in_a_hurry_count_as_one_among_those_to_keep():
     found = [Kept(step, 1, Path(f"step-{step}"), {}, reason) for step, reason in enumerate(reasons)]
     kept = choose_kept(found, {1: None}, 3, None)
     assert sorted(path.name for path in kept) == ["step-1", "step-4", "step-5"]
+
+
+def _watch_of(cgroup: Path, monkeypatch) -> MemoryWatch:
+    (cgroup / "memory.max").write_text("1000\n")
+    found = MemoryCgroup(2, "/job", [str(cgroup)])
+    monkeypatch.setattr(MemoryCgroup, "find", lambda *_: found)
+    watch = MemoryWatch(os.getpid())
+    watch.sample(time.monotonic())
+    return watch
+
+
+def test_after_a_death_the_keeper_waits_until_a_full_cgroup_has_room(tmp_path, monkeypatch):
+    used = tmp_path / "memory.current"
+    used.write_text("990\n")
+    watch = _watch_of(tmp_path, monkeypatch)
+    thread = threading.Thread(target=watch.wait_for_room)
+    monkeypatch.setattr("holdfast._keeper.memory_alarm._FREED_SECONDS", 20.0)
+    thread.start()
+    thread.join(0.5)
+    assert thread.is_alive()
+    used.write_text("100\n")
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("used", [100, 990])
+def test_it_waits_for_no_room_that_is_there_and_for_none_that_does_not_come(
+    used, tmp_path, monkeypatch
+):
+    (tmp_path / "memory.current").write_text(f"{used}\n")
+    watch = _watch_of(tmp_path, monkeypatch)
+    naps = []
+    monkeypatch.setattr("holdfast._keeper.memory_alarm._FREED_SECONDS", 0.1)
+    monkeypatch.setattr("holdfast._keeper.memory_alarm.time.sleep", naps.append)
+    watch.wait_for_room()
+    assert bool(naps) == (used == 990)
