@@ -148,24 +148,28 @@ def say_steps(count: int) -> str:
 
 def say_proof(proof: Proof) -> str:
     """A cell of the table."""
-    made = len(proof.interruptions)
-    cost = f"{say_steps(count_lost(proof))} lost in {made} interruption{'s'[: made != 1]}"
     difference = proof.unrepeatable if proof.verdict == UNREPEATABLE else proof.difference
     if proof.verdict == EQUAL:
-        text = f"equal; {cost}"
+        text = "equal"
     elif proof.verdict in (DIFFERS, UNREPEATABLE) and difference is not None:
         where = "" if difference.step is None else f" at step {difference.step}"
-        text = f"**{proof.verdict}**: {difference.item}{where} (`{difference.cause}`); {cost}"
+        text = f"**{proof.verdict}**{where}: `{difference.cause}`"
     else:
         why = (proof.trouble or "no reason given").splitlines()[0]
         text = f"**{proof.verdict}**: {why}"
     return escape_cell(text)
 
 
+def say_lost(proof: Proof) -> str:
+    """A cell of the table."""
+    return f"{count_lost(proof)} in {len(proof.interruptions)}"
+
+
 def say_restart(restart: Restart) -> str:
     """A cell of the table."""
     if restart.status != 0:
-        return escape_cell(f"**fails** with {restart.status}: {restart.last_line}")
+        error = restart.last_line.partition(":")[0]
+        return escape_cell(f"**fails** with {restart.status}: {error}")
     if not restart.updates:
         return "leaves at once" if restart.same_end else "**leaves with another end**"
     end = "to the same end" if restart.same_end else "**to another end**"
@@ -250,25 +254,34 @@ def describe_machine() -> str:
     return ", ".join([*parts, names, f"Python {python}", *frameworks])
 
 
-def write_rows(
+def write_scripts(
     measured: Iterable[Measured], restarts: dict[tuple[str, str], Restart]
 ) -> Iterator[str]:
-    heads = ("script", "lines added / removed", "signal", *SIDES, "started again when complete")
-    yield f"| {' | '.join(heads)} |"
+    yield "| script | lines | started again when complete, before |"
+    yield "|---|---|---|"
+    for pair in dict.fromkeys(row.pair for row in measured):
+        added, removed = count_changes(*(read_code(HERE / pair.name / f"{s}.py") for s in SIDES))
+        end = say_restart(restarts[pair.name, "before"])
+        yield f"| {pair.name}: {pair.pattern} | +{added} −{removed} | {end} |"
+
+
+def write_rows(measured: Iterable[Measured]) -> Iterator[str]:
+    yield "| script | signal | before | lost | after | lost |"
     yield "|---|---|---|---|---|---|"
     last = None
     for row in measured:
-        pair = row.pair
-        cells = ["", "", row.signal, say_proof(row.before), say_proof(row.after), ""]
-        if pair.name != last:
-            added, removed = count_changes(
-                *(read_code(HERE / pair.name / f"{s}.py") for s in SIDES)
-            )
-            cells[0] = f"[{pair.name}](before_and_after/{pair.name}): {pair.pattern}"
-            cells[1] = f"{added} / {removed}"
-            cells[5] = "; ".join(f"{s}: {say_restart(restarts[pair.name, s])}" for s in SIDES)
-            last = pair.name
+        cells = ["" if row.pair.name == last else row.pair.name, row.signal]
+        for proof in (row.before, row.after):
+            cells += [say_proof(proof), say_lost(proof)]
+        last = row.pair.name
         yield f"| {' | '.join(cells)} |"
+
+
+def write_section(
+    title: str, measured: Sequence[Measured], restarts: dict[tuple[str, str], Restart]
+) -> str:
+    tables = "\n".join([*write_scripts(measured, restarts), "", *write_rows(measured)])
+    return f"## {title}\n\n{tables}\n"
 
 
 def write_page(
@@ -278,42 +291,49 @@ def write_page(
     today = datetime.datetime.now(datetime.UTC).date()
     equal = {side: sum(getattr(row, side).verdict == EQUAL for row in measured) for side in SIDES}
     lost = {side: sum(count_lost(getattr(row, side)) for row in measured) for side in SIDES}
-    table = "\n".join(write_rows(measured, restarts))
+    after = {say_restart(end) for (_, side), end in restarts.items() if side == "after"}
+    ends = "each script leaves at once" if after == {"leaves at once"} else "; ".join(sorted(after))
+    sections = "\n".join(
+        write_section(title, rows, restarts)
+        for title, framework in (("PyTorch", "torch"), ("TensorFlow", TF))
+        if (rows := [row for row in measured if row.pair.framework == framework])
+    )
     return f"""# Before and after
 
-Scripts as people write them, each with its own way to survive an interruption, and the same ones
-with holdfast instead ([`before_and_after/`](before_and_after)). `make table` puts both through
-`holdfast prove`: undisturbed twice, then interrupted by one signal at {KILLS} random moments (seed
-{SEED}), started again until complete, and compared with the undisturbed run to the bit.
+Each script has its own way to survive an interruption. It was changed to use holdfast instead:
+[`before_and_after/`](before_and_after) has a folder with both versions of each. `make table`
+proves both with `holdfast prove`. A script runs twice undisturbed. Then one signal stops it at
+{KILLS} random moments (seed {SEED}). It is started again until it is complete. Its end must be
+the same, to the bit.
 
 Equal to the bit: {equal["before"]} of {len(measured)} before, {equal["after"]} after. Steps that
-had to be repeated: {lost["before"]} before, {lost["after"]} after.
+were repeated: {lost["before"]} before, {lost["after"]} after.
 
-{table}
+* *Lines*: lines of code added and removed. Blank lines, docstrings and new indentation do not
+  count.
+* *Started again when complete*: with holdfast {ends}.
+* *Equal*: weights, optimizer, schedulers, generators, data order and number of steps.
+* *Differs*: the first step that differs, and the [likely cause](prove.md#reading-a-verdict). Such
+  a proof may end early.
+* *Lost*: steps that were made again, in so many interruptions.
 
-*Lines* are those of the code: blank lines and the docstring do not count, nor does a line that was
-only indented. Removed are the script's own checkpoint code and a few prints. *Equal* means weights,
-optimizer, schedulers, generators, data order and number of steps. *Differs* names the first thing
-that does, the step in which it takes part, and the likely cause; such a proof may end before its
-last interruption. *Lost* are steps that had been made when the signal came and were made again.
-
+{sections}
 ## What this does not show
 
-* A script that starts from its beginning after each interruption, as `plain_loop` does, is *equal*:
-  nothing is wrong with its end. It only never gets there when interruptions come more often than it
-  takes to train.
-* The scripts train for about half a second. After a kill holdfast continues from the last snapshot
-  in memory, up to about a second old: here that can be a good part of the training, in one of hours
-  it is not. How many steps that is changes with the machine, and from one measurement to the next.
-* {KILLS} interruptions by each signal hit few of the moments at which something can go wrong.
-  That no difference was found does not mean that there is none.
-* DDP runs with two ranks on one machine; torchrun's own restarts are off. A signal hits one rank,
-  all of them, or torchrun.
-* A strategy of TensorFlow has two devices of one processor in one process. Nothing can be seen in
-  the middle of a `tf.function`, so its update is one moment.
+* `plain_loop` is *equal* because it starts from its beginning each time. It never ends if
+  interruptions come more often than it takes to train.
+* The scripts train for about half a second. After a kill holdfast continues from the last
+  snapshot, up to about a second old. Here that can be a large part of the training. It changes
+  with the machine and with each measurement.
+* {KILLS} interruptions by each signal hit few moments. There may be differences that were not
+  found.
+* DDP runs with two ranks on one machine, without torchrun's restarts. A signal hits one rank,
+  all, or torchrun.
+* The strategy of TensorFlow has two devices of one processor in one process. The update in a
+  `tf.function` counts as one moment.
 * GPUs, other file systems, a full disk and a real SLURM are not in this table.
-* The scripts before holdfast were written for this page, after common patterns. They are not the
-  best that can be done by hand.
+* The scripts before holdfast were written for this page. They are not the best that can be done
+  by hand.
 
 Measured on {today} in {minutes:.0f} minutes: {describe_machine()}.
 """
