@@ -66,6 +66,7 @@ def test_whatever_the_worlds_every_sample_of_every_epoch_comes(**drawn):
     check_worlds(**drawn)
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.nightly  # the same, with many more examples
 @settings(max_examples=200, deadline=None)
 @_any_worlds

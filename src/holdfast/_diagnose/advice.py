@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from holdfast import _text
@@ -362,3 +363,34 @@ def hints_for(cause: Cause, text: str) -> list[str]:
     if cause not in _HINTED:
         return []
     return [advice for shape, advice in _HINTS.items() if re.search(shape, text)][:2]
+
+
+# -- A log of anything: advice for another framework, GPU or scheduler would mislead ---------------
+
+# (words of the advice, words of a log that it fits, words of a log that it does not fit)
+_FOR = tuple(
+    tuple(map(re.compile, row))
+    for row in (
+        (
+            r"torch|PYTORCH|TORCH|GLOO|num_workers|DataLoader|init_process_group|loss\.item",
+            r"(?i)torch|dataloader|accelerate|deepspeed",
+            r"(?i)tensorflow|keras|\bjax|mxnet|horovod|paddle|xgboost|lightgbm|nnu-?net|kaldi|joblib",
+        ),
+        (
+            r"nvidia-smi|CUDA|NCCL",
+            r"(?i)cuda|nvidia|nccl|\bxid\b",
+            r"(?i)\btpu|\bmps\b|rocm|miopen|\bhip\b|habana|\bhpu\b|\bgloo\b",
+        ),
+        (
+            r"sbatch|sacct|SLURM",
+            r"(?i)slurm|srun|sbatch",
+            r"\bPBS\b|TERM_|\bLSF\b|YARN|OOMKilled|(?i:kubelet|kubernetes|walltime)",
+        ),
+    )
+)
+
+
+def fitting(lines: Iterable[str], log: str) -> list[str]:
+    """The lines that are not about another framework, GPU or scheduler than the log."""
+    misfits = [of for of, fits, other in _FOR if other.search(log) and not fits.search(log)]
+    return [line for line in lines if not any(of.search(line) for of in misfits)]

@@ -313,6 +313,7 @@ _SIGNS = (
     ("slurm_oom", Cause.OOM_CGROUP, "A process of the job was killed by SLURM's memory limit"),
     ("slurm_cancelled", Cause.ASKED, "The job was cancelled"),
     ("slurm_refused", Cause.ENVIRONMENT, "SLURM could not start it"),
+    ("slurm_step_cancelled", Cause.ASKED, "The step of the job was cancelled"),
 )
 _ADVICE = {
     Cause.TIME_LIMIT: "time_limit",
@@ -356,8 +357,8 @@ def _by_signs(case: Case) -> Finding | None:
         return None  # it was over before that
     for kind, cause, sentence in _SIGNS:
         sign = case.sign(kind)
-        if sign is None:
-            continue
+        if sign is None or (kind == "slurm_step_cancelled" and len(case.evidence.signs) > 1):
+            continue  # a step is cancelled after any failure of a task, too
         said = _text.one_line(sign.text)
         lost = next((s for s in case.evidence.signs if "Node failure on " in s.text), None)
         if cause is Cause.MACHINE_LOST and lost is not None:
@@ -370,18 +371,23 @@ def _by_signs(case: Case) -> Finding | None:
             sentence = re.sub("SLURM(?='|\\b)", "the scheduler", sentence)
             sentence = f"{sentence[:1].upper()}{sentence[1:]}"
         is_of_slurm = re.search("(?i)slurm|srun|sbatch|PBS|TERM_", said) is not None
-        sure = Sure.CERTAIN if is_of_slurm else Sure.LIKELY
+        is_certain = is_of_slurm and kind != "slurm_step_cancelled"
+        sure = Sure.CERTAIN if is_certain else Sure.LIKELY
         return _of_slurm(case, cause, sentence, sure, [said])
     return None
 
 
 def _of_slurm(case: Case, cause: Cause, sentence: str, sure: Sure, evidence: list[str]) -> Finding:
     lines: list[str] = []
+    is_of_slurm = case.is_in_slurm or re.search("(?i)slurm|srun|sbatch", "".join(evidence))
     if cause is Cause.OOM_CGROUP:
         evidence += tell_memory(case.end.memory, case.end.time)
         lines = [
             "Ask SLURM for more: sbatch --mem=… (what it used: sacct -j JOBID "
-            "--format=JobID,MaxRSS,ReqMem,State)",
+            "--format=JobID,MaxRSS,ReqMem,State)"
+            if is_of_slurm
+            else "Ask for more memory: PBS -l mem=…, LSF bsub -M …, Kubernetes "
+            "resources.limits.memory",
             *advice.less_memory(case, last_use(case.end.memory)),
             *advice.go_on(case),
         ]

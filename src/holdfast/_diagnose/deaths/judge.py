@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from holdfast import _text
-from holdfast._diagnose.advice import hints_for
+from holdfast._diagnose.advice import fitting, hints_for
 from holdfast._diagnose.deaths.asked import judge_asked, judge_decided, judge_finished, judge_slurm
 from holdfast._diagnose.deaths.hang import judge_hung, judge_hung_and_killed, judge_lost, tell_hang
 from holdfast._diagnose.deaths.memory import judge_kill, judge_lost_child
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 _RUN = re.compile(r"(\bholdfast \w+) RUN\b")
 _FEW_LINES = 3  # that a shell or an exit handler prints after an exception
+# Shown where no rule knows the end of a log.
+_SUSPECT = re.compile(r"(?i)\berrors?\b|\w+(?:Error|Exception)\b|fail|killed|\bdied|abort|no space")
+_SUSPECT_LINES = 60
 
 _RULES: tuple[Callable[[Case], Finding | None], ...] = (
     judge_hung,
@@ -91,6 +94,8 @@ def _unknown(case: Case, past: list[Sign]) -> Finding:
     if case.evidence.output.strip():
         last = case.evidence.output.strip().splitlines()[-1]
         told.append(f"the last line that it printed: {_text.one_line(last, 240)}")
+        suspect = [line for line in _last_lines(case) if _SUSPECT.search(line)][-1:]
+        told += [f"an earlier line: {_text.one_line(s, 240)}" for s in suspect if s != last]
     for sign in past[-1:]:
         after = _text.count(_text.whole(sign.details.get("from_end")) or 0, "line")
         said = _text.one_line(sign.text, 240)
@@ -106,6 +111,10 @@ def _unknown(case: Case, past: list[Sign]) -> Finding:
     return Finding(
         Cause.UNKNOWN, sentence, Sure.UNKNOWN, told, lines if case.evidence.led is None else []
     )
+
+
+def _last_lines(case: Case) -> list[str]:
+    return case.evidence.output[-8000:].splitlines()[-_SUSPECT_LINES:]
 
 
 def _verdict(case: Case, found: Finding) -> Verdict:
@@ -134,7 +143,7 @@ def _verdict(case: Case, found: Finding) -> Verdict:
         found.sentence,
         sure,
         tuple(told),
-        (*_hints(case, found), *found.advice),
+        tuple(_advice(case, found)),
         rank=rank,
         host=host or None,
         time=end.time,
@@ -146,10 +155,12 @@ def _verdict(case: Case, found: Finding) -> Verdict:
     )
 
 
-def _hints(case: Case, found: Finding) -> list[str]:
+def _advice(case: Case, found: Finding) -> list[str]:
     fault = case.end.fault
     raised = [fault.type, fault.message, *fault.chain, fault.tail] if fault is not None else []
-    return hints_for(found.cause, "\n".join([found.sentence, *found.evidence, *raised]))
+    hints = hints_for(found.cause, "\n".join([found.sentence, *found.evidence, *raised]))
+    lines = [*hints, *found.advice]
+    return fitting(lines, case.evidence.output) if case.evidence.kind == "log" else lines
 
 
 def _printable(evidence: Evidence, verdict: Verdict) -> Verdict:

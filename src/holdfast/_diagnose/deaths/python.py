@@ -24,6 +24,7 @@ _SAYING_LITTLE = ("plain", "peer_lost", "timeout", "interrupt")
 _VAGUE = ("InternalError", "UnknownError", "AbortedError", "UnavailableError", "XlaRuntimeError")
 _WANTS_GPU = re.compile(r"\bGPUs?\b|(?i:cuda)")  # why there is none was printed above it
 _NEAR_LINES = 60  # of the end of a log: the training may have recovered from what is further up
+_STATUS_2 = re.compile(r"CalledProcessError.*non-zero exit status 2\b")
 _USAGE = re.compile(r"^(?:usage|Usage): ", re.MULTILINE)
 # Kinds whose sentence is the message with an opening: (cause, opening, advice).
 _BY_KIND = {
@@ -37,8 +38,8 @@ _BY_KIND = {
 def judge_python(case: Case) -> Finding | None:
     """By the exception, or by a line that was printed."""
     trouble = _trouble(case)
-    if trouble is None:
-        return _usage(case)
+    if (found := _usage(case, trouble)) is not None or trouble is None:
+        return found
     judges = {
         "worker": judge_worker,
         "shm_full": _judge_shm,
@@ -194,17 +195,25 @@ def _status_of(code: str) -> int | None:
         return 1
 
 
-def _usage(case: Case) -> Finding | None:
-    """Status 2 and a usage: argparse, or click."""
+def _usage(case: Case, trouble: Trouble | None) -> Finding | None:
+    """Status 2 and a usage: argparse, or click. In a log: a usage with an error below it."""
     output = case.evidence.output
     found = _USAGE.search(output, max(0, len(output) - 4000))
-    if case.end.status != 2 or found is None:
+    if found is None:
         return None
     lines = [line for line in output[found.start() :].splitlines() if line.strip()]
-    last = _text.one_line(next((line for line in lines if ": error: " in line), lines[-1]))
-    sentence = f"{case.opening} did not take its arguments: {last}."
-    told = ["it left with status 2, as argparse does", f"it printed: {_text.one_line(lines[0])}"]
-    return Finding(Cause.CONFIGURATION, sentence, Sure.CERTAIN, told, [advice.ONCE_RIGHT])
+    refused = next((line for line in lines if ": error: " in line), None)
+    has_left = trouble is None and case.end.status == 2
+    # A launcher then raises an exception of its own.
+    is_reported = trouble is None or _STATUS_2.search(trouble.said) is not None
+    if not has_left and (refused is None or case.evidence.kind != "log" or not is_reported):
+        return None
+    sentence = f"{case.opening} did not take its arguments: {_text.one_line(refused or lines[-1])}."
+    told = [f"it printed: {_text.one_line(lines[0])}"]
+    if has_left:
+        told.insert(0, "it left with status 2, as argparse does")
+    sure = Sure.CERTAIN if has_left else Sure.LIKELY
+    return Finding(Cause.CONFIGURATION, sentence, sure, told, [advice.ONCE_RIGHT])
 
 
 # -- The memory of a GPU ---------------------------------------------------------------------------

@@ -225,7 +225,10 @@ def judge_collective(case: Case) -> Finding | None:
     if not named and len(case.ends) > 1:
         evidence.append("no rank is known to have ended before the others")
     sentence = f"{case.opening} lost its connection to another rank."
-    if named:
+    absent = case.sign("peer_lost")
+    if absent is not None and (missing := absent.details.get("missing")):
+        sentence = f"Rank {missing[0]} gave no more sign of life, and the others lost it."
+    elif named:
         sentence = f"{case.opening} ended without a message, and the others lost it."
     return Finding(
         Cause.PEER_LOST, sentence, Sure.LIKELY, evidence, advice.advise(case, "peer_lost")

@@ -57,13 +57,15 @@ def judge_crash(case: Case) -> Finding | None:
     name = end.signal or ""
     if not name and told is not None and end.fault is None and not is_of_a_worker:
         name = _text.signal_name(-(_text.whole(told.details.get("signal")) or 0)) or ""
+    if not name and _ends_with_abort(case):
+        name = "SIGABRT"
     if name not in _CRASHES or end.had_failed:
         return None  # many libraries crash while they unload: the exception before is the cause
     cause, how = _CRASHES[name]
     if cause is Cause.ABORT and end.has(*_OF_THE_DEVICE) is not None:
         return None
     stack = case.stacks_lines() or _stack(told)
-    evidence = [f"{case.who} died of {name}"]
+    evidence = [f"{case.who} died of {name}"] if end.signal else []
     if cause is Cause.BUS_ERROR and (full := _full_shm(case)):
         sentence = f"{case.opening} died of a bus error because /dev/shm was full."
         lines = advice.advise(case, "shm_full")
@@ -100,6 +102,14 @@ def judge_crash(case: Case) -> Finding | None:
         lines.append("For the Python stack of the next one: PYTHONFAULTHANDLER=1")
     lines += advice.advise(case, "crashed")
     return Finding(cause, f"{case.opening} {how}.", Sure.LIKELY, evidence, lines)
+
+
+def _ends_with_abort(case: Case) -> bool:
+    """Whether a log without a status ends with what a program prints before it aborts itself."""
+    end = case.end
+    if case.evidence.kind != "log" or end.status is not None or end.fault is not None:
+        return False
+    return bool(end.signs) and end.signs[-1].kind in ("cxx_exception", "heap_damage")
 
 
 def _sender(case: Case, name: str) -> str:

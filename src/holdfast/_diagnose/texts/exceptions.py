@@ -71,6 +71,7 @@ _NOT_EVEN_LOADED = re.compile(
 )
 _OF_SETTINGS = re.compile(
     r"(?:world|batch)\w*[ _]?size\b.{0,60}(?:divisible|multiple)|Check batch related parameters"
+    r"|is not in the \w+ registry|Could not override '|is not in struct"
 )
 _OF_VICTIMS = ("timeout", "peer_lost")
 _LAUNCHERS = ("ChildFailedError", "CalledProcessError", "ProcessRaisedException")
@@ -158,6 +159,8 @@ class Fault:
             self.message
         ):
             return "plain"  # of Python's own: nothing is wrong with the machine
+        if any(cause.startswith("MemoryError") for cause in self.chain):
+            return "cpu_oom"
         # The exception tells more than its cause, if it tells anything.
         whole = f"{self.qualified or self.type}: {self.message}"
         for said in (whole, *self.chain, f"{whole}\n{self.tail}" if self.tail else ""):

@@ -16,7 +16,7 @@ from holdfast._diagnose.texts.lines import Line
 from holdfast._diagnose.texts.sign import Sign, is_source_code, make_sign
 
 _PREVIOUS_ATTEMPT = "holdfast: the attempt before ended"
-_SIGNALS = {"ABRT": 6, "SEGV": 11, "BUS": 7, "ILL": 4, "FPE": 8, "TERM": 15}
+_SIGNALS = {"ABRT": 6, "SEGV": 11, "BUS": 7, "ILL": 4, "FPE": 8, "TERM": 15, "INT": 2, "HUP": 1}
 
 _TABLE: dict[str, tuple[str, ...]] = {
     # -- SLURM; PBS, LSF, Grid Engine, YARN, Kubernetes, clouds and systemd say the same
@@ -35,6 +35,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "systemd.*«killed by the OOM killer»|A process of this unit has been killed by the OOM "
         "killer",
         "with result 'oom-kill'",
+        "«ran out-of-memory» and exited with a non-zero status",
     ),
     "slurm_node_fail": (
         r"srun: error: «Node failure on »(?P<node>\S+)",
@@ -46,7 +47,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"slurmstepd: error: «execve(): »[^\n]*",
     ),
     "slurm_time_limit": (
-        *("PBS: job killed: walltime", "TERM_RUNLIMIT"),
+        *("PBS: job killed: walltime", "TERM_RUNLIMIT", "Job exceeded its walltime limit"),
         r'«exceeds job hard limit» "[hs]_(?:rt|cpu)"',
     ),
     "slurm_cancelled": ("TERM_OWNER",),
@@ -61,6 +62,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "terminated_line": (
         r"SignalException: Process \d+ «got signal: »(?P<signal>\d+)",
         r"^(?:[\w.]+\.)?«SIGTERMException»$",
+        r"Received (?P<signal>\d{1,2})« death signal»",
+        r"Received (?:Signals\.)?SIG(?P<_name>TERM|INT|HUP)« death signal»",
     ),
     "abort_line": (
         r"«*** SIG»(?P<_name>ABRT|SEGV|BUS|ILL|FPE|TERM)(?: \(@\w+\))? received (?:by PID|at time)",
@@ -96,6 +99,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "disk_full": (
         r"^(?!.*(?:/dev/shm|</torch_\d+|shared memory)).*«No space left on device»",
         "[Cc]an't write data.*«errno = 28»",
+        "There is not enough space on the disk",
         *("low on resource: ephemeral-storage", "ephemeral local storage usage exceeds"),
         "Usage of EmptyDir volume .* «exceeds the limit»",
         r"The node had condition: \[«DiskPressure»\]",
@@ -152,6 +156,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "may indicate binary incompatibility. Expected ",
         "A module that was compiled using NumPy 1.x cannot be run in",
         *("numpy.core.multiarray failed to import", "Could not load library libcudnn"),
+        *("CUDA Setup failed despite GPU being available", "Failed to find C compiler"),
     ),
     # -- Memory
     "cuda_oom": (
@@ -160,7 +165,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *("cudaMalloc failed: out of memory", "Out of memory error on GPU"),
         *("CUBLAS_STATUS_ALLOC_FAILED", "Dst tensor is not initialized", "hipErrorOutOfMemory"),
         "cudaErrorMemoryAllocation",
-        "Ran out of memory in memory space",
+        *("Ran out of memory in memory space", "parallel_for failed: out of memory"),
         "«RESOURCE_EXHAUSTED: ».*[Oo]ut of memory",
         "«OOM when allocating tensor»(?!.*device:CPU)",
         r"(?:Error|INTERNAL|RESOURCE_EXHAUSTED|F\d{4} )\b.*«CUDA_ERROR_OUT_OF_MEMORY»",
@@ -168,6 +173,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     ),
     "host_oom": (
         *("node running low on memory", "low memory! at or below SIG", "low on resource: memory"),
+        "«killed due to memory pressure»|address the out of memory issue: https://docs.ray.io",
         r"«systemd-oomd»(?:\[\d+\])?:? [Kk]illed",
         r"The node had condition: \[«MemoryPressure»\]",
     ),
@@ -191,6 +197,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *("an illegal memory access was encountered", "unspecified launch failure"),
         r"(?:Error|INTERNAL|F\d{4} )\b.*(?P<what>«CUDA_ERROR_»(?!OUT_OF_MEMORY|NO_DEVICE)\w+)",
         *("cuDNN failed to initialize", "unhandled cuda error"),
+        r"«miopenStatus»(?!Success)\w+",
+        r"«synStatus»[ =]+(?:synStatus )?[1-9]\d*[^\n]*",
         "«Unable to determine the device handle for GPU».*",
         "«Memory access fault by GPU».*",
         "«fallen off the bus».*",
@@ -244,6 +252,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *("Horovod has been shut down", "Collective ops is aborted by"),
         "peer process has unexpectedly disconnected",
         "ORTE has lost communication with a remote daemon",
+        *("Aborting RingReduce with Unavailable", "Unavailable: Socket closed"),
     ),
     "rendezvous": (
         r"environment variable (?P<variable>\w+)« expected, but not set»",
@@ -278,6 +287,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "A worker process managed by the executor was unexpectedly",
         "Pin memory thread exited unexpectedly",
         "The (?:worker|actor) «died unexpectedly» (?:while|before)",
+        *("because its worker process has died", "A worker died or was killed while executing"),
     ),
     # An exception that Python could not print, because a signal raised another one.
     "worker_conn_reset": ("«object type name: »(?:EOFError|ConnectionResetError|BrokenPipeError)",),
@@ -310,6 +320,9 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"holdfast: .*trained to step (?P<step>\d+).*«; the last checkpoint is durable.»",
         r"«`Trainer.fit` stopped: `max_»(?:epochs|steps)=(?P<step>\d+)` reached",
         r"\{«'train_runtime': »[\d.']+",
+        r"(?i)epoch \d+: «early stopping»$",
+        *("EarlyStopping: Training stopped early as no", "Finished training loop."),
+        *("Training completed. Do not forget to share your", "Status: Finished"),
     ),
 }
 

@@ -63,9 +63,9 @@ _SIGNALS = {
 }
 _BARE = re.compile(
     r"(?:[\w.\[\]-]{0,40}\b(?:ERROR|Error|error|CRITICAL|ErrorMessage)\b[\]:| \"-]{1,6})?"
-    r"((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)): (\S.*?)\"?"
+    r"((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)|(?:[a-z_]\w*\.)+Error): (\S.*?)\"?"
 )
-_LAST_LINES = 8
+_LAST_LINES = 12
 _WITHOUT_HEADER = ("SyntaxError", "IndentationError", "TabError")
 _MOST_LINES = 600
 _MOST_OF_MESSAGE = 40
@@ -176,7 +176,7 @@ def _read(text: Text, head: Line) -> Traceback | None:
         error = _ERROR.match(body)
         if error is not None and lead.strip() == "C++" and error[2] == "FatalError":
             return None  # Paddle reports a signal, which a line of its own names
-        if error is not None and _is_a_name(error[2]) and (not cell or error[2] in cell[1]):
+        if error is not None and _is_a_name(error[1]) and (not cell or error[2] in cell[1]):
             found = _finish(text, head, line, error, frames, 0 if in_group else _MOST_OF_MESSAGE)
             if lead.strip() == "+ Exception Group":
                 _add_parts(text, found)
@@ -213,7 +213,7 @@ def _read_box(text: Text, head: Line) -> Traceback | None:
                 frames.append((frame[1], int(frame[2]), frame[3]))
         elif body:
             error = _ERROR.match(body)
-            if error is None or not _is_a_name(error[2]):
+            if error is None or not _is_a_name(error[1]):
                 return None
             found = _finish(text, head, line, error, frames, _MOST_OF_MESSAGE)
             _add_context(text, found, "")
@@ -259,7 +259,7 @@ def _add_parts(text: Text, found: Traceback) -> None:
             break
         found.end = line
         error = _ERROR.match(_BAR.sub("", body, count=1))
-        if error is not None and _is_a_name(error[2]):
+        if error is not None and _is_a_name(error[1]):
             parts.append(f"{error[1]}: {(error[3] or '').strip()}".rstrip(": "))
     found.details["parts"] = parts[:20]
     if parts:
@@ -355,5 +355,6 @@ def _dump(text: Text, line: Line) -> Sign:
 
 def _is_a_name(word: str) -> bool:
     """Whether a word may be an exception: prose and metrics begin lines as well."""
-    is_named = word.lstrip("_")[:1].isupper() and word not in _LEVELS
-    return is_named or word.endswith(("error", "timeout", "exception"))
+    name = word.rpartition(".")[2]
+    is_named = name.lstrip("_")[:1].isupper() and word not in _LEVELS
+    return is_named or name.endswith(("error", "timeout", "exception"))

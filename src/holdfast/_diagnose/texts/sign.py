@@ -73,6 +73,7 @@ _LOSS = re.compile(r"loss\w*['\"]?\s*[:=(]?\s*(?:tensor\()?(-?[\d.]+|[+-]?nan|[+
 _NO_LOSS = re.compile(
     r"\bloss['\"]?\W{1,4}0(?:\.0*)?\b.*\bgrad_?norm['\"]?\W{1,4}(?:nan|inf)\b", re.I
 )
+_NO_GRADIENT = re.compile(r"\bgrad(?:ient)?[ _]?norm['\"]?\W{1,4}(?:nan|inf)\b", re.I)
 _ERRORS = re.compile(r"Error|Exception|Traceback|File \"|[Oo]ut of memory")
 _MOST_BAD = 2  # losses in a row up to the end that are not numbers
 
@@ -151,7 +152,8 @@ def _read(text: Text) -> Iterator[Mark]:
         if not _ERRORS.search(line):
             rank, said = split_prefix(line)
             loss = _LOSS.search(said)
-            value = "nan" if _NO_LOSS.search(said) else loss[1] if loss else ""
+            is_lost = _NO_LOSS.search(said) or (loss is None and _NO_GRADIENT.search(said))
+            value = "nan" if is_lost else loss[1] if loss else ""
             yield Mark(max(0, after), rank, _count(said), value, begin)
         found = _WORD.search(whole, max(begin + len(line), found.end()))
 

@@ -42,7 +42,14 @@ _OF_LAUNCHERS = ("torchrun_summary", "srun_exit", "launcher_exit")
 # No training goes on after these.
 _LAST_WORDS = (
     *(*_OF_LAUNCHERS, "timed_out_line", "slurm_time_limit", "slurm_preempted", "slurm_node_fail"),
-    *("slurm_cancelled", "slurm_requeued", "holdfast_start", "holdfast_stop", "holdfast_finished"),
+    *(
+        "slurm_cancelled",
+        "slurm_requeued",
+        "slurm_oom",
+        "holdfast_start",
+        "holdfast_stop",
+        "holdfast_finished",
+    ),
     *("nan_loss", "faulthandler", "cxx_exception", "ranks"),
 )
 # The outermost frame of an uncaught exception; "" where no frame is told.
@@ -73,7 +80,9 @@ def read_signs(text: str, first_line: int = 1) -> list[Sign]:
         line = whole.line_at(bad[-1].start)
         details = {"since_line": whole.line_at(bad[0].start).number, "lasted": len(bad)}
         found.append(make_sign("nan_loss", line, details))
-    return _with_past(_with_summaries(_once(found or list(read_last_lines(whole)))), marks)
+    if all(sign.kind == "holdfast_finished" for sign in found):
+        found += read_last_lines(whole)
+    return _with_past(_with_summaries(_once(found)), marks)
 
 
 def _unescaped(line: re.Match[str]) -> str:
