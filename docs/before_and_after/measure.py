@@ -262,7 +262,7 @@ def write_scripts(
     for pair in dict.fromkeys(row.pair for row in measured):
         added, removed = count_changes(*(read_code(HERE / pair.name / f"{s}.py") for s in SIDES))
         end = say_restart(restarts[pair.name, "before"])
-        yield f"| {pair.name}: {pair.pattern} | +{added} −{removed} | {end} |"
+        yield f"| {pair.name}: {pair.pattern} | +{added} −{removed} | {end} |"  # noqa: RUF001
 
 
 def write_rows(measured: Iterable[Measured]) -> Iterator[str]:
