@@ -38,7 +38,6 @@ def interrupt(life: Life, number: signal.Signals, aim: str, rng: random.Random) 
     before = life.kill(number, [life.trainer.pid], inside=aim)
     if aim == "start-up" and _goes_on(life):
         # Somewhere in the imports a bare `except` took the KeyboardInterrupt for its own.
-        wait_until(life.steps, 60)
         before = life.kill(number, [life.trainer.pid])
     status = life.trainer.wait()
     stage = life.stage() if number == signal.SIGQUIT else before or life.stage()
@@ -51,8 +50,9 @@ def interrupt(life: Life, number: signal.Signals, aim: str, rng: random.Random) 
 
 
 def _goes_on(life: Life) -> bool:
-    """Whether a process that was interrupted while it started begins to train all the same."""
-    wait_until(lambda: life.has_begun() or life.trainer.process.poll() is not None, 60)
+    """Whether a process that was interrupted while it started trains all the same."""
+    # One that has only opened its run may still be about to die.
+    wait_until(lambda: life.steps() or life.trainer.process.poll() is not None, 60)
     return life.trainer.process.poll() is None
 
 
