@@ -38,6 +38,12 @@ _BY_NAME = {
         "batch on the CPU, which says which.",
         "For a broken GPU: nvidia-smi -q -d ECC, and sudo dmesg | grep -i xid",
     ),
+    "gpu_broken": ("For the GPU: nvidia-smi -q -d ECC, and sudo dmesg | grep -i xid",),
+    "port_taken": (),
+    "worker_killed": (
+        "A worker that is killed with SIGKILL is mostly out of memory: fewer num_workers, a "
+        "smaller prefetch_factor, more memory. As root: dmesg -T | grep -i 'killed process'",
+    ),
     "disk_full": (
         "Make room: df -h {where}; df -i {where} (inodes run out too); quota -s",
         "Keep fewer checkpoints (keep_last=…), write them elsewhere, and see what dead runs have "
@@ -55,9 +61,11 @@ _BY_NAME = {
         "If it crashes only in a worker: multiprocessing_context='spawn', and "
         "cv2.setNumThreads(0) for OpenCV.",
     ),
-    "timed_out": (
+    "timed_out_rank": (
         "See what {who} did at that moment: its stack, its log, its data. The others only waited "
         "for it.",
+    ),
+    "timed_out": (
         "Ranks that do unequal work (a rank-0 validation, an uneven last batch) need a longer "
         "timeout: init_process_group(timeout=timedelta(minutes=60)), or join=… for the batches.",
         "To learn which collective it was: TORCH_DISTRIBUTED_DEBUG=DETAIL, and for NCCL "
@@ -94,8 +102,12 @@ _NO_RESTART = ("environment", "nan", "refused")  # the same command would fail a
 
 def advise(case: Case, name: str, **figures: str) -> list[str]:
     """The advice of this name, and how to continue."""
-    lines = [line.format(who=case.who, **figures) for line in _BY_NAME[name]]
+    lines = lines_of(case, name, **figures)
     return lines if name in _NO_RESTART else [*lines, *go_on(case)]
+
+
+def lines_of(case: Case, name: str, **figures: str) -> list[str]:
+    return [line.format(who=case.who, **figures) for line in _BY_NAME[name]]
 
 
 def go_on(case: Case) -> list[str]:

@@ -191,4 +191,5 @@ def _one_line(text: str) -> str:
     """In one line of characters that a terminal can show, with one full stop."""
     line = " ".join(text.split())
     line = "".join(c if c.isprintable() else "?" for c in line)
+    line = re.sub(r"(?:…|,)\.$", lambda end: "…" if end[0] == "…." else ".", line)
     return line.replace("..", ".") if line.endswith("..") and not line.endswith("...") else line

@@ -355,6 +355,8 @@ def judge_worker(case: Case, trouble: Trouble) -> Finding:
         evidence.append("not the OOM killer: its cgroup counted no OOM kill")
     evidence += tell_memory(case.end.memory, case.end.time)
     lines = advice.advise(case, "worker_died")
+    if status == -9 and not counted.is_known:
+        lines = [*advice.lines_of(case, "worker_killed"), *lines]
     return Finding(Cause.WORKER_DIED, sentence, sure, evidence, lines)
 
 

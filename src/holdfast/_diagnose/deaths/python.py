@@ -12,7 +12,7 @@ from holdfast._diagnose.evidence.case import Case, Finding, Trouble
 from holdfast._diagnose.evidence.evidence import Record
 from holdfast._diagnose.evidence.memory import last_use, tell_graphs, tell_memory, tell_space
 from holdfast._diagnose.texts.exceptions import KINDS, Fault, kind_of_sign
-from holdfast._diagnose.texts.patterns import read_memory_error
+from holdfast._diagnose.texts.patterns import HARDWARE, read_memory_error
 from holdfast._diagnose.verdict import Cause, Sure
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ _SAYING_LITTLE = ("plain", "peer_lost", "timeout", "interrupt")
 _VAGUE = ("InternalError", "UnknownError", "AbortedError", "UnavailableError", "XlaRuntimeError")
 _WANTS_GPU = re.compile(r"\bGPUs?\b|(?i:cuda)")  # why there is none was printed above it
 _NEAR_LINES = 60  # of the end of a log: the training may have recovered from what is further up
+_PORT_TAKEN = re.compile("(?i)address already in use|EADDRINUSE")
 _STATUS_2 = re.compile(r"CalledProcessError.*non-zero exit status 2\b")
 _USAGE = re.compile(r"^(?:usage|Usage): ", re.MULTILINE)
 # Kinds whose sentence is the message with an opening: (cause, opening, advice).
@@ -58,6 +59,13 @@ def judge_python(case: Case) -> Finding | None:
             sure = Sure.LIKELY
         elif trouble.kind == "cuda_error":
             said, sure = _text.one_line(said, 160), _how_sure(case, trouble)
+        if _PORT_TAKEN.search(said):
+            opening, name = "{opening} could not listen at its port", "port_taken"
+        elif trouble.kind == "cuda_error" and HARDWARE.search(trouble.message):
+            name = "gpu_broken"
+        elif trouble.kind == "nan" and (since := trouble.details.get("since_line")):
+            evidence.append(f"it is so since line {since}")
+        said = said.removeprefix("what(): ")
         sentence = f"{opening.format(opening=case.opening, who=case.who)}: {said}."
         return Finding(cause, sentence, sure, evidence, advice.advise(case, name))
     use = last_use(case.end.memory)
@@ -219,6 +227,7 @@ def _usage(case: Case, trouble: Trouble | None) -> Finding | None:
 # -- The memory of a GPU ---------------------------------------------------------------------------
 
 _FRAGMENTED = 0.15  # of all memory, reserved and not used
+_LITTLE = 0.03
 _FIGURES = ("tried", "total", "free", "allocated", "reserved_unallocated")
 
 
@@ -237,7 +246,9 @@ def _judge_cuda_oom(case: Case, trouble: Trouble) -> Finding:
     evidence += [", ".join(parts)] if parts else []
     evidence += _largest(noted)
     is_fragmented = bool(
-        idle and ((tried and idle >= tried) or (total and idle > _FRAGMENTED * total))
+        idle
+        and (not total or idle > _LITTLE * total)
+        and ((tried and idle >= tried) or (total and idle > _FRAGMENTED * total))
     )
     if is_fragmented:
         evidence.append("so there was room, but in pieces: fragmentation")

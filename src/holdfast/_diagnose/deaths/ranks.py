@@ -167,8 +167,13 @@ def _absent(ends: list[End]) -> tuple[End, list[str]]:
     if len(steps) > 1 and len(behind) == 1:
         return behind[0], [f"{behind[0].name()} was behind all others, at step {steps[0]}"]
     timed = [end for end in waited if end.time is not None]
-    first = min(timed, key=_blame) if timed else (waited or ends)[0]
+    first = min(timed, key=_blame) if timed else min(waited or ends, key=_first_line)
     return first, []
+
+
+def _first_line(end: End) -> int:
+    """Where in the log it gave up."""
+    return min((sign.line for sign in end.signs if sign.kind in _TIMEOUTS), default=1 << 60)
 
 
 def _left_first(ends: list[End], waited: list[End]) -> End | None:
@@ -283,6 +288,8 @@ def _timeout(case: Case, named: bool, evidence: list[str]) -> Finding:
             "the cause."
         )
     lines = advice.advise(case, "timed_out")
+    if named:
+        lines = [*advice.lines_of(case, "timed_out_rank"), *lines]
     return Finding(Cause.COLLECTIVE_TIMEOUT, sentence, Sure.LIKELY, evidence, lines)
 
 

@@ -30,7 +30,7 @@ _OF_CRASHES = {
     "where it runs.",
 }
 _MEANINGS = {
-    "SIGHUP": "the terminal or the connection was closed; tmux, or nohup, outlives that",
+    "SIGHUP": "the terminal or the connection was closed; tmux outlives that",
     "SIGINT": "that is Ctrl-C, or what a launcher passes on of it",
     "SIGQUIT": "that is Ctrl-\\",
     "SIGTERM": "that is what kill, docker stop, a scheduler or a shutdown send",
@@ -174,8 +174,10 @@ def judge_terminated(case: Case) -> Finding | None:
         return None
     if fault is not None:
         evidence = [f"{case.who} raised {fault.sentence()}, which is SIGINT"]
-    elif sure is Sure.LIKELY:
+    elif sure is Sure.LIKELY and case.end.signal is None:
         evidence = [f"{case.who} left with status {case.end.status}, which stands for {name}"]
+    elif told := case.end.has("terminated_line"):
+        evidence = [f"it printed: {_text.one_line(told.text)}"]
     if sender := _sender(case, name):
         evidence.append(sender)
     else:

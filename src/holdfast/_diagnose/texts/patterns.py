@@ -318,7 +318,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     ),
     "holdfast_finished": (
         r"holdfast: .*trained to step (?P<step>\d+).*«; the last checkpoint is durable.»",
-        r"«`Trainer.fit` stopped: `max_»(?:epochs|steps)=(?P<step>\d+)` reached",
+        r"«`Trainer.fit` stopped: `max_»(?:epochs=\d+|steps=(?P<step>\d+))` reached",
         r"\{«'train_runtime': »[\d.']+",
         r"(?i)epoch \d+: «early stopping»$",
         *("EarlyStopping: Training stopped early as no", "Finished training loop."),
@@ -364,7 +364,7 @@ def sign_of(row: Pattern, line: Line) -> Sign | None:
         what = (details.get("what") or match[0]).strip().rstrip(".")
         if "out of memory" in what:
             return None  # a cuda_oom
-        details.update(what=what[:200], is_hardware=bool(_HARDWARE.search(line.text)))
+        details.update(what=what[:200], is_hardware=bool(HARDWARE.search(line.text)))
     else:
         details.update(_more(match))
     rank = details.pop("rank", None)
@@ -419,7 +419,7 @@ _FIGURES = {
 }
 _DEVICE = re.compile(r"\bGPU (\d+)\b|device:GPU:(\d+)|Device (\d+)\b")
 _SHAPE = re.compile(r"tensor with shape ?(\[[\d, ]*\])")
-_HARDWARE = re.compile(
+HARDWARE = re.compile(
     r"ECC|hardware|fallen off the bus|NVLink|unspecified launch failure|misaligned|row remap"
     r"|Xid|GPU is lost|system not yet initialized"
 )
