@@ -15,6 +15,7 @@ from pathlib import Path
 from tests.browser.browser import NARROW, WIDE, Browser, missing
 from tests.browser.serving import Ui
 from tests.cli.command import PROGRAM
+from tests.many_runs import make_sweep
 from tests.report_runs import HOSTILE_FOLDER, MAKERS
 
 _SHAPES = {"wide": WIDE, "narrow": NARROW}
@@ -42,6 +43,23 @@ def look(pictures: Path, wanted: list[str]) -> Iterator[Path]:
                     yield from _take(browser, "ui-live", address, pictures)
                 finally:
                     ui.end()
+            if _is_wanted("ui-compare", wanted):
+                ui = Ui(make_sweep(Path(place) / "sweep", 12, rows=60))
+                try:
+                    yield from _take(browser, "ui-compare", _compare(browser, ui), pictures)
+                finally:
+                    ui.end()
+
+
+def _compare(browser: Browser, ui: Ui) -> str:
+    """Select three runs; returns the address of the page that compares them."""
+    browser.open(ui.address)
+    boxes = "return [...document.querySelectorAll('[aria-label^=\"Select \"]')].slice(-3)"
+    for box in browser.wait_for(boxes, "the runs"):
+        box.click()
+    browser.click("Compare 3 selected")
+    browser.wait_for("return location.pathname.endsWith('/compare')", "the page")
+    return str(browser.driver.current_url)
 
 
 def _is_wanted(name: str, wanted: list[str]) -> bool:
