@@ -28,7 +28,8 @@ _BY_NAME = {
     "shm_full": LARGER_SHM,
     "nan": (
         "Started again it would do the same: lower the learning rate, clip gradients, check the "
-        "data of the last steps; torch.autograd.set_detect_anomaly(True) names the operation. "
+        "data of the last steps.",
+        "torch.autograd.set_detect_anomaly(True) names the operation.",
         "Earlier checkpoints: holdfast ls RUN",
     ),
     "cuda_error": (
@@ -46,8 +47,8 @@ _BY_NAME = {
     ),
     "disk_full": (
         "Make room: df -h {where}; df -i {where} (inodes run out too); quota -s",
-        "Keep fewer checkpoints (keep_last=…), write them elsewhere, and see what dead runs have "
-        "left: holdfast clean",
+        "Keep fewer checkpoints, or write them elsewhere.",
+        "See what dead runs have left: holdfast clean",
     ),
     "crashed": (
         "Most such crashes are a library's: see that torch, its CUDA and extensions fit each other "
@@ -166,7 +167,8 @@ def _more_memory(case: Case, *, is_machine: bool) -> str:
     if is_machine:
         return (
             "See what else runs there (ps aux --sort=-rss | head), or move to a machine with more "
-            "memory. A limit of its own (systemd-run -p MemoryMax=…, sbatch --mem=…) protects it."
+            "memory. A limit of its own (systemd-run -p MemoryMax=…, sbatch --mem=…, in Kubernetes "
+            "a memory request that is as large as what it uses) protects it."
         )
     if case.is_in_slurm:
         return "Ask SLURM for more: sbatch --mem=… (now: scontrol show job JOBID | grep -i mem)"
@@ -196,7 +198,7 @@ def cuda_memory(case: Case, *, is_fragmented: bool, keeps_graphs: bool) -> list[
         )
     if is_fragmented:
         lines.append(
-            "Much is reserved and not used, so it is fragmentation. Start it with: "
+            "Memory is reserved and not used: it is fragmented. Start it with: "
             "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
         )
     lines += [
@@ -386,7 +388,8 @@ _FOR = tuple(
         (
             r"torch|PYTORCH|TORCH|GLOO|num_workers|DataLoader|init_process_group|loss\.item",
             r"(?i)torch|dataloader|accelerate|deepspeed",
-            r"(?i)tensorflow|keras|\bjax|mxnet|horovod|paddle|xgboost|lightgbm|nnu-?net|kaldi|joblib",
+            r"(?i)tensorflow|\d \[=+[>.]*\.*\]|keras|\bjax|mxnet|horovod|paddle|xgboost|lightgbm"
+            r"|nnu-?net|kaldi|joblib",
         ),
         (
             r"nvidia-smi|CUDA|NCCL",
@@ -398,6 +401,7 @@ _FOR = tuple(
             r"(?i)slurm|srun|sbatch",
             r"\bPBS\b|TERM_|\bLSF\b|YARN|OOMKilled|(?i:kubelet|kubernetes|walltime)",
         ),
+        (r"holdfast (?:ls|clean)", r"holdfast", r""),
     )
 )
 

@@ -113,7 +113,7 @@ def _trouble(case: Case) -> Trouble | None:
     ]
     if fault is not None:
         better = [sign for sign in signs if _says_more(sign, fault)]
-        if fault.kind in _SAYING_LITTLE and better and not fault.is_own:
+        if fault.kind in _SAYING_LITTLE and better and not fault.is_configuration:
             return Trouble(kind_of_sign(better[-1]), fault.sentence(), fault, better[-1])
         return Trouble(fault.kind, fault.sentence(), fault, None)
     if case.end.status in (0, None) and case.evidence.kind == "run":
@@ -217,7 +217,7 @@ def _usage(case: Case, trouble: Trouble | None) -> Finding | None:
     if not has_left and (refused is None or case.evidence.kind != "log" or not is_reported):
         return None
     sentence = f"{case.opening} did not take its arguments: {_text.one_line(refused or lines[-1])}."
-    told = [f"it printed: {_text.one_line(lines[0])}"]
+    told = [f"it printed: {_text.one_line(refused or lines[0])}"]
     if has_left:
         told.insert(0, "it left with status 2, as argparse does")
     sure = Sure.CERTAIN if has_left else Sure.LIKELY

@@ -71,7 +71,8 @@ _NOT_EVEN_LOADED = re.compile(
 )
 _OF_SETTINGS = re.compile(
     r"(?:world|batch)\w*[ _]?size\b.{0,60}(?:divisible|multiple)|Check batch related parameters"
-    r"|is not in the \w+ registry|Could not override '|is not in struct"
+    r"|is not in the [\w:]+ registry|arguments are not used by the HfArgumentParser"
+    r"|Could not override '|is not in struct"
 )
 _OF_VICTIMS = ("timeout", "peer_lost")
 _LAUNCHERS = ("ChildFailedError", "CalledProcessError", "ProcessRaisedException")
@@ -152,6 +153,8 @@ class Fault:
         if self.type == "OutOfMemoryError" and "ray" not in self.qualified.split("."):
             return "cuda_oom"
         if self.is_own:
+            return "plain"
+        if _OF_SETTINGS.search(self.message):
             return "plain"
         if self.type == "RanksError" and self._is_of_holdfast:
             return "rendezvous"

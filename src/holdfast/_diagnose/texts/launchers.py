@@ -54,6 +54,7 @@ _EXITS = {
     "died with <Signals.": r"died with <Signals\.\w+: (?P<signal>\d{1,2})>",
     " exited on signal ": r"process rank (?P<rank>\d{1,6}) .*"
     r"exited on signal (?P<signal>\d{1,2})\b",
+    "Command terminated by signal ": r"^Command terminated by signal (?P<signal>\d{1,2})$",
     "command terminated with exit code ": r"command terminated with exit code (?P<code>\d{1,3})\b",
 }
 _MOST_SUMMARIES = 4  # one of each attempt, in a log that several have written to
@@ -227,6 +228,10 @@ _SIGNAL_WORDS = {
     "quit": ("terminated_line", 3),
     "trace/breakpoint trap": ("trap_line", 5),
     "out of memory": ("slurm_oom", 9),
+    # As bash says it in Chinese, Japanese, German and French.
+    **dict.fromkeys(("已杀死", "强制终止", "強制終了", "getötet", "tué"), ("killed_line", 9)),
+    **dict.fromkeys(("段错误", "speicherzugriffsfehler"), ("segfault_line", 11)),
+    **dict.fromkeys(("已终止", "beendet"), ("terminated_line", 15)),
 }
 _WORDS = "|".join(word.capitalize() for word in _SIGNAL_WORDS if word != "out of memory")
 # "train.sh: line 3:  4711 Killed      python train.py", "[1]+  Killed  python …", "Killed"
@@ -240,7 +245,9 @@ _ZSH = re.compile(
     r"(?P<what>killed|segmentation fault|abort|bus error|illegal hardware instruction|terminated)"
     r"(?P<core> +\(core dumped\))?(?P<command>\s{2,}.*|)\s*"
 )
-_PROGRESS_BAR = re.compile(r".*\d(?:it/s|s/it)[^\]]*\]")  # it stays in the line of the shell
+_PROGRESS_BAR = re.compile(
+    r".*(?:\d(?:it/s|s/it)[^\]]*\]|\beta [\d:]+ ?[\\|/-])"
+)  # it stays in the line of the shell
 _SRUN = re.compile(
     r"srun: error: (?P<node>[^:\s]+): tasks? (?P<tasks>[\d,\-]+): (?P<what>.+?)"
     r"(?P<core> \(core dumped\))?\s*$"

@@ -60,13 +60,17 @@ class Line(NamedTuple):
     end: int
 
 
+def _ascii(text: str) -> str:
+    return text.encode("ascii", "replace").decode("ascii")
+
+
 class Text:
     """A whole text of any length, and its lines on demand."""
 
     def __init__(self, raw: str, first_line: int = 1) -> None:
         self.whole = _ANSI.sub("", raw) if "\x1b" in raw else raw
         # ASCII with the same offsets: several times as fast to search.
-        self._plain = self.whole.encode("ascii", "replace").decode("ascii")
+        self._plain = _ascii(self.whole)
         self._first_line = first_line
         self._counts, self._bars = [0], [0]
         for start in range(0, len(self.whole), _BLOCK):
@@ -79,6 +83,7 @@ class Text:
         """The lines with this text: the first and the last of them, if they are very many."""
         first: list[Line] = []
         last: list[Line] = []
+        needle = _ascii(needle)
         position = self._plain.find(needle)
         while position >= 0 and len(first) < FIRST_HITS:
             first.append(self.line_at(position))

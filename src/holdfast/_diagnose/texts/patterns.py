@@ -63,6 +63,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"SignalException: Process \d+ «got signal: »(?P<signal>\d+)",
         r"^(?:[\w.]+\.)?«SIGTERMException»$",
         r"Received (?P<signal>\d{1,2})« death signal»",
+        "Detected KeyboardInterrupt, attempting graceful shutdown",
         r"Received (?:Signals\.)?SIG(?P<_name>TERM|INT|HUP)« death signal»",
     ),
     "abort_line": (
@@ -130,6 +131,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"(?:line \d+|bash|zsh|sh): (?P<name>[^:]+)«: command not found»",
         "«KeyError: '»(?P<name>(?:LOCAL_)?RANK|WORLD_SIZE|MASTER_(?:ADDR|PORT))'",
         "Error: «Unable to initialize backend»",
+        "«Error locating target» '(?P<name>[^']+)'",
         r"operator (?P<name>[\w.]+::[\w.]+)« does not exist»",
         r"«Call to ibv_»\w+ failed with error Cannot allocate",
         *("OCI runtime create failed", "couldn't start container", "module(s) are unknown"),
@@ -164,7 +166,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *("MPS backend out of memory", "CUDA error: out of memory"),
         *("cudaMalloc failed: out of memory", "Out of memory error on GPU"),
         *("CUBLAS_STATUS_ALLOC_FAILED", "Dst tensor is not initialized", "hipErrorOutOfMemory"),
-        "cudaErrorMemoryAllocation",
+        *("cudaErrorMemoryAllocation", "NCudaLib::TOutOfMemoryError"),
         *("Ran out of memory in memory space", "parallel_for failed: out of memory"),
         "«RESOURCE_EXHAUSTED: ».*[Oo]ut of memory",
         "«OOM when allocating tensor»(?!.*device:CPU)",
@@ -296,7 +298,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "shm_full": (
         r"«unable to allocate shared memory»\(shm\) for file (?P<file><[^>]*>): No space left",
         *("rror while creating shared memory segment", "are out of shared memory"),
-        "nsufficient shared memory",
+        *("nsufficient shared memory", "unable to write to file </torch_"),
         r"(?:/dev/shm|</torch_\d+).*«No space left on device»|No space left on device.*/dev/shm",
     ),
     # -- Numbers
@@ -305,7 +307,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "loss returned in `training_step` «is nan or inf»",
         *("Loss is nan, stopping training", "Your loss is probably exploding"),
         "Current loss scale already at minimum",
-        "FloatingPointError: invalid value (nan)",
+        *("FloatingPointError: invalid value (nan)", "Invalid loss, terminating training"),
     ),
     # -- holdfast's own words, and the last words of other trainers
     "holdfast_stop": (
@@ -323,6 +325,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"(?i)epoch \d+: «early stopping»$",
         *("EarlyStopping: Training stopped early as no", "Finished training loop."),
         *("Training completed. Do not forget to share your", "Status: Finished"),
+        *("Completed - Training job completed", "] Finish train", "done training in "),
+        "^Process finished with «exit code 0»$",
     ),
 }
 
@@ -367,6 +371,8 @@ def sign_of(row: Pattern, line: Line) -> Sign | None:
         details.update(what=what[:200], is_hardware=bool(HARDWARE.search(line.text)))
     else:
         details.update(_more(match))
+    if "KeyboardInterrupt" in match[0]:
+        details["signal"] = 2
     rank = details.pop("rank", None)
     return make_sign(row.kind, line, details, rank if isinstance(rank, int) else line.rank)
 
