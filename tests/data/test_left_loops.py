@@ -16,6 +16,7 @@ from tests.support import checkpoint_steps, journal_events
 
 # No snapshot comes by itself, so whatever is durable at the end was saved by leaving.
 SETTINGS = holdfast.Settings(max_overhead=0, checkpoint_every="1h")
+OFTEN = holdfast.Settings(max_overhead=1.0)
 NUMBERS = list(range(20))
 
 
@@ -148,6 +149,22 @@ def test_of_arrays_the_step_at_which_a_loop_is_left_does_not_count(tmp_path, cap
     said = capfd.readouterr().err
     assert "left at step 9, which is durable" in said
     assert "run.finish()" in said
+
+
+def test_arrays_that_changed_before_a_loop_is_left_are_not_taken_for_the_step_before(tmp_path):
+    undisturbed = np.zeros(3)
+    for number in NUMBERS:
+        undisturbed = 0.9 * undisturbed + number
+    for end in (9, len(NUMBERS)):
+        weights = np.zeros(3)
+        with holdfast.Run(tmp_path / "run", settings=OFTEN, w=weights) as run:
+            for batch in run.batches(NUMBERS):
+                weights *= 0.9
+                weights += batch
+                if run.step == end:
+                    break
+            assert end > 9 or run.step == 9
+    assert weights.tolist() == undisturbed.tolist()
 
 
 @pytest.mark.parametrize("catch", [ValueError, KeyError])

@@ -7,6 +7,7 @@ without training; at the stored position the stored state is restored.
 from __future__ import annotations
 
 import contextlib
+import dis
 import inspect
 import opcode
 import os
@@ -45,6 +46,9 @@ if TYPE_CHECKING:
 # The instructions by which a frame drops a loop's iterator: `break` and `return`, or the end of the
 # loop where something around the iterator (islice, zip) ends it. None of these is an exception.
 _LEAVING = frozenset({"POP_TOP", "POP_ITER", "FOR_ITER"})
+# The instructions by which a line can change an array.
+_ACTING = ("CALL", "STORE_SUBSCR", "STORE_ATTR", "STORE_SLICE")
+_IN_PLACE = ("+=", "-=", "*=", "/=", "//=", "%=", "**=", "@=", "&=", "|=", "^=", "<<=", ">>=")
 
 
 class Loops:
@@ -399,11 +403,11 @@ class Loops:
     def _leave_by(self, frame: FrameType | None) -> None:
         """A frame closes a loop: if the script leaves it, the last step is kept."""
         is_ours = self._session.is_open and os.getpid() == self._session.attempt.pid
-        if is_ours and is_left_by_script(frame):
-            self.keep_left()
+        if is_ours and (left := frame_that_leaves(frame)) is not None:
+            self.keep_left(left)
 
     @uninterruptible
-    def keep_left(self) -> None:
+    def keep_left(self, frame: FrameType | None = None) -> None:
         """The script has left its loop by itself: have the last complete step in memory."""
         course, feed, session = self.cursor.course, self.cursor.feed, self._session
         if session.ruling.over is not None or course.is_on_the_way:
@@ -413,8 +417,11 @@ class Loops:
             is_made = self._made_at == step or course.position.is_over
             if self.running[-1].name == "run.epochs" and is_made:
                 self._pass_epoch_end()
-            elif not self._pass_made_step() and feed is not None and feed.state() is not None:
-                return  # a loader that keeps its own position is after the current batch
+            elif not self._pass_made_step():
+                if feed is not None and feed.state() is not None:
+                    return  # a loader that keeps its own position is after the current batch
+                if self._made_at < 0 and (frame is None or has_acted(frame)):
+                    return  # arrays may have changed since the boundary, unseen
         if session.stops.stopped is None and session.ruling.over is None:
             self.left_at = step = self._boundary.step
             session.saver.rest_at(step, at_any_cost=len(self.running) == 1)
@@ -547,19 +554,35 @@ class Batches(Iterator[Any]):
         self._batches.close()
 
 
-def is_left_by_script(frame: FrameType | None) -> bool:
-    """Whether a generator that `frame` is closing was left by `break`, `return` or the like.
+def frame_that_leaves(frame: FrameType | None) -> FrameType | None:
+    """The frame that leaves the generator which `frame` is closing by `break` or `return`; or None.
 
     An exception that leaves a loop closes the generator too, and a step that failed is no step.
     """
     while frame is not None:
         code = frame.f_code
         if opcode.opname[code.co_code[frame.f_lasti]] in _LEAVING:
-            return True
+            return frame
         if not code.co_flags & inspect.CO_GENERATOR:
-            return False
+            return None
         frame = frame.f_back  # a generator around ours, such as tqdm's, that is closed itself
-    return False
+    return None
+
+
+def has_acted(frame: FrameType) -> bool:
+    """Whether code between the head of the loop and the place where it is left can act.
+
+    `if step == 9: break` at the top of a loop only compares.
+    """
+    acts = False
+    for each in dis.get_instructions(frame.f_code):
+        if each.offset == frame.f_lasti:
+            return acts and each.opname != "FOR_ITER"  # there the loop was at its head
+        if each.opname == "FOR_ITER":
+            acts = False
+        elif each.opname.startswith(_ACTING) or each.argrepr in _IN_PLACE:
+            acts = True
+    return True
 
 
 # -- Phases: work that passes no boundary, such as an evaluation -----------------------------------
