@@ -245,7 +245,8 @@ class Jobs:
         )
         left = [] if may_leave_arena else arena_files(self.folder)
         assert left == [], (self.events("save-failed"), self._said_by_keepers())
-        assert list((self.folder / "checkpoints").glob(".*")) == []
+        begun = sorted(path.name for path in (self.folder / "checkpoints").glob(".*"))
+        assert begun == [], begun
 
     def _said_by_keepers(self) -> list[str]:
         return [path.read_text() for path in sorted(self.folder.glob("attempts/*/keeper*.log"))]
