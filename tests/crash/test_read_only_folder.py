@@ -75,11 +75,14 @@ def test_a_run_whose_folder_became_read_only_is_refused_and_left_as_it_was(
     assert again.state_hash() == undisturbed
 
 
-def test_training_goes_on_in_a_folder_that_becomes_read_only(disk, start, undisturbed):
-    folder = disk.place / "run"
-    trainer = train_to_two_checkpoints(folder, start)
+def test_training_goes_on_in_a_folder_that_becomes_read_only(disk, start, undisturbed, tmp_path):
+    folder, gate = disk.place / "run", tmp_path / "gate"
+    trainer = start(folder, *ARGUMENTS, "--hold-at", 45, "--gate", gate, script=LIGHT)
+    wait_until(lambda: 40 in checkpoint_steps(folder), what="the checkpoint of step 40")
+    trainer.wait_for("holding")
     disk.make_read_only()
     before = checkpoint_steps(folder)
+    gate.touch()
     line = trainer.wait_for("could not be made")
     assert line.startswith("holdfast: a checkpoint could not be made: Read-only file system (")
     assert trainer.wait() == 1

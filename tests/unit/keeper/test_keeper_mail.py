@@ -95,7 +95,7 @@ def test_a_letter_waits_for_the_one_before_it(tmp_path, pair):
     assert receiver.heard == [1, 2, 3]
 
 
-def test_letters_that_no_keeper_of_the_run_wrote_are_dropped(tmp_path, pair, capsys):
+def test_letters_that_no_keeper_of_the_run_wrote_are_dropped(tmp_path, pair, capfd):
     sender, receiver = pair
     sender.say(1)
     sender.write()
@@ -114,7 +114,7 @@ def test_letters_that_no_keeper_of_the_run_wrote_are_dropped(tmp_path, pair, cap
         receiver.look()
         assert receiver.heard == []
         assert not path.exists()
-    assert "was dropped: it is not signed" in capsys.readouterr().out
+    assert "was dropped: it is not signed" in capfd.readouterr().out
     letter.write_bytes(whole)
     receiver.look()
     assert receiver.heard == [1]
@@ -176,12 +176,12 @@ def test_letters_of_the_dead_are_no_reason_to_refuse_the_living(tmp_path, pair):
     assert [value for value in receiver.heard if value > 0] == [1, 2, 3]
 
 
-def test_a_disk_that_takes_no_letter_is_said_and_tried_again(tmp_path, pair, capsys, monkeypatch):
+def test_a_disk_that_takes_no_letter_is_said_and_tried_again(tmp_path, pair, capfd, monkeypatch):
     sender, receiver = pair
     sender.say(1)
     (tmp_path / "mail").write_bytes(b"in the way")
     sender.write()
-    assert "A message to rank 3 cannot be left as a file" in capsys.readouterr().out
+    assert "A message to rank 3 cannot be left as a file" in capfd.readouterr().out
     (tmp_path / "mail").unlink()
     sender.write()
     receiver.look()

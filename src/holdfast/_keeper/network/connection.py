@@ -58,7 +58,7 @@ class Complaints:
         more = f" ({self._left_out} more such lines left out)" if self._left_out else ""
         self._left_out = 0
         with contextlib.suppress(OSError):  # a full disk must not end the keeper
-            print(line + more, flush=True)
+            os.write(1, f"{line}{more}\n".encode(errors="replace"))
 
 
 class FrameRefused(Exception):
