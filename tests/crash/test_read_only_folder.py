@@ -38,8 +38,11 @@ def undisturbed(tmp_path_factory):
     return train_to_the_end(folder, "--total", TOTAL, script=LIGHT)
 
 
-def train_to_two_checkpoints(folder, start):
-    trainer = start(folder, *ARGUMENTS, script=LIGHT)
+def train_to_two_checkpoints(folder, start, gate):
+    """The training waits in step 45, until there is the file `gate`."""
+    held = ("--hold-at", 45, "--gate", gate)
+    trainer = start(folder, *ARGUMENTS, *held, script=LIGHT)
+    trainer.wait_for("holding")
     wait_until(lambda: len(checkpoint_steps(folder)) == 2, what="two checkpoints")
     return trainer
 
@@ -58,10 +61,10 @@ def test_a_new_run_in_a_read_only_place_is_refused_in_a_sentence(disk, start):
 
 
 def test_a_run_whose_folder_became_read_only_is_refused_and_left_as_it_was(
-    disk, start, undisturbed
+    disk, start, undisturbed, tmp_path
 ):
     folder = disk.place / "run"
-    killed = train_to_two_checkpoints(folder, start)
+    killed = train_to_two_checkpoints(folder, start, tmp_path / "never")
     killed.kill()
     killed.wait()
     wait_for_keeper_gone(folder)
@@ -77,9 +80,7 @@ def test_a_run_whose_folder_became_read_only_is_refused_and_left_as_it_was(
 
 def test_training_goes_on_in_a_folder_that_becomes_read_only(disk, start, undisturbed, tmp_path):
     folder, gate = disk.place / "run", tmp_path / "gate"
-    trainer = start(folder, *ARGUMENTS, "--hold-at", 45, "--gate", gate, script=LIGHT)
-    wait_until(lambda: 40 in checkpoint_steps(folder), what="the checkpoint of step 40")
-    trainer.wait_for("holding")
+    trainer = train_to_two_checkpoints(folder, start, gate)
     disk.make_read_only()
     before = checkpoint_steps(folder)
     gate.touch()
@@ -105,10 +106,13 @@ def test_training_goes_on_in_a_folder_that_becomes_read_only(disk, start, undist
     assert arena_files(folder) == []
 
 
-def test_training_goes_on_when_the_keeper_dies_in_a_read_only_folder(disk, start, undisturbed):
-    folder = disk.place / "run"
-    trainer = train_to_two_checkpoints(folder, start)
+def test_training_goes_on_when_the_keeper_dies_in_a_read_only_folder(
+    disk, start, undisturbed, tmp_path
+):
+    folder, gate = disk.place / "run", tmp_path / "gate"
+    trainer = train_to_two_checkpoints(folder, start, gate)
     disk.make_read_only()
+    gate.touch()
     trainer.wait_for("Read-only file system")
     keepers(folder)[0].kill()
     trainer.wait_for("started another")
