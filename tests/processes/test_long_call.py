@@ -30,16 +30,16 @@ def test_the_last_snapshot_is_durable_before_the_grace_time_ends(
     in_memory = int(trainer.wait_for("holding").split()[1])
     assert in_memory > 0
     assert checkpoint_steps(folder) == []
-    began = time.monotonic()
+    began = time.time()
     trainer.send(signal.SIGTERM)
     if stick == "without-gil":
         trainer.wait_for("if 4 s are not enough")
     wait_until(lambda: checkpoint_steps(folder), 20, "the checkpoint")
-    assert time.monotonic() - began < _GRACE_SECONDS
     assert trainer.process.poll() is None
     assert checkpoint_steps(folder) == [in_memory]
     made = wait_until(lambda: journal_events(folder, "checkpoint"))
     assert (made[0]["reason"], made[0]["step"]) == ("deadline", in_memory)
+    assert made[0]["time"] - began < _GRACE_SECONDS
     assert journal_events(folder, "signal")[0]["name"] == "SIGTERM"
     assert journal_events(folder, "stop") == []  # no boundary was ever passed
     trainer.kill()  # as a scheduler does when the time is up
