@@ -104,7 +104,7 @@ def test_what_trainer_and_keeper_left_in_memory_is_told(folder, start):
     (keeper,) = keepers(folder)
     trainer.send(signal.SIGSTOP)  # else it would start another keeper
     keeper.kill()
-    keeper.wait(30)
+    wait_until(lambda: not keepers(folder), 30, "the end of the keeper")
     trainer.kill()
     trainer.wait()
     found = status_of(folder)
