@@ -173,15 +173,16 @@ def arena_files(folder: Path) -> list[Path]:
 
 def keepers(folder: Path) -> list[psutil.Process]:
     """The keeper processes that work for this run folder."""
-    found = []
+    found = {}
     for process in psutil.process_iter():
         try:
-            words = process.cmdline()
+            words, parent = process.cmdline(), process.ppid()
         except psutil.Error:
             continue
         if any("holdfast._keeper" in word for word in words) and str(folder) in " ".join(words):
-            found.append(process)
-    return found
+            found[process.pid] = process, parent
+    # A keeper that starts a program looks like two, until the new one is executed.
+    return [process for process, parent in found.values() if parent not in found]
 
 
 def wait_for_keeper_gone(folder: Path, seconds: float = 30.0) -> None:
