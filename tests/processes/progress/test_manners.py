@@ -203,7 +203,9 @@ def test_a_process_that_ends_without_closing_leaves_a_clean_terminal(watch, endi
         """)
     seen.wait_for_line()
     seen.let("begin")
-    assert seen.wait() == 0, seen.lines
+    # 120 is Python's own: a line that was being drawn could not be flushed into a closed stderr.
+    statuses = (0, 120) if "os.close" in ending else (0,)
+    assert seen.wait() in statuses, seen.lines
     assert seen.lines[:1] == ["last words"]
     assert "os.close" in ending or seen.lines == ["last words"]
 
