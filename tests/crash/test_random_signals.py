@@ -50,7 +50,7 @@ def interrupt(life: Life, number: signal.Signals, aim: str, rng: random.Random) 
 
 
 def _goes_on(life: Life) -> bool:
-    """Whether a process that was interrupted while it started trains all the same."""
+    """Whether a process that was interrupted while it started still trains."""
     # One that has only opened its run may still be about to die.
     wait_until(lambda: life.steps() or life.trainer.process.poll() is not None, 60)
     return life.trainer.process.poll() is None

@@ -161,6 +161,8 @@ def test_arrays_that_changed_before_a_loop_is_left_are_not_taken_for_the_step_be
             for batch in run.batches(NUMBERS):
                 weights *= 0.9
                 weights += batch
+                for _ in ():  # the head of another loop is no head of this one
+                    pass
                 if run.step == end:
                     break
             assert end > 9 or run.step == 9

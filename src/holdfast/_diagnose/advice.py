@@ -40,7 +40,7 @@ _BY_NAME = {
         "For a broken GPU: nvidia-smi -q -d ECC, and sudo dmesg | grep -i xid",
     ),
     "gpu_broken": ("For the GPU: nvidia-smi -q -d ECC, and sudo dmesg | grep -i xid",),
-    "port_taken": (),
+    "port_taken": (),  # the hint about the port says it
     "worker_killed": (
         "A worker that is killed with SIGKILL is mostly out of memory: fewer num_workers, a "
         "smaller prefetch_factor, more memory. As root: dmesg -T | grep -i 'killed process'",
@@ -382,31 +382,28 @@ def hints_for(cause: Cause, text: str) -> list[str]:
 # -- A log of anything: advice for another framework, GPU or scheduler would mislead ---------------
 
 # (words of the advice, words of a log that it fits, words of a log that it does not fit)
-_FOR = tuple(
-    tuple(map(re.compile, row))
-    for row in (
-        (
-            r"torch|PYTORCH|TORCH|GLOO|num_workers|DataLoader|init_process_group|loss\.item",
-            r"(?i)torch|dataloader|accelerate|deepspeed",
-            r"(?i)tensorflow|\d \[=+[>.]*\.*\]|keras|\bjax|mxnet|horovod|paddle|xgboost|lightgbm"
-            r"|nnu-?net|kaldi|joblib",
-        ),
-        (
-            r"nvidia-smi|CUDA|NCCL",
-            r"(?i)cuda|nvidia|nccl|\bxid\b",
-            r"(?i)\btpu|\bmps\b|rocm|miopen|\bhip\b|habana|\bhpu\b|\bgloo\b",
-        ),
-        (
-            r"sbatch|sacct|SLURM",
-            r"(?i)slurm|srun|sbatch",
-            r"\bPBS\b|TERM_|\bLSF\b|YARN|OOMKilled|(?i:kubelet|kubernetes|walltime)",
-        ),
-        (r"holdfast (?:ls|clean)", r"holdfast", r""),
-    )
+_FOR = (
+    (
+        r"torch|PYTORCH|TORCH|GLOO|num_workers|DataLoader|init_process_group|loss\.item",
+        r"(?i)torch|dataloader|accelerate|deepspeed",
+        r"(?i)tensorflow|\d \[=+[>.]*\.*\]|keras|\bjax|mxnet|horovod|paddle|xgboost|lightgbm"
+        r"|nnu-?net|kaldi|joblib",
+    ),
+    (
+        r"nvidia-smi|CUDA|NCCL",
+        r"(?i)cuda|nvidia|nccl|\bxid\b",
+        r"(?i)\btpu|\bmps\b|rocm|miopen|\bhip\b|habana|\bhpu\b|\bgloo\b",
+    ),
+    (
+        r"sbatch|sacct|SLURM",
+        r"(?i)slurm|srun|sbatch",
+        r"\bPBS\b|TERM_|\bLSF\b|YARN|OOMKilled|(?i:kubelet|kubernetes|walltime)",
+    ),
+    (r"holdfast (?:ls|clean)", r"holdfast", r""),
 )
 
 
 def fitting(lines: Iterable[str], log: str) -> list[str]:
     """The lines that are not about another framework, GPU or scheduler than the log."""
-    misfits = [of for of, fits, other in _FOR if other.search(log) and not fits.search(log)]
-    return [line for line in lines if not any(of.search(line) for of in misfits)]
+    misfits = [of for of, fits, other in _FOR if re.search(other, log) and not re.search(fits, log)]
+    return [line for line in lines if not any(re.search(of, line) for of in misfits)]

@@ -578,8 +578,8 @@ def has_acted(frame: FrameType) -> bool:
     for each in dis.get_instructions(frame.f_code):
         if each.offset == frame.f_lasti:
             return acts and each.opname != "FOR_ITER"  # there the loop was at its head
-        if each.opname == "FOR_ITER":
-            acts = False
+        if each.opname == "FOR_ITER" and each.argval > frame.f_lasti:
+            acts = False  # the head of a loop around that place
         elif each.opname.startswith(_ACTING) or each.argrepr in _IN_PLACE:
             acts = True
     return True

@@ -64,7 +64,7 @@ def judge_python(case: Case) -> Finding | None:
         elif trouble.kind == "cuda_error" and HARDWARE.search(trouble.message):
             name = "gpu_broken"
         elif trouble.kind == "nan" and (since := trouble.details.get("since_line")):
-            evidence.append(f"it is so since line {since}")
+            evidence.append(f"the first such line is line {since}")
         said = said.removeprefix("what(): ")
         sentence = f"{opening.format(opening=case.opening, who=case.who)}: {said}."
         return Finding(cause, sentence, sure, evidence, advice.advise(case, name))

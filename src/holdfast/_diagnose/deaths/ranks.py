@@ -232,7 +232,7 @@ def judge_collective(case: Case) -> Finding | None:
     sentence = f"{case.opening} lost its connection to another rank."
     absent = case.sign("peer_lost")
     if absent is not None and (missing := absent.details.get("missing")):
-        sentence = f"Rank {missing[0]} gave no more sign of life, and the others lost it."
+        sentence = f"Rank {missing[0]} stopped sending heartbeats, and the others lost it."
     elif named:
         sentence = f"{case.opening} ended without a message, and the others lost it."
     return Finding(
