@@ -189,6 +189,17 @@ def wait_for_keeper_gone(folder: Path, seconds: float = 30.0) -> None:
     wait_until(lambda: not keepers(folder), seconds, "the keeper's end")
 
 
+def kill_both(folder: Path, trainer: Trainer) -> None:
+    """Kill trainer and keeper at one instant: neither can answer the other's death."""
+    (keeper,) = keepers(folder)
+    keeper.suspend()
+    trainer.send(signal.SIGSTOP)
+    keeper.kill()
+    trainer.kill()
+    trainer.wait()
+    wait_for_keeper_gone(folder)
+
+
 def checkpoint_steps(folder: Path) -> list[int]:
     return sorted(int(p.name.split("-")[1]) for p in (folder / "checkpoints").glob("step-*"))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import time
 
 import pytest
@@ -16,7 +15,7 @@ from holdfast._store.memory.backing import open_leftover
 from tests.cli.command import TRAIN_NUMPY, holdfast, status_of, succeed
 from tests.cli.test_verify import flip
 from tests.crash.stages import has_snapshot
-from tests.support import SCRIPTS, arena_files, keepers, wait_until
+from tests.support import SCRIPTS, arena_files, kill_both, wait_until
 
 LIGHT = SCRIPTS / "light.py"
 LONG_AGO = time.time() - 7200
@@ -39,16 +38,6 @@ def memory():
     yield left.extend
     for path in left:
         path.unlink(missing_ok=True)
-
-
-def kill_both(folder, trainer):
-    """Trainer and keeper at once: what they had in memory stays there."""
-    (keeper,) = keepers(folder)
-    trainer.send(signal.SIGSTOP)  # else it would start another keeper
-    keeper.kill()
-    trainer.kill()
-    trainer.wait()
-    wait_until(lambda: not keepers(folder), what="the keeper's death")
 
 
 def plant(path, *, age=7200.0, size=2000):
@@ -212,7 +201,7 @@ def test_memory_that_is_the_newest_state_goes_only_if_it_is_dropped(folder, star
     second = start(folder, "--sleep", 0.01, script=TRAIN_NUMPY)
     assert second.ready() == step
     wait_until(lambda: status_of(folder)["disk_step"] == step)
-    wait_until(lambda: (status_of(folder)["memory_step"] or 0) > step)
+    wait_until(lambda: not arena.exists() and has_snapshot(folder, hashed=True))
     kill_both(folder, second)
     memory(arena_files(folder))
     shown = succeed("clean", folder, "--drop-memory")

@@ -17,6 +17,7 @@ from tests.support import (
     arena_files,
     checkpoint_steps,
     keepers,
+    kill_both,
     wait_for_keeper_gone,
     wait_until,
 )
@@ -87,15 +88,6 @@ def test_a_killed_keeper_leaves_nothing_when_the_run_ends(folder, start):
     assert trainer.wait() == 143
     found = check_nothing_left(folder)
     assert (found["status"], found["durable_step"]) == (143, max(checkpoint_steps(folder)))
-
-
-def kill_both(folder, trainer) -> None:
-    """The keeper first, so that it cannot bury the trainer."""
-    for keeper in keepers(folder):
-        keeper.kill()
-    trainer.kill()
-    trainer.wait()
-    wait_for_keeper_gone(folder)
 
 
 def test_trainer_and_keeper_both_killed_leave_nothing_after_the_next_start(folder, start):

@@ -19,6 +19,7 @@ from tests.support import (
     checkpoint_steps,
     journal_events,
     keepers,
+    kill_both,
     wait_for_keeper_gone,
     wait_until,
 )
@@ -145,17 +146,6 @@ def test_an_order_that_a_killed_keeper_had_is_carried_out_by_the_next(folder, ga
     assert 9 in checkpoint_steps(folder)
 
 
-def _kill_both(trainer, folder: Path) -> None:
-    """At one instant: neither can answer the other's death."""
-    keeper = keepers(folder)[0]
-    keeper.suspend()
-    trainer.send(signal.SIGSTOP)
-    keeper.kill()
-    trainer.kill()
-    trainer.wait()
-    wait_for_keeper_gone(folder)
-
-
 def test_when_both_are_killed_the_next_start_goes_on_from_memory(folder, light, light_reference):
     trainer = light(folder, *_HELD)
     in_memory = int(trainer.wait_for("holding").split()[1])
@@ -164,7 +154,7 @@ def test_when_both_are_killed_the_next_start_goes_on_from_memory(folder, light, 
     assert descriptor is not None
     with Arena(descriptor) as arena:
         wait_until(lambda: arena.newest().is_hashed, what="the checksums")
-    _kill_both(trainer, folder)
+    kill_both(folder, trainer)
     assert checkpoint_steps(folder) == []
     assert arena_files(folder) == [path]
     again = light(folder, "--total", 40)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 import socket
 import threading
 from pathlib import Path
@@ -18,7 +17,7 @@ from tests.support import (
     arena_files,
     checkpoint_steps,
     journal_events,
-    keepers,
+    kill_both,
     run_id,
     wait_for_keeper_gone,
     wait_until,
@@ -97,23 +96,13 @@ def test_of_two_that_start_at_once_one_trains(folder, gate, light, light_referen
     assert len(journal_events(folder, "start")) == 1
 
 
-def _kill_both(trainer, folder: Path) -> None:
-    keeper = keepers(folder)[0]
-    keeper.suspend()
-    trainer.send(signal.SIGSTOP)
-    keeper.kill()
-    trainer.kill()
-    trainer.wait()
-    wait_for_keeper_gone(folder)
-
-
 def test_the_lease_of_a_dead_process_of_this_host_is_taken_over_at_once(
     folder, light, light_reference
 ):
     first = light(folder, *_HELD)
     first.wait_for("holding")
     wait_until(lambda: has_snapshot(folder, hashed=True), what="a snapshot that can be checked")
-    _kill_both(first, folder)
+    kill_both(folder, first)
     assert not (folder / "attempts/0001/exit.json").exists()
     second = light(folder, "--total", 40)
     assert second.ready() > 0
@@ -200,7 +189,7 @@ def test_a_folder_that_was_deleted_and_made_again_never_meets_the_old_arena(
 ):
     first = light(folder, *_HELD)
     first.wait_for("holding")
-    _kill_both(first, folder)
+    kill_both(folder, first)
     left = arena_files(folder)
     assert left != []
     former = run_id(folder)

@@ -142,6 +142,22 @@ def test_of_two_slots_the_hashed_one_stays_until_the_other_is_hashed(make, monke
     assert value_in(snapshots) == 5.0
 
 
+def test_of_three_slots_the_hashed_one_stays_while_another_is_written(make, monkeypatch):
+    monkeypatch.setattr(arena_builder, "_SMALL_BYTES", 1 << 30)
+    snapshots = make()
+    assert take(snapshots, 1.0, 1, patience=20)
+    assert present(snapshots) == 3
+    hash_newest(snapshots)
+    written = take(snapshots, 2.0, 2)
+    snapshots.promise(written)
+    assert take(snapshots, 3.0, 3)
+    assert not snapshots.is_ready
+    assert take(snapshots, 4.0, 4) is None
+    assert [r.step for r in arena_of(snapshots).whole() if r.is_hashed] == [1]
+    snapshots.release_slot(written.sequence)
+    assert take(snapshots, 4.0, 4)
+
+
 def test_during_a_write_there_is_a_third_slot_and_its_memory_is_given_back(make):
     snapshots = make()
     two_slots(snapshots)

@@ -74,11 +74,6 @@ class SlotMemory:
         return self.usual == 1
 
     @property
-    def is_double(self) -> bool:
-        """True if there are two slots now: the newest hashed one is then worth waiting for."""
-        return len(self._arena.present()) == 2
-
-    @property
     def is_at_work(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 

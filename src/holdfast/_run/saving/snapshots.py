@@ -194,13 +194,13 @@ class Snapshots:
     def _keeps_hashed(self, generation: Generation) -> bool:
         """True if a snapshot is to wait until the newest one is hashed.
 
-        So one of two slots is always hashed, and a state survives a kill of both processes. A third
-        slot is not counted, because it may be freed. If the keeper gets no CPU time we stop
-        waiting; otherwise a kill of the trainer would lose more and more work.
+        So one of two or three slots is always hashed, and a state survives a kill of both
+        processes. If the keeper gets no CPU time we stop waiting; otherwise a kill of the trainer
+        would lose more and more work.
         """
-        newest, memory = generation.arena.newest(), generation.memory
+        newest = generation.arena.newest()
         return (
-            (memory.is_double or (memory.usual == 2 and self._needs_no_third))
+            not generation.memory.overwrites
             and not self._has_peers
             and newest is not None
             and time.time() - newest.captured_at < _HASHING_SECONDS
