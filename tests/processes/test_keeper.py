@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -164,6 +165,32 @@ def test_when_both_are_killed_the_next_start_goes_on_from_memory(folder, light, 
     wait_for_keeper_gone(folder)
     assert arena_files(folder) == []
     assert "salvaged" in [event["reason"] for event in journal_events(folder, "checkpoint")]
+
+
+def test_an_old_snapshot_is_not_saved_after_checkpoints_that_the_trainer_wrote(folder, script):
+    trainer = script(
+        folder,
+        """
+        from holdfast._run.driver import session_of
+
+        weights, handle = make_weights(), None
+        with holdfast.Run(folder, weights=weights) as run:
+            saver = session_of(run).saver
+            for step in run.steps(100_000):
+                train_one(weights)
+                if handle is not None:
+                    print("made", handle.step)
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if saver.newest is not None and saver.newest.step < step:
+                    saver.snapshots._builder.impossible = True  # as if memory had run out
+                    handle = run.save()  # made at the next boundary
+        """,
+    )
+    written = int(trainer.wait_for("made").split()[1])
+    trainer.wait()
+    wait_for_keeper_gone(folder)
+    assert json.loads((folder / "attempts/0001/exit.json").read_text())["durable_step"] == written
+    assert journal_events(folder, "checkpoint")[-1]["step"] == written
 
 
 def test_children_that_outlive_a_killed_trainer_do_not_delay_its_notice(folder, script):

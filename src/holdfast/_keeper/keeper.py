@@ -200,13 +200,14 @@ class Keeper:
 
     def receive_rest(self) -> None:
         """What a trainer had sent before it died, as far as it still counts."""
+        counted = (protocol.StepsInvalid, protocol.MetricsLogged, protocol.WrittenByTrainer)
         with contextlib.suppress(BlockingIOError):
             while (received := protocol.receive(self.link.messages, waits=False)) is not None:
                 data, descriptors = received
                 message = protocol.FromTrainer.from_json(data)
                 if isinstance(message, protocol.ArenaOpened):
                     self.storage.holdings.hold(descriptors[0], message.path)
-                elif isinstance(message, protocol.StepsInvalid | protocol.MetricsLogged):
+                elif isinstance(message, counted):
                     self._dispatch(message, [])
 
     def _dispatch(self, message: protocol.FromTrainer | None, descriptors: list[int]) -> None:
@@ -237,6 +238,8 @@ class Keeper:
             case protocol.StepsInvalid():
                 storage.invalidate_from(message.step)
                 self.decider.on_invalid(message)
+            case protocol.WrittenByTrainer():
+                storage.mark_durable(self.policy.attempt, message.step, message.sequence)
             case protocol.LastSnapshotAhead():
                 storage.hasten()
                 storage.writer.drop_waiting()

@@ -109,6 +109,11 @@ class PersistOrder(FromTrainer, kind="persist"):
     last: bool  # only the newest state counts now
 
 
+class WrittenByTrainer(FromTrainer, kind="written"):
+    step: int
+    sequence: int  # the snapshots up to this one are older
+
+
 class LastSnapshotAhead(FromTrainer, kind="last"):
     pass
 

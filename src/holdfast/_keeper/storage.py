@@ -371,9 +371,8 @@ class Storage:
     def mark_durable(self, attempt: int, step: int, sequence: int = 0) -> None:
         """A checkpoint is committed; that of another attempt was salvaged."""
         self.failed_step = None
-        if attempt == self._policy.attempt:
-            self.durable_sequence = max(self.durable_sequence, sequence)
-            self.durable_step = step
+        if attempt == self._policy.attempt and sequence >= self.durable_sequence:
+            self.durable_sequence, self.durable_step = sequence, step
 
     def learn_durable(self, step: int | None) -> None:
         """The hub knows which step is durable; None: none is."""

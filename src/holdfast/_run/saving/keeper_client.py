@@ -214,8 +214,11 @@ class KeeperClient:
             self._orders[number] = order
         self._send_order(number, order)
 
-    def record_durable(self, step: int) -> None:
+    def record_durable(self, step: int, sequence: int = 0) -> None:
+        """A step became durable without an order; the snapshots up to `sequence` are older."""
         self.durable_step = step
+        self.durable_sequence = max(sequence, self.durable_sequence)
+        self.send("written", step=step, sequence=sequence)
 
     def make_way(self) -> None:
         """The last state is about to be taken: waiting orders give up their slots."""

@@ -380,7 +380,8 @@ class Saver:
             error = str(failed)
             say(f"a checkpoint could not be made: {error}. It will be tried again.")
         else:
-            self._keeper.record_durable(step)
+            newest = self.newest
+            self._keeper.record_durable(step, 0 if newest is None else newest.sequence)
         for handle in handles:
             handle.step = step
             handle.resolve(error)
