@@ -109,7 +109,7 @@ class PersistOrder(FromTrainer, kind="persist"):
     last: bool  # only the newest state counts now
 
 
-class WrittenByTrainer(FromTrainer, kind="written"):
+class WrittenByTrainer(FromTrainer, kind="wrote"):
     step: int
     sequence: int  # the snapshots up to this one are older
 

@@ -18,7 +18,7 @@ def _classes(direction: type[protocol.Message]) -> list[type[protocol.Message]]:
 @pytest.mark.parametrize(
     ("direction", "count"),
     [
-        (protocol.FromTrainer, 18),
+        (protocol.FromTrainer, 19),
         (protocol.ToTrainer, 25),
         (protocol.ToHub, 22),
         (protocol.FromHub, 18),

@@ -218,7 +218,7 @@ class KeeperClient:
         """A step became durable without an order; the snapshots up to `sequence` are older."""
         self.durable_step = step
         self.durable_sequence = max(sequence, self.durable_sequence)
-        self.send("written", step=step, sequence=sequence)
+        self.send("wrote", step=step, sequence=sequence)
 
     def make_way(self) -> None:
         """The last state is about to be taken: waiting orders give up their slots."""
