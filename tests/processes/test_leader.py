@@ -20,7 +20,7 @@ import pytest
 from tests.crash.stages import has_snapshot
 from tests.processes.conftest import EAGER, LIGHT
 from tests.processes.leading import HEADER, LEAD, send_and_see_it_taken, start_led
-from tests.support import Trainer, checkpoint_steps, environment, keepers, wait_until
+from tests.support import Trainer, checkpoint_steps, environment, is_gone, keepers, wait_until
 from tests.terminal import CTRL_C, ForegroundJob
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux, for its keepers")
@@ -163,7 +163,7 @@ def test_the_leader_waits_for_the_keeper_of_a_trainer_that_was_killed(folder, ga
     (command,) = [p for p in _below(trainer.pid) if str(LIGHT) in p.cmdline()]
     keeper.suspend()  # so that whoever does not wait for it is found out
     command.kill()
-    wait_until(lambda: not command.is_running() or command.status() == psutil.STATUS_ZOMBIE)
+    wait_until(lambda: is_gone(command))
     with pytest.raises(subprocess.TimeoutExpired):
         trainer.process.wait(1.0)
     assert keeper.ppid() == trainer.pid

@@ -23,6 +23,7 @@ from tests.support import (
     Trainer,
     checkpoint_steps,
     environment,
+    is_gone,
     journal_events,
     keepers,
     wait_for_keeper_gone,
@@ -86,13 +87,6 @@ def oom_kills(death: dict[str, Any], when: str) -> int:
     return int(death["counters"][when]["cgroup"]["oom_kill"])
 
 
-def _has_ended(process: psutil.Process) -> bool:
-    try:
-        return process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
 def _step_of(trainer: Trainer, line: str) -> int:
     """The last step that was made before a line."""
     before = trainer.output[: trainer.output.index(line)]
@@ -110,7 +104,7 @@ def _check_warned_saved_and_killed(trainer: Trainer, folder: Path, room: Limited
     assert room.oom_kills() == 1
     made = _step_of(trainer, warning)  # by its output, some steps after the alarm
     # The keeper was not chosen by the kernel: it saves the rest.
-    assert keeper.pid in room.pids() or _has_ended(keeper)
+    assert keeper.pid in room.pids() or is_gone(keeper)
     wait_for_keeper_gone(folder)
     saved = [e for e in journal_events(folder, "checkpoint") if e["reason"] == "memory"]
     died_at = death_of(folder)["time"]

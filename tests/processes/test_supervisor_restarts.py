@@ -20,6 +20,7 @@ from tests.support import (
     Trainer,
     checkpoint_steps,
     environment,
+    is_gone,
     journal_events,
     keepers,
     wait_for_keeper_gone,
@@ -230,13 +231,9 @@ def test_what_a_killed_shell_leaves_behind_is_ended_but_no_daemon(how):
         else:
             process.terminate()
         assert process.wait(20) == 128 + (signal.SIGKILL if how == "killed" else signal.SIGTERM)
-    *ended, daemon = (_runs(each) for each in sleeps)
+    *ended, daemon = (is_gone(each) for each in sleeps)
     sleeps[2].kill()
-    assert (ended, daemon) == ([False, False], True)
-
-
-def _runs(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    assert (ended, daemon) == ([True, True], False)
 
 
 @pytest.mark.nightly  # above: the children of any command
