@@ -106,11 +106,11 @@ def test_the_first_snapshot_needs_one_slot_only(make, monkeypatch):
     assert present(snapshots) == 1
     assert used_bytes(arena_of(snapshots).descriptor) < 1.1 * STATE_BYTES
     # The only slot is what a kill leaves: it is not written over.
-    assert not snapshots.is_ready
+    assert not snapshots.can_take()
     assert take(snapshots, 2.0, 2) is None
     assert value_in(snapshots) == 1.0
     may_go_on.set()
-    wait_until(lambda: snapshots.is_ready)
+    wait_until(snapshots.can_take)
     assert take(snapshots, 3.0, 3)
     assert (present(snapshots), value_in(snapshots)) == (2, 3.0)
 
@@ -130,7 +130,7 @@ def test_of_two_slots_the_hashed_one_stays_until_the_other_is_hashed(make, monke
     snapshots = make()
     two_slots(snapshots)
     assert take(snapshots, 2.0, 2)
-    assert not snapshots.is_ready
+    assert not snapshots.can_take()
     assert take(snapshots, 3.0, 3) is None
     assert [r.step for r in arena_of(snapshots).whole() if r.is_hashed] == [1]
     hash_newest(snapshots)
@@ -151,11 +151,22 @@ def test_of_three_slots_the_hashed_one_stays_while_another_is_written(make, monk
     written = take(snapshots, 2.0, 2)
     snapshots.promise(written)
     assert take(snapshots, 3.0, 3)
-    assert not snapshots.is_ready
+    assert not snapshots.can_take()
     assert take(snapshots, 4.0, 4) is None
     assert [r.step for r in arena_of(snapshots).whole() if r.is_hashed] == [1]
     snapshots.release_slot(written.sequence)
     assert take(snapshots, 4.0, 4)
+
+
+def test_a_checkpoint_that_is_due_by_count_does_not_wait_for_checksums(make):
+    snapshots = make()
+    two_slots(snapshots)
+    assert take(snapshots, 2.0, 2)
+    assert not snapshots.can_take()
+    assert snapshots.can_take(is_counted=True)
+    state = capture({"weights": np.full(COUNT, 3.0)})
+    assert snapshots.take(state, {}, 6, is_counted=True)
+    assert value_in(snapshots) == 3.0
 
 
 def test_during_a_write_there_is_a_third_slot_and_its_memory_is_given_back(make):

@@ -313,7 +313,9 @@ class Saver:
         if self._is_bad():
             return None
         assert self._snapshots is not None
-        if patience_seconds == 0 and not self._snapshots.is_ready:
+        # Others wait until the one before is hashed; a checkpoint that is due by count is exact.
+        is_counted = self._cadence.counts_steps and self._cadence.checkpoint_due(0.0, step)
+        if patience_seconds == 0 and not self._snapshots.can_take(is_counted=is_counted):
             self._cadence.missed_snapshot(time.monotonic())
             return None
         began = time.perf_counter()
@@ -322,7 +324,10 @@ class Saver:
             captured, head = self._capture(step), self._head()
             capturing = time.perf_counter() - began
             mark = mark_of(step, bool(self._beside.get("at_turn")))
-            taken = self._snapshots.take(captured, head, mark, patience_seconds=patience_seconds)
+            state = captured, head, mark
+            taken = self._snapshots.take(
+                *state, patience_seconds=patience_seconds, is_counted=is_counted
+            )
         if self._keeper.logged is not None and (late := self._metrics.take_late()):
             self._keeper.logged.append((step - 1, late))
         if taken is None:

@@ -97,10 +97,17 @@ class Snapshots:
         self._builder.adopt(waiting)
 
     def take(
-        self, captured: Captured, head: dict[str, Any], mark: int, *, patience_seconds: float = 0.0
+        self,
+        captured: Captured,
+        head: dict[str, Any],
+        mark: int,
+        *,
+        patience_seconds: float = 0.0,
+        is_counted: bool = False,
     ) -> Taken | None:
         """Copy a captured state into a free slot; None if there is none within the patience.
 
+        `is_counted`: a checkpoint is due at this very step, so the last hashed slot may go.
         A copy by a device may still be `in_flight` when this returns.
         """
         began = time.perf_counter()
@@ -118,7 +125,9 @@ class Snapshots:
         assert generation is not None
         self._give_third_back(generation)
         is_asked_for = patience_seconds > 0
-        slot = self._begin(generation, captured, is_asked_for=is_asked_for)
+        keeps_hashed = not (is_asked_for or is_counted)
+        chosen = {"keeps_hashed": keeps_hashed, "is_asked_for": is_asked_for}
+        slot = self._begin(generation, captured, **chosen)
         looked = time.monotonic()
         while slot is None:
             if deadline.is_over():
@@ -127,7 +136,7 @@ class Snapshots:
                 self._attend()  # the keeper may have died while it read a slot
                 looked = time.monotonic()
             time.sleep(0.001)
-            slot = self._begin(generation, captured, is_asked_for=is_asked_for)
+            slot = self._begin(generation, captured, **chosen)
         copy = None
         try:
             copy = generation.begin(slot, captured, careful=is_asked_for)
@@ -157,14 +166,14 @@ class Snapshots:
         return taken
 
     def _begin(
-        self, generation: Generation, captured: Captured, *, is_asked_for: bool
+        self, generation: Generation, captured: Captured, *, keeps_hashed: bool, is_asked_for: bool
     ) -> int | None:
         if generation.memory.is_unsharing:
             return None
         slot = generation.arena.begin(
             self._held(),
             self._common(),
-            keep_hashed=self._keeps_hashed(generation) and not is_asked_for,
+            keep_hashed=keeps_hashed and self._keeps_hashed(generation),
             overwrite=generation.memory.overwrites,
         )
         if slot is None:
@@ -206,8 +215,7 @@ class Snapshots:
             and time.time() - newest.captured_at < _HASHING_SECONDS
         )
 
-    @property
-    def is_ready(self) -> bool:
+    def can_take(self, *, is_counted: bool = False) -> bool:
         """True if a snapshot can be taken now: else not even a capture is worth its time."""
         if self.is_busy or self._builder.is_building:
             return False
@@ -220,7 +228,7 @@ class Snapshots:
         has_free = generation.arena.has_free(
             self._held(),
             self._common(),
-            keep_hashed=self._keeps_hashed(generation),
+            keep_hashed=not is_counted and self._keeps_hashed(generation),
             overwrite=generation.memory.overwrites,
         )
         if not has_free:
