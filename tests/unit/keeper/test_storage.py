@@ -7,13 +7,14 @@ import os
 import pytest
 import torch
 
+from holdfast._keeper import storage
 from holdfast._keeper.storage import HeldArena
 from holdfast._store.format.checksum import digest
 from holdfast._store.format.image import plan_image
 from holdfast._store.memory.arena import Arena, arena_bytes
 from holdfast.torch.adapter import ADAPTER as adapter
 
-PLAN = plan_image([adapter.spec("w", torch.zeros(5 << 20))], 100)  # more than one chunk
+PLAN = plan_image([adapter.spec(name, torch.zeros(5 << 20)) for name in "abc"], 100)  # many chunks
 
 
 @pytest.fixture
@@ -32,7 +33,11 @@ def arena():
     made.close()
 
 
-def test_a_slot_that_the_trainer_waits_for_is_let_go_and_the_newest_is_not(arena):
+@pytest.mark.parametrize("threads", [1, 4])
+def test_a_slot_that_the_trainer_waits_for_is_let_go_and_the_newest_is_not(
+    arena, monkeypatch, threads
+):
+    monkeypatch.setattr(storage, "_MOST_HASHERS", threads)
     held = HeldArena(arena, None)
     newest, older = arena.whole()
     arena.want()
@@ -42,6 +47,8 @@ def test_a_slot_that_the_trainer_waits_for_is_let_go_and_the_newest_is_not(arena
         held.unpin(record.slot)
     newest, older = arena.whole()
     assert (newest.is_hashed, older.is_hashed) == (True, False)
+    image = arena.image(newest.slot)
+    assert arena.digests(newest.slot) == [digest(image[a : a + n]) for _, a, n in PLAN.extents()]
     assert arena.begin() == older.slot  # and from now on nothing is wanted
     assert not any(arena.is_wanted(slot) for slot in range(2))
 
