@@ -17,12 +17,12 @@ from holdfast._diagnose.texts.signs import read_signs
 # found because of it.
 KINDS = {
     "shm_full": "shm_full",
+    "host_oom": "host_oom",
     "worker_killed": "worker",
     "worker_exited": "worker",
     "worker_conn_reset": "worker",
     "worker_file_not_found": "worker",
     "cuda_oom": "cuda_oom",
-    "host_oom": "host_oom",
     "memory_refused": "cpu_oom",
     "quota": "disk_full",
     "disk_full": "disk_full",

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from holdfast._diagnose.texts.lines import Line, Text
-from holdfast._diagnose.texts.sign import Sign, is_source_code, make_sign
+from holdfast._diagnose.texts.sign import PROGRESS_BAR, Sign, is_source_code, make_sign
 
 _FIELD = re.compile(r"\s*(time|host|rank|exitcode|error_file|traceback)\s*: ?(.*)")
 _SPAWN = re.compile(
@@ -55,6 +55,8 @@ _EXITS = {
     " exited on signal ": r"process rank (?P<rank>\d{1,6}) .*"
     r"exited on signal (?P<signal>\d{1,2})\b",
     "Command terminated by signal ": r"^Command terminated by signal (?P<signal>\d{1,2})$",
+    "Process finished with exit code ": r"^Process finished with exit code "
+    r"(?P<code>1(?:29|3\d|4[0-3]))\b",
     "command terminated with exit code ": r"command terminated with exit code (?P<code>\d{1,3})\b",
 }
 _MOST_SUMMARIES = 4  # one of each attempt, in a log that several have written to
@@ -245,9 +247,6 @@ _ZSH = re.compile(
     r"(?P<what>killed|segmentation fault|abort|bus error|illegal hardware instruction|terminated)"
     r"(?P<core> +\(core dumped\))?(?P<command>\s{2,}.*|)\s*"
 )
-_PROGRESS_BAR = re.compile(
-    r".*(?:\d(?:it/s|s/it)[^\]]*\]|\beta [\d:]+ ?[\\|/-])"
-)  # it stays in the line of the shell
 _SRUN = re.compile(
     r"srun: error: (?P<node>[^:\s]+): tasks? (?P<tasks>[\d,\-]+): (?P<what>.+?)"
     r"(?P<core> \(core dumped\))?\s*$"
@@ -267,7 +266,7 @@ _TERMINATE = re.compile(r"terminate called after throwing an instance of '(?P<ty
 
 def read_system(text: Text) -> Iterator[Sign]:
     """Lines of shells, srun and slurmstepd, and of the C++ runtime."""
-    for word in (*_SIGNAL_WORDS, "abort"):
+    for word in (*_SIGNAL_WORDS, "abort", "illegal hardware instruction"):
         for spelled in {word, word.capitalize()} - {"out of memory", "Out of memory"}:
             for line in text.hits(spelled):
                 sign = _shell(line)
@@ -287,7 +286,7 @@ def _shell(line: Line) -> Sign | None:
     """A shell reports the signal of its command; prose with the same words has more words."""
     if is_source_code(line.text, 0) or len(line.text) > 2000:
         return None
-    said = _PROGRESS_BAR.sub("", line.text.strip())
+    said = PROGRESS_BAR.sub("", line.text.strip())
     match = _SHELL.fullmatch(said) or _ZSH.fullmatch(said) or _GLUED.fullmatch(said)
     if match is None:
         return None

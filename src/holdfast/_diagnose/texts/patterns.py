@@ -39,7 +39,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     ),
     "slurm_node_fail": (
         r"srun: error: «Node failure on »(?P<node>\S+)",
-        "error: Aborting, io error and missing step on node",
+        *("error: Aborting, io error and missing step on node", "Owner's node has crashed"),
     ),
     "slurm_refused": (
         r"(?:sbatch|srun|salloc): «error: »(?:Batch job submission failed|Unable to allocate "
@@ -108,6 +108,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "torch_save_short": (
         r"«unexpected pos »(?P<position>\d+) vs (?P<wanted>\d+)",
         *("PytorchStreamWriter failed writing file", "basic_ios::clear: iostream error"),
+        r"«write error: wrote »\d+ blocks instead of \d+",
     ),
     "read_only": (r"(?:Errno 30\]|error|cannot).*«Read-only file system»",),
     "io_error": ("[Errno 5] Input/output error",),
@@ -159,6 +160,10 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "A module that was compiled using NumPy 1.x cannot be run in",
         *("numpy.core.multiarray failed to import", "Could not load library libcudnn"),
         *("CUDA Setup failed despite GPU being available", "Failed to find C compiler"),
+        "«e couldn't connect to 'http»[^']+' to load",
+        r"[Ee]rror\b.*«Temporary failure in name resolution»",
+        r"Error\b.*«Max retries exceeded with url»",
+        *("api_key not configured (no-tty)", "Cannot access gated repo for url"),
     ),
     # -- Memory
     "cuda_oom": (
@@ -168,6 +173,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *("CUBLAS_STATUS_ALLOC_FAILED", "Dst tensor is not initialized", "hipErrorOutOfMemory"),
         *("cudaErrorMemoryAllocation", "NCudaLib::TOutOfMemoryError"),
         *("Ran out of memory in memory space", "parallel_for failed: out of memory"),
+        r"«out of memory to allocate »(?P<tried>\d+) bytes",
+        *("NPU out of memory", "CudaDeviceMemoryAllocator fail to allocate memory"),
         "«RESOURCE_EXHAUSTED: ».*[Oo]ut of memory",
         "«OOM when allocating tensor»(?!.*device:CPU)",
         r"(?:Error|INTERNAL|RESOURCE_EXHAUSTED|F\d{4} )\b.*«CUDA_ERROR_OUT_OF_MEMORY»",
@@ -182,7 +189,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "memory_refused": (
         "«OOM when allocating tensor».*device:CPU",
         r"Errno 12\]|(?:fork|mmap|malloc)\b.*«Cannot allocate memory»|allocate memory \(12\)",
-        "failed to map segment from shared object",
+        *("failed to map segment from shared object", "[WinError 1455]"),
         r"«Unable to allocate »[\d.]+ ?[KMGT]i?B for an array",
         r"«DefaultCPUAllocator: »(?:can't|not enough)(?:.*allocate (?P<tried>\d+) bytes)?",
     ),
@@ -190,6 +197,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "cuda_error": (
         r"«CUDA error: »(?P<what>[^\n]+)",
         r"«HIP error: »(?P<what>[^\n]+)",
+        r"«cuda runtime error (»\d+\) : (?P<what>[^\n]+?)(?: at /[^\n]*)?$",
+        r"(?P<what>«rtDeviceSynchronize execute failed»[^\n]*)",
         r"«CUDNN_STATUS_»(?!SUCCESS)\w+",
         r"«CUBLAS_STATUS_»(?!SUCCESS|ALLOC)\w+",
         "«device-side assert»(?:ion)? (?:triggered|.{0,40}failed)",
@@ -213,6 +222,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"\(SeqNum=(?P<sequence>\d+), OpType=(?P<operation>\w+)(?:, NumelIn="
         r"(?P<elements>\d+))?[^)]*?Timeout\(ms\)=(?P<timeout_ms>\d+)\) ran for (?P<ran_ms>\d+) "
         "milliseconds",
+        r"(?:Rank (?P<rank>\d+)\] )?«Watchdog caught collective operation timeout»",
         r"(?:Rank (?P<rank>\d+)\][^\]]{0,120})?«Heartbeat monitor timed out»",
         r"(?:Rank (?P<rank>\d+)\][^\]]{0,120})?«watchdog got stuck for»",
     ),
@@ -229,6 +239,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"«[missing ranks: »(?P<_names>[\d, ]+)\]",
         r"«received the Notify record from remote rank»: ?\[(?P<_names>\d+)\]",
         *("Remote Rank did not send the data in time", "Application timeout caused pair closure"),
+        "are waiting for remainder of ranks for more than",
     ),
     "collective_mismatch": (
         "Is there a distributed collective mismatch in your code",
@@ -255,6 +266,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "peer process has unexpectedly disconnected",
         "ORTE has lost communication with a remote daemon",
         *("Aborting RingReduce with Unavailable", "Unavailable: Socket closed"),
+        "(?:Error|infeed|outfeed): «Socket closed»",
     ),
     "rendezvous": (
         r"environment variable (?P<variable>\w+)« expected, but not set»",
@@ -308,6 +320,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *("Loss is nan, stopping training", "Your loss is probably exploding"),
         "Current loss scale already at minimum",
         *("FloatingPointError: invalid value (nan)", "Invalid loss, terminating training"),
+        r"OVERFLOW! .*«Attempted loss scale: »(?:0|1)(?:\.0)?, reducing to (?:0|1)\b",
     ),
     # -- holdfast's own words, and the last words of other trainers
     "holdfast_stop": (

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast._diagnose.texts.lines import Line, Text
-from holdfast._diagnose.texts.sign import Sign, make_sign
+from holdfast._diagnose.texts.sign import PROGRESS_BAR, Sign, make_sign
 
 Frame = tuple[str, int, str]
 
@@ -65,6 +65,7 @@ _BARE = re.compile(
     r"(?:[\w.\[\]-]{0,40}\b(?:ERROR|Error|error|CRITICAL|ErrorMessage)\b[\]:| \"-]{1,6})?"
     r"((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)|(?:[a-z_]\w*\.)+Error): (\S.*?)\"?"
 )
+_STATUS = re.compile(r"\(\d\)\s+([A-Z][A-Z_]{5,}):\s+(\S.*)")  # of TensorFlow
 _LAST_LINES = 12
 _WITHOUT_HEADER = ("SyntaxError", "IndentationError", "TabError")
 _MOST_LINES = 600
@@ -98,7 +99,8 @@ def read_python(text: Text) -> Iterator[Sign]:
                 said = line.text.partition(": ")[2].strip()
                 yield _sign_alone(line, name, said, [[*frame]])
     for line in text.hits("Fatal Python error: "):
-        if line.text.lstrip().startswith("Fatal Python error: "):
+        said = PROGRESS_BAR.sub("", line.text)
+        if said.lstrip().startswith("Fatal Python error: "):
             yield _dump(text, line)
 
 
@@ -112,7 +114,8 @@ def read_last_lines(text: Text) -> Iterator[Sign]:
     """An exception in the last lines, where a launcher or a logger prints only that."""
     end = text.line_at(len(text.whole))
     for line in (end, *text.before(end, _LAST_LINES)):
-        if error := _BARE.fullmatch(line.text.strip()):
+        said = line.text.strip()
+        if error := _BARE.fullmatch(said) or _STATUS.fullmatch(said):
             yield _sign_alone(line, error[1], error[2], [], is_bare=True)
             return
 
