@@ -60,7 +60,7 @@ def decode_extra(loaded: Loaded) -> dict[str, Any]:
     is_known = isinstance(found, dict) and isinstance(found.get("generators", ()), dict | None)
     if not is_known or not isinstance(position, dict | None):
         raise DamagedCheckpoint("the checkpoint has no random generators, or no place in its data.")
-    return found  # type: ignore[no-any-return]
+    return found  # type: ignore[no-any-return]  # checked above
 
 
 def decode_state(loaded: Loaded) -> dict[str, Any]:
@@ -276,7 +276,7 @@ class _Loader:
             if "$metadata" in encoded:
                 metadata = self.value(encoded["$metadata"], path, borrowed=False)
                 # The versions of a torch module's states.
-                ordered._metadata = metadata  # type: ignore[attr-defined]
+                ordered._metadata = metadata  # type: ignore[attr-defined]  # torch's own
             return ordered
         if tag in ("$tuple", "$set", "$frozenset"):
             items = [inner_value(item, number) for number, item in enumerate(inner)]

@@ -92,7 +92,7 @@ class JaxAdapter(Adapter):
     generators = JaxGenerators()
     arrays_are_values = True
 
-    def alias_key(self, value: Any) -> None:  # noqa: ARG002
+    def alias_key(self, value: Any) -> None:  # noqa: ARG002  the same call for all adapters
         # An array never changes, and two names of one may be two arrays after the next step.
         return None
 

@@ -497,7 +497,7 @@ def _watch_buffers(module: DistributedDataParallel) -> _HostClock | _DeviceClock
     if _untimed is None:
         _untimed = DistributedDataParallel._sync_buffers
         # In the class: in an instance it could not be pickled.
-        DistributedDataParallel._sync_buffers = _timed  # type: ignore[method-assign]
+        DistributedDataParallel._sync_buffers = _timed  # type: ignore[method-assign]  # wrapped
     return clock
 
 
@@ -505,7 +505,7 @@ def _forget_buffers(module: DistributedDataParallel) -> None:
     global _untimed
     _clocks.pop(module, None)
     if not _clocks and _untimed is not None:
-        DistributedDataParallel._sync_buffers = _untimed  # type: ignore[method-assign]
+        DistributedDataParallel._sync_buffers = _untimed  # type: ignore[method-assign]  # wrapped
         _untimed = None
 
 

@@ -220,7 +220,7 @@ def upload(
     def send(sender: Any, piece: _HostSpan) -> memoryview:
         target = whole[piece.place : piece.place + piece.size_bytes]
         _populate(piece)
-        return sender.send(piece.address, target)  # type: ignore[no-any-return]
+        return sender.send(piece.address, target)  # type: ignore[no-any-return]  # either sender
 
     def send_and_hash(sender: Any, group: _TensorGroup) -> None:
         if len(group.indices) == 1:

@@ -147,7 +147,7 @@ def _writers(path: Path) -> list[tuple[int, str]]:
             continue
         with contextlib.suppress(OSError, ValueError):
             for number in os.listdir(f"/proc/{name}/fd"):  # noqa: PTH208  quicker than a Path
-                opened = os.stat(f"/proc/{name}/fd/{number}")  # noqa: PTH116
+                opened = os.stat(f"/proc/{name}/fd/{number}")  # noqa: PTH116  quicker than pathlib
                 if (opened.st_dev, opened.st_ino) != (wanted.st_dev, wanted.st_ino):
                     continue
                 flags = Path(f"/proc/{name}/fdinfo/{number}").read_text().partition("flags:")[2]

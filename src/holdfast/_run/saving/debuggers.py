@@ -206,8 +206,8 @@ def _is_idle_kernel(stack: Stack) -> bool:
 def never_held(thread: threading.Thread) -> threading.Thread:
     """Mark a thread, before it is started, so that it runs while others are stopped."""
     # As debugpy marks its own threads.
-    thread.pydev_do_not_trace = True  # type: ignore[attr-defined]
-    thread.is_pydev_daemon_thread = True  # type: ignore[attr-defined]
+    thread.pydev_do_not_trace = True  # type: ignore[attr-defined]  # a mark that pydevd reads
+    thread.is_pydev_daemon_thread = True  # type: ignore[attr-defined]  # a mark that pydevd reads
     return thread
 
 

@@ -50,7 +50,7 @@ class Pulse:
         self._over.acquire()
         words[PULSE_NS] = time.monotonic_ns()
         thread = threading.Thread(name="holdfast-pulse", daemon=True)
-        thread.run = _untraced(self._go_on)  # type: ignore[method-assign]
+        thread.run = _untraced(self._go_on)  # type: ignore[method-assign]  # of this one thread
         self._thread = never_held(thread)
         thread.start()
 

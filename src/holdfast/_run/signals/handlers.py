@@ -504,7 +504,7 @@ class ChildShield:
                     os.setpgid(process.pid, process.pid)
 
         # The one method that starts every child of multiprocessing.
-        processes.BaseProcess.start = start  # type: ignore[method-assign,assignment]
+        processes.BaseProcess.start = start  # type: ignore[method-assign,assignment]  # wrapped
 
     def remove(self) -> None:
         if self._former is not None:

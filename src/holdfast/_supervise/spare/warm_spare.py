@@ -152,7 +152,7 @@ def _import_ahead() -> None:
     """Import what we need ourselves between an end and the next start."""
     import holdfast._diagnose.deaths.judge
     import holdfast._diagnose.evidence.gather
-    import holdfast._supervise.restart  # noqa: F401
+    import holdfast._supervise.restart  # noqa: F401  only loaded
 
 
 class WarmSpare:

@@ -91,7 +91,7 @@ class _TorchValues(TreeVisitor):
         ordered = OrderedDict(decoded)
         if "$metadata" in encoded:  # the versions of a module's state
             metadata = self.visit(encoded["$metadata"], "")
-            ordered._metadata = metadata  # type: ignore[attr-defined]
+            ordered._metadata = metadata  # type: ignore[attr-defined]  # torch's own
         return ordered
 
     def container(self, tag: str, inner: Any) -> Any:

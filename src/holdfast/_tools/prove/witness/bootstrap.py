@@ -62,7 +62,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
                 self._watch()
 
             # The framework's own loader object stays, for code that inspects it.
-            spec.loader.exec_module = execute_and_watch  # type: ignore[method-assign]
+            spec.loader.exec_module = execute_and_watch  # type: ignore[method-assign]  # wrapped
         return spec
 
 
@@ -114,7 +114,7 @@ def _record_handlers() -> None:
             _handlers.add(code)
         return set_handler(number, handler)
 
-    signal.signal = set_and_record  # type: ignore[assignment]
+    signal.signal = set_and_record  # type: ignore[assignment]  # wrapped
 
 
 def in_handler(frame: FrameType | None) -> bool:

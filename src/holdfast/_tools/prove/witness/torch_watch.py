@@ -166,7 +166,7 @@ def _watch_modules(observer: Observer) -> None:
         finally:
             calls.clear()
 
-    torch.nn.Module.__call__ = call_recorded  # type: ignore[method-assign]
+    torch.nn.Module.__call__ = call_recorded  # type: ignore[method-assign]  # wrapped
 
 
 # -- the state ------------------------------------------------------------------------
