@@ -80,6 +80,7 @@ _OF_A_SIGNAL = ("SignalException", "SIGTERMException")  # a line of its own says
 _NO_REASON = ("DeadKernelError", "ActorDiedError", "RayActorError")  # of another process's end
 _CHILD_LEFT = re.compile(
     "returned non-zero exit status|exited unexpectedly with exit code|no longer alive"
+    r"|^process \d+ terminated with "
 )
 # An exception that torch relayed from another process: the original is at the end of the text.
 # Only lines of holdfast about its place come after it.

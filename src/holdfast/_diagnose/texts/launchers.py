@@ -16,7 +16,7 @@ from holdfast._diagnose.texts.sign import PROGRESS_BAR, Sign, is_source_code, ma
 
 _FIELD = re.compile(r"\s*(time|host|rank|exitcode|error_file|traceback)\s*: ?(.*)")
 _SPAWN = re.compile(
-    r"ProcessExitedException: process (\d+) terminated with (?:signal (\w+)|exit code (-?\d+))"
+    r"(?:ProcessExited)?Exception: process (\d+) terminated with (?:signal (\w+)|exit code (-?\d+))"
 )
 _AGENT = re.compile(
     r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\) of binary: (\S+)"
@@ -56,9 +56,11 @@ _EXITS = {
     r"exited on signal (?P<signal>\d{1,2})\b",
     "Command terminated by signal ": r"^Command terminated by signal (?P<signal>\d{1,2})$",
     "Process finished with exit code ": r"^Process finished with exit code "
-    r"(?P<code>1(?:29|3\d|4[0-3]))\b",
+    r"(?P<code>1(?:29|3\d|4[0-3])|-107374\d{4})\b",
     "command terminated with exit code ": r"command terminated with exit code (?P<code>\d{1,3})\b",
 }
+# Statuses of Windows: access violation, illegal instruction, integer division, stack overrun.
+_OF_WINDOWS = {-1073741819: -11, -1073741795: -4, -1073741676: -8, -1073740791: -6}
 _MOST_SUMMARIES = 4  # one of each attempt, in a log that several have written to
 _TIMED_OUT = re.compile(r"Timed out waiting|operation timeout|monitoredBarrier|wait timeout after")
 
@@ -82,7 +84,7 @@ def read_launchers(text: Text, exceptions: list[Sign]) -> Iterator[Sign]:
                 "pid": int(match[3]),
             }
             yield make_sign("torchrun_summary", line, {**details, "launcher": "torchrun"}, rank)
-    for line in text.hits("ProcessExitedException: process "):
+    for line in text.hits("Exception: process "):
         match = _SPAWN.search(line.text)
         if match is not None:
             rank = int(match[1])
@@ -97,6 +99,7 @@ def read_launchers(text: Text, exceptions: list[Sign]) -> Iterator[Sign]:
                 found = match.groupdict()
                 of = int(found["rank"]) if found.get("rank") else None
                 code = -int(found["signal"]) if found.get("signal") else int(found.get("code", 1))
+                code = _OF_WINDOWS.get(code, code)
                 yield make_sign("launcher_exit", line, {"exitcode": code}, of)
 
 

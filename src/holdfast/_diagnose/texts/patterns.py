@@ -29,7 +29,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"«PBS: job killed: »(?:v?mem|pmem|pvmem)\b.*exceeded",
         "TERM_MEMLIMIT",
         r'«exceeds job hard limit» "[hs]_(?:vmem|rss|data)"',
-        "killed by YARN for exceeding physical memory",
+        "killed by YARN for exceeding",
         "'PHYSICAL' memory limit",
         r"(?:[Rr]eason\W+|STATUS.*|^|\d/\d +)«OOMKilled»",
         "systemd.*«killed by the OOM killer»|A process of this unit has been killed by the OOM "
@@ -40,6 +40,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "slurm_node_fail": (
         r"srun: error: «Node failure on »(?P<node>\S+)",
         *("error: Aborting, io error and missing step on node", "Owner's node has crashed"),
+        "marked dead because the detector has missed too many heartbeats",
     ),
     "slurm_refused": (
         r"(?:sbatch|srun|salloc): «error: »(?:Batch job submission failed|Unable to allocate "
@@ -53,6 +54,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "slurm_cancelled": ("TERM_OWNER",),
     "slurm_preempted": (
         *("TaintManagerEviction", "compute.instances.preempted", "instance preempted"),
+        "Metadata Service says termination is imminent",
         r"Preempted\s.*«Preempted by »",
         r"\b(?i:cluster|instance|node|VM|job) (?:is|was|has been) «preempted»",
         r"[Ss]pot (?:instance )?«interruption »(?:notice|warn)",
@@ -63,11 +65,14 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"SignalException: Process \d+ «got signal: »(?P<signal>\d+)",
         r"^(?:[\w.]+\.)?«SIGTERMException»$",
         r"Received (?P<signal>\d{1,2})« death signal»",
-        "Detected KeyboardInterrupt, attempting graceful shutdown",
+        *("Detected KeyboardInterrupt, attempting graceful shutdown", "ERROR: InterruptException"),
         r"Received (?:Signals\.)?SIG(?P<_name>TERM|INT|HUP)« death signal»",
     ),
     "abort_line": (
         r"«*** SIG»(?P<_name>ABRT|SEGV|BUS|ILL|FPE|TERM)(?: \(@\w+\))? received (?:by PID|at time)",
+        r"«Assertion failed: (».+\), function \S+, file \S+, line \d+",
+        r"\.mm?:\d+:? «failed assertion »",
+        "*** Check failure stack trace: ***",
     ),
     # -- C++ and libc
     "cxx_exception": (
@@ -284,8 +289,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
     ),
     "address_in_use": (
         r"(?:port: (?P<port>\d+).*)?«EADDRINUSE»",
-        r"(?:Errno 98\]|bind|listen|socket|OSError|error while attempting|c10d)[^\n]*[Aa]«ddress "
-        "already in use»",
+        r"(?:Errno 98\]|bind|listen|socket|(?:OS|Runtime)Error|while attempting|c10d)[^\n]*[Aa]"
+        "«ddress already in use»",
     ),
     # -- Data loaders and pools
     "worker_killed": (
@@ -340,6 +345,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *("Training completed. Do not forget to share your", "Status: Finished"),
         *("Completed - Training job completed", "] Finish train", "done training in "),
         "^Process finished with «exit code 0»$",
+        r"launcher\.Parallel INFO: «End of run»",
     ),
 }
 
@@ -384,7 +390,7 @@ def sign_of(row: Pattern, line: Line) -> Sign | None:
         details.update(what=what[:200], is_hardware=bool(HARDWARE.search(line.text)))
     else:
         details.update(_more(match))
-    if "KeyboardInterrupt" in match[0]:
+    if "KeyboardInterrupt" in match[0] or "InterruptException" in match[0]:
         details["signal"] = 2
     rank = details.pop("rank", None)
     return make_sign(row.kind, line, details, rank if isinstance(rank, int) else line.rank)

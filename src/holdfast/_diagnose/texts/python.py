@@ -66,6 +66,7 @@ _BARE = re.compile(
     r"((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)|(?:[a-z_]\w*\.)+Error): (\S.*?)\"?"
 )
 _STATUS = re.compile(r"\(\d\)\s+([A-Z][A-Z_]{5,}):\s+(\S.*)")  # of TensorFlow
+_ALONE = re.compile(r"(MemoryError|KeyboardInterrupt)(\b)")
 _LAST_LINES = 12
 _WITHOUT_HEADER = ("SyntaxError", "IndentationError", "TabError")
 _MOST_LINES = 600
@@ -115,7 +116,7 @@ def read_last_lines(text: Text) -> Iterator[Sign]:
     end = text.line_at(len(text.whole))
     for line in (end, *text.before(end, _LAST_LINES)):
         said = line.text.strip()
-        if error := _BARE.fullmatch(said) or _STATUS.fullmatch(said):
+        if error := _BARE.fullmatch(said) or _STATUS.fullmatch(said) or _ALONE.fullmatch(said):
             yield _sign_alone(line, error[1], error[2], [], is_bare=True)
             return
 
