@@ -18,6 +18,7 @@ from holdfast._store.commit.source import Hashing, KnownDigests, Ranges, Source,
 from holdfast._store.commit.write import Policy, is_replaced
 from holdfast._store.format.checksum import digest
 from holdfast._store.format.image import PAGE, header_bytes, read_extents
+from holdfast._store.format.threads import by_threads
 from holdfast._store.memory.arena import Arena, NotAnArena, SlotRecord
 
 _MOST_HASHERS = max(1, min(4, (os.cpu_count() or 1) // 4))  # the training needs the other cores
@@ -106,22 +107,14 @@ class HeldArena:
     def hash_until_wanted(self, record: SlotRecord) -> None:
         """Hash a pinned slot, or leave the rest if the trainer waits for the slot."""
         source = self.source(record)
-        hashing, until = source.hashing, functools.partial(self.arena.is_wanted, record.slot)
+        hashing = source.hashing
 
-        def help_hashing() -> None:
-            with PRIORITY.background():
-                hashing.work(until)
+        def work(number: int) -> None:
+            with PRIORITY.background() if number else contextlib.nullcontext():
+                hashing.work(until=lambda: self.arena.is_wanted(record.slot))
 
         # The next snapshot may wait for it: see `_keeps_hashed` in _run/saving/snapshots.py.
-        helpers = [
-            threading.Thread(target=help_hashing, daemon=True)
-            for _ in range(min(threads_for(source.ranges.sizes), _MOST_HASHERS) - 1)
-        ]
-        for helper in helpers:
-            helper.start()
-        hashing.work(until)
-        for helper in helpers:
-            helper.join()
+        by_threads(work, min(threads_for(source.ranges.sizes), _MOST_HASHERS))
         if hashing.is_done:
             hashing.finish()  # raises what went wrong
 

@@ -214,8 +214,11 @@ class KeeperClient:
             self._orders[number] = order
         self._send_order(number, order)
 
-    def record_durable(self, step: int, sequence: int = 0) -> None:
-        """A step became durable without an order; the snapshots up to `sequence` are older."""
+    def record_durable(self, step: int) -> None:
+        self.durable_step = step
+
+    def record_written(self, step: int, sequence: int) -> None:
+        """The trainer made a step durable itself; the snapshots up to `sequence` are older."""
         self.durable_step = step
         self.durable_sequence = max(sequence, self.durable_sequence)
         self.send("wrote", step=step, sequence=sequence)

@@ -324,9 +324,8 @@ class Saver:
             captured, head = self._capture(step), self._head()
             capturing = time.perf_counter() - began
             mark = mark_of(step, bool(self._beside.get("at_turn")))
-            state = captured, head, mark
             taken = self._snapshots.take(
-                *state, patience_seconds=patience_seconds, is_counted=is_counted
+                captured, head, mark, patience_seconds=patience_seconds, is_counted=is_counted
             )
         if self._keeper.logged is not None and (late := self._metrics.take_late()):
             self._keeper.logged.append((step - 1, late))
@@ -386,7 +385,7 @@ class Saver:
             say(f"a checkpoint could not be made: {error}. It will be tried again.")
         else:
             newest = self.newest
-            self._keeper.record_durable(step, 0 if newest is None else newest.sequence)
+            self._keeper.record_written(step, 0 if newest is None else newest.sequence)
         for handle in handles:
             handle.step = step
             handle.resolve(error)
