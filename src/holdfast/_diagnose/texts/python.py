@@ -66,7 +66,7 @@ _BARE = re.compile(
     r"((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)|(?:[a-z_]\w*\.)+Error): (\S.*?)\"?"
 )
 _STATUS = re.compile(r"\(\d\)\s+([A-Z][A-Z_]{5,}):\s+(\S.*)")  # of TensorFlow
-_ALONE = re.compile(r"(MemoryError|KeyboardInterrupt)(\b)")
+_ALONE = re.compile(r"(MemoryError|KeyboardInterrupt)()")  # without a message
 _LAST_LINES = 12
 _WITHOUT_HEADER = ("SyntaxError", "IndentationError", "TabError")
 _MOST_LINES = 600

@@ -132,13 +132,6 @@ class RankFiles:
         run_all([functools.partial(piece.read, rooms) for piece in pieces], threads)
 
 
-def read_parts(folder: Path, file: DataFile) -> tuple[list[memoryview], list[memoryview]]:
-    """The parts of a rank's image in order, checked; and the memory that they are in."""
-    files = RankFiles(folder, file)
-    files.check_wrapper()
-    return files.read(range(len(file.parts))), files.memory
-
-
 def all_files(file: DataFile) -> list[tuple[str, int]]:
     """The names and sizes of the files that hold a rank's image."""
     return [(file.name, file.size_bytes), *file.linked]
