@@ -80,8 +80,8 @@ def start(output: Path, *arguments: object) -> subprocess.Popen[bytes]:
 
 
 def lines_of(output: Path, kind: str) -> list[list[str]]:
-    lines = [line.split() for line in output.read_text().splitlines(keepends=True)]
-    return [words[1:] for words in lines if words[:1] == [kind]]
+    whole = output.read_text().rpartition("\n")[0]  # the last line may still be written
+    return [words[1:] for words in map(str.split, whole.splitlines()) if words[:1] == [kind]]
 
 
 def newest_snapshot(folder: Path) -> int | None:
@@ -118,8 +118,7 @@ def kill_once(place: Path, options: argparse.Namespace, delay: float) -> dict[st
     process.send_signal(signal.SIGKILL)
     kill["killed"] = time.time()
     process.wait()
-    steps = [words for words in lines_of(output, "step") if len(words) == 2]
-    return {**kill, "steps": {int(step): float(at) for step, at in steps}}
+    return {**kill, "steps": {int(step): float(at) for step, at in lines_of(output, "step")}}
 
 
 def main() -> None:
