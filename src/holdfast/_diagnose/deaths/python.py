@@ -26,7 +26,7 @@ _WANTS_GPU = re.compile(r"\bGPUs?\b|(?i:cuda)")  # why there is none was printed
 _NEAR_LINES = 60  # of the end of a log: the training may have recovered from what is further up
 _PORT_TAKEN = re.compile("(?i)address already in use|EADDRINUSE")
 _STATUS_2 = re.compile(r"CalledProcessError.*non-zero exit status 2\b")
-_USAGE = re.compile(r"^(?:usage|Usage): ", re.MULTILINE)
+_USAGE = re.compile(r"^(?:usage|Usage): |^Could not override '", re.MULTILINE)  # Hydra's
 # Kinds whose sentence is the message with an opening: (cause, opening, advice).
 _BY_KIND = {
     "environment": (Cause.ENVIRONMENT, "{opening} cannot run on this machine", "environment"),
@@ -204,14 +204,18 @@ def _status_of(code: str) -> int | None:
 
 
 def _usage(case: Case, trouble: Trouble | None) -> Finding | None:
-    """Status 2 and a usage: argparse, or click. In a log: a usage with an error below it."""
+    """Status 2 and a usage: argparse, or click. In a log: a usage with an error below it.
+
+    Hydra prints no usage, and leaves with status 1.
+    """
     output = case.evidence.output
     found = _USAGE.search(output, max(0, len(output) - 4000))
     if found is None:
         return None
     lines = [line for line in output[found.start() :].splitlines() if line.strip()]
-    refused = next((line for line in lines if ": error: " in line), None)
-    has_left = trouble is None and case.end.status == 2
+    of_hydra = None if found[0].lower().startswith("usage") else lines[0]
+    refused = of_hydra or next((line for line in lines if ": error: " in line), None)
+    has_left = trouble is None and case.end.status == 2 and of_hydra is None
     # A launcher then raises an exception of its own.
     is_reported = trouble is None or _STATUS_2.search(trouble.said) is not None
     if not has_left and (refused is None or case.evidence.kind != "log" or not is_reported):

@@ -242,7 +242,7 @@ _WORDS = "|".join(word.capitalize() for word in _SIGNAL_WORDS if word != "out of
 # "train.sh: line 3:  4711 Killed      python train.py", "[1]+  Killed  python …", "Killed"
 _SHELL = re.compile(
     rf"(?:\^[A-Z\\])*(?:(?P<script>[^:]{{1,200}}): line \d+: +|\[\d+\][+-]? +)?(?:(?P<pid>\d+) +)?"
-    rf"(?P<what>{_WORDS})(?P<core>\s+\(core dumped\))?(?P<command>\s{{2,}}.*|)\s*"
+    rf"(?P<what>{_WORDS})(?P<core>\s*\(core dumped\))?(?P<command>\s{{2,}}.*|)\s*"
 )
 _GLUED = re.compile(rf"[^:]{{1,200}}: line \d+: +(?P<pid>\d+) (?P<what>{_WORDS})(?P<command>.*)")
 _ZSH = re.compile(

@@ -160,6 +160,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "CUDA unknown error - this may be due to an incorrectly set up environment",
         "CUDA_HOME environment variable is not set",
         "does not match the version torch was compiled with",
+        r"«Loaded runtime CuDNN library: ».* but source was compiled with",
         "FlashAttention only supports Ampere GPUs or newer",
         "may indicate binary incompatibility. Expected ",
         "A module that was compiled using NumPy 1.x cannot be run in",
@@ -211,7 +212,9 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"(?P<what>\b«cudaError»(?!MemoryAllocation|NoDevice|Insufficient|NoKernel|InvalidDevice)"
         r"[A-Z]\w+(?:: [^\n]+)?)",
         *("an illegal memory access was encountered", "unspecified launch failure"),
-        r"(?:Error|INTERNAL|F\d{4} )\b.*(?P<what>«CUDA_ERROR_»(?!OUT_OF_MEMORY|NO_DEVICE)\w+)",
+        r"(?:Error|INTERNAL|Internal|F\d{4} )\b.*(?P<what>«CUDA_ERROR_»(?!OUT_OF_MEMORY|NO_DEVICE)"
+        r"\w+)",
+        r"«Check failed: ».*(?P<what>CU(?:DNN|BLAS|DA)\w*_SUCCESS \(.*)",
         *("cuDNN failed to initialize", "unhandled cuda error"),
         r"«miopenStatus»(?!Success)\w+",
         r"«synStatus»[ =]+(?:synStatus )?[1-9]\d*[^\n]*",
@@ -278,8 +281,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"Timed out after (?P<seconds>\d+) seconds waiting for clients\. (?P<joined>\d+)/"
         r"(?P<wanted>\d+) «clients joined»",
         r"«wait timeout after »(?P<_ms>\d+)ms, keys: (?P<keys>[^\n]*)",
-        r"«The client socket has »(?:timed out after (?P<timeout_ms>\d+)ms|failed).{0,40}?connect "
-        r"to (?:any network address of )?\((?P<host>[^,)]+), (?P<port>\d+)\)",
+        r"«The client socket has »(?:timed out after (?:(?P<timeout_ms>\d+)m|\d+)s|failed)"
+        r".{0,40}?connect to (?:any network address of )?\((?P<host>[^,)]+), (?P<port>\d+)\)",
         "«Barrier timed out».*(?:PjRT|Connect|_register)",
         r"network addresses of \((?P<host>[^,)]+), (?P<port>\d+)\) «cannot be retrieved»",
         *("Gloo connectFullMesh failed", "Bootstrap : no socket interface found"),
@@ -289,6 +292,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     ),
     "address_in_use": (
         r"(?:port: (?P<port>\d+).*)?«EADDRINUSE»",
+        "The server socket has failed to listen on any local network",
         r"(?:Errno 98\]|bind|listen|socket|(?:OS|Runtime)Error|while attempting|c10d)[^\n]*[Aa]"
         "«ddress already in use»",
     ),

@@ -68,6 +68,7 @@ _BARE = re.compile(
 _STATUS = re.compile(r"\(\d\)\s+([A-Z][A-Z_]{5,}):\s+(\S.*)")  # of TensorFlow
 _ALONE = re.compile(r"(MemoryError|KeyboardInterrupt)()")  # without a message
 _LAST_LINES = 12
+_MOST_BEFORE_CUT = 2  # lines of a frame before the first whole one
 _WITHOUT_HEADER = ("SyntaxError", "IndentationError", "TabError")
 _MOST_LINES = 600
 _MOST_OF_MESSAGE = 40
@@ -132,6 +133,8 @@ def _frame_above(text: Text, line: Line) -> Frame | None:
 def tracebacks(text: Text) -> list[Traceback]:
     """All tracebacks, each once; of a chain the last, of a group the whole."""
     found: list[Traceback] = []
+    if cut := _read_cut(text):
+        found.append(cut)
     for line in text.hits(_HEADER):
         groups = [each for each in found[-8:] if "parts" in each.details]
         if any(each.head.start < line.start <= each.end.start for each in groups):
@@ -154,8 +157,23 @@ def tracebacks(text: Text) -> list[Traceback]:
     return found
 
 
+def _read_cut(text: Text) -> Traceback | None:
+    """The traceback in which a log begins, as of `tail`."""
+    start = text.whole.find('  File "')
+    if start < 0 or text.whole.count("\n", 0, start) > _MOST_BEFORE_CUT:
+        return None
+    head = text.line_at(start)
+    frame = _FRAME.match(head.text)
+    if frame is None or frame[3] is None or 0 <= text.whole.find(_HEADER) < start:
+        return None
+    found = _read(text, head)
+    if found is not None:
+        found.details["outermost"] = ""  # it is cut off
+    return found
+
+
 def _read(text: Text, head: Line) -> Traceback | None:
-    lead = head.text[: head.text.find(_HEADER)]
+    lead = head.text[: max(0, head.text.find(_HEADER))]
     if _FIELD_OF_SUMMARY.search(lead.strip()):
         return None  # in torchrun's summary, which is read as such
     if "\u256d" in lead:
@@ -277,6 +295,9 @@ def _add_context(text: Text, found: Traceback, lead: str) -> None:
         found.details["caught_in"] = f"{caught[2]} {caught[3]}"
     if lead.strip() == "Original":
         found.details["is_original"] = True
+    outer = found.frames[0] if found.frames else ("", 0, "")
+    if outer[0].endswith("multiprocessing/resource_sharer.py") and outer[2] == "_serve":
+        found.details["is_ignored"] = True  # that thread prints it and goes on
     for line in text.before(found.head, 2):
         said = line.text.strip()
         if said.startswith("Exception ignored in"):

@@ -39,6 +39,7 @@ _WORLD = re.compile(
 _ESCAPED = r"Traceback (most recent call last):\n"
 _JSON_LINE = re.compile(r"^\{.*Traceback \(most recent call last\):\\n.*\}\s*$", re.MULTILINE)
 _OF_LAUNCHERS = ("torchrun_summary", "srun_exit", "launcher_exit")
+_WITHOUT_CAUSE = ("holdfast_finished", "srun_exit", "launcher_exit")
 # No training goes on after these.
 _LAST_WORDS = (
     *(*_OF_LAUNCHERS, "timed_out_line", "slurm_time_limit", "slurm_preempted", "slurm_node_fail"),
@@ -80,7 +81,7 @@ def read_signs(text: str, first_line: int = 1) -> list[Sign]:
         line = whole.line_at(bad[-1].start)
         details = {"since_line": whole.line_at(bad[0].start).number, "lasted": len(bad)}
         found.append(make_sign("nan_loss", line, details))
-    if all(sign.kind == "holdfast_finished" for sign in found):
+    if all(sign.kind in _WITHOUT_CAUSE for sign in found):
         found += read_last_lines(whole)
     return _with_past(_with_summaries(_once(found)), marks)
 
