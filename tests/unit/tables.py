@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,7 @@ class Shelf:
         self.notes: list[tuple[str, dict[str, Any]]] = []
         self.begun: list[Key] = []
         self.closing: list[tuple[Key, str, list[int]]] = []
+        self.wanted: list[set[str]] = []  # the folders that stay, at each removal of the others
         self.there: set[Key] = set()
         self.refuses: str | None = None
         self.seconds = 0.5
@@ -39,6 +40,9 @@ class Shelf:
             return None
         self.begun.append(key)
         return f".partial-{key[1]}"
+
+    def remove_given_up(self, wanted: Collection[str]) -> None:
+        self.wanted.append(set(wanted))
 
     def commit(self, key: Key, reason: str, files: dict[int, dict[str, Any]]) -> None:
         self.closing.append((key, reason, sorted(files)))

@@ -433,7 +433,13 @@ class CheckpointWriter:
         former: PreviousCheckpoint | None,
         threads: CommitThreads,
     ) -> DataFile:
-        partial.mkdir(exist_ok=True)  # a network file system may show another host's folder late
+        try:
+            partial.mkdir()  # a network file system may show another host's folder late
+        except FileExistsError:
+            pass
+        else:
+            partial.rmdir()
+            raise Superseded("its checkpoint was given up")
         # A keeper of this rank may have been killed while it wrote the file.
         (partial / rank_file(self._policy.rank)).unlink(missing_ok=True)
         try:

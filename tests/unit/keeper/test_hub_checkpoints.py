@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from unittest.mock import Mock
+
 import pytest
 
+from holdfast._keeper.ranks.state import KeeperServices
+from holdfast._store.folder.layout import RunLayout
+from holdfast._store.format.manifest import DataFile, Part
 from tests.unit.tables import ATTEMPT, Table
+
+_FILE = DataFile("rank-00000.safetensors", 1, (Part("a", 0, 1, "0" * 32),)).to_json()
 
 # -- snapshots set ahead ----------------------------------------------------------------
 
@@ -211,6 +219,40 @@ def test_a_part_that_was_written_for_a_failed_commit_does_not_count_for_the_next
     assert table.shelf.closing == []
     table.say(0, "written", key=[ATTEMPT, 4], file={}, number=table.told(0, "write")[1]["number"])
     assert len(table.shelf.closing) == 1
+
+
+def test_what_was_written_of_a_failed_commit_is_removed_at_once():
+    table = Table()
+    table.hold(4)
+    table.order(0, 4)
+    assert table.shelf.wanted[-1] == {".partial-4"}
+    table.write(1, 4, "the disk is full")
+    assert table.shelf.wanted[-1] == set()
+
+
+def test_what_was_written_of_a_dropped_commit_is_removed_when_the_next_one_has_begun():
+    table = Table()
+    table.hold(4, 6)
+    table.order(0, 4)
+    table.say(0, "order", key=[ATTEMPT, 6], reason="stop", last=True)
+    assert table.shelf.begun[-1] == (ATTEMPT, 6)
+    assert table.shelf.wanted[-1] == {".partial-6"}
+
+
+def test_only_folders_of_this_keeper_that_nobody_closes_are_removed(tmp_path):
+    layout = RunLayout(tmp_path)
+    layout.checkpoints.mkdir()
+    final = {step: layout.checkpoint(step, ATTEMPT, False) for step in (2, 3, 4, 5)}
+    of_another = layout.partial(final[2], os.getpid() + 1)
+    given_up, wanted, closing = (layout.partial(final[step], os.getpid()) for step in (3, 4, 5))
+    for folder in (of_another, given_up, wanted, closing):
+        folder.mkdir()
+        (folder / "rank-00000.safetensors").write_bytes(b"1")
+    keeper = Mock(policy=Mock(layout=layout))
+    services = KeeperServices(keeper)
+    services.commit((ATTEMPT, 10), "asked", {0: {"metrics": {}, **_FILE}})
+    services.remove_given_up({wanted.name})
+    assert sorted(layout.partial_folders()) == sorted([of_another, wanted, closing])
 
 
 def test_a_part_of_a_commit_that_is_over_is_ignored():

@@ -132,12 +132,23 @@ def test_a_part_of_a_checkpoint_keeps_its_slot(writing, tmp_path, monkeypatch):
     monkeypatch.setattr(writer_module, "write_part", write_part)
     writing.submit(CADENCE, 1)
     assert writing.begun.acquire(timeout=30)
+    (tmp_path / "part").mkdir()
     assert writing.submit(CADENCE, 2, partial=tmp_path / "part") is True
     writing.is_overwritten = True
     writing.end()
     writing.writer.wait_idle()
     assert parts == [tmp_path / "part"]
     assert [each.job.record.step for each in writing.outcomes] == [1, 2]
+
+
+def test_a_part_of_a_checkpoint_that_was_given_up_makes_no_folder(writing, tmp_path):
+    """The hub has removed the folder while this part waited."""
+    writing.submit("part", 1, partial=tmp_path / "part")
+    writing.writer.wait_idle()
+    (outcome,) = writing.outcomes
+    assert outcome.is_dropped
+    assert outcome.error == "its checkpoint was given up"
+    assert not (tmp_path / "part").exists()
 
 
 def test_what_was_asked_for_is_written_before_the_last_state_on_a_fast_disk(writing):

@@ -254,6 +254,10 @@ class Commits:
         commit.number = self._writes
         for entry in self._state.entries.values():
             self._ask_again(entry)
+        self._remove_given_up()  # now: removing large files takes time
+
+    def _remove_given_up(self) -> None:
+        self._state.services.remove_given_up({each.partial for each in self._commits.values()})
 
     def _ask_again(self, entry: RankEntry) -> None:
         """Ask for a part, also a keeper that has replaced one which died before it wrote it."""
@@ -308,6 +312,7 @@ class Commits:
         self._state.send_all(
             protocol.CommitFailed(key=list(commit.key), error=error, fenced=is_fenced)
         )
+        self._remove_given_up()  # the disk may be full
         self._hub.after_commit()
 
     def _can_be_whole(self, commit: PendingCommit) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,8 @@ from holdfast._keeper.writer import Closing
 from holdfast._store.commit.write import State, begin_checkpoint, explain, refuse_if_replaced
 from holdfast._store.commit.write_queue import Key
 from holdfast._store.folder import journal
+from holdfast._store.folder.atomic import remove_folder
+from holdfast._store.folder.layout import writer_of
 from holdfast._store.folder.lineage import set_aside_void
 from holdfast._store.format.manifest import DataFile
 
@@ -127,6 +129,7 @@ class KeeperServices:
         self._job = keeper.time_limit.job
         self._timers = keeper.timers
         self._began: dict[Key, float] = {}
+        self._closing: set[str] = set()  # folders that get their manifest
 
     def begin(self, key: Key) -> str | None:
         """The folder that the ranks write into; None if the checkpoint is there already."""
@@ -138,9 +141,18 @@ class KeeperServices:
             return None
         self._began[key] = time.monotonic()
         try:
-            return begin_checkpoint(layout, final).name
+            name = begin_checkpoint(layout, final).name
         except OSError as error:
             raise SaveFailed(explain(layout, error, 0)) from error
+        self._closing.discard(name)
+        return name
+
+    def remove_given_up(self, wanted: Collection[str]) -> None:
+        """Remove what the ranks have written of checkpoints that will not be complete."""
+        for folder in self._policy.layout.partial_folders():
+            is_needed = folder.name in wanted or folder.name in self._closing
+            if writer_of(folder) == os.getpid() and not is_needed:
+                remove_folder(folder)
 
     def commit(self, key: Key, reason: str, files: dict[int, dict[str, Any]]) -> None:
         """All parts are durable: queue the manifest for writing."""
@@ -150,6 +162,7 @@ class KeeperServices:
         final = layout.checkpoint(mark // 2, attempt, bool(mark % 2))
         parts = [DataFile.from_json(file) for _, file in sorted(files.items())]
         partial = layout.partial(final, os.getpid())
+        self._closing.add(partial.name)
         closing = Closing(state, partial, parts, self._began.pop(key, time.monotonic()))
         self._storage.writer.submit(closing)
 
