@@ -29,7 +29,12 @@ import holdfast
 from holdfast._run.driver import session_of
 
 # width, layers, batch: the parameters are 12 · layers · width² + the embedding.
-SIZES = {"small": (512, 8, 8), "medium": (1024, 28, 16), "large": (2048, 30, 8)}
+SIZES = {
+    "small": (512, 8, 8),
+    "base": (768, 12, 16),  # 124 M
+    "medium": (1024, 28, 16),  # 404 M
+    "large": (2048, 30, 8),  # 1.6 B
+}
 VOCABULARY, LENGTH = 50304, 1024
 
 
