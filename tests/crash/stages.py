@@ -52,8 +52,7 @@ def read_trace(trace: Path, start_bytes: int = 0) -> list[Traced]:
 class Life:
     """One life of a training that is about to be killed, watched from outside."""
 
-    def __init__(self, folder: Path, trainer: Trainer, trace: Path) -> None:
-        self.trainer = trainer
+    def __init__(self, folder: Path, trace: Path, begin: Callable[[], Trainer]) -> None:
         self.layout = RunLayout(folder)
         self.attempt = (self.layout.attempt_numbers() or [0])[-1] + 1
         self._folder = folder
@@ -62,6 +61,7 @@ class Life:
         self._completed: list[Traced] | None = None
         self._arenas: dict[Path, Arena] = {}
         self._had_partial = False
+        self.trainer = begin()  # last: it may have a number, and have made steps, in no time
 
     def has_begun(self) -> bool:
         return any(line.startswith("ready ") for line in self.trainer.lines)

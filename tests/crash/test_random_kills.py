@@ -7,6 +7,7 @@ snapshot or a commit. Both runs end with the bits of an undisturbed one.
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import signal
@@ -78,15 +79,9 @@ class Killed:
         self._unjudged: list[Kill] = []
 
     def begin(self, *more: str) -> Life:
-        trainer = self._start(
-            self.folder,
-            *self._arguments,
-            *more,
-            "--trace",
-            self.trace,
-            env=self._environment,
-        )
-        return Life(self.folder, trainer, self.trace)
+        words = (self.folder, *self._arguments, *more, "--trace", self.trace)
+        begin = functools.partial(self._start, *words, env=self._environment)
+        return Life(self.folder, self.trace, begin)
 
     def kill(self, life: Life, aim: str, both: bool) -> Kill:
         """Kill this life at a random instant."""

@@ -30,7 +30,7 @@ def interrupt(life: Life, number: signal.Signals, aim: str, rng: random.Random) 
         time.sleep(rng.uniform(0.1, 0.8))
     else:
         life.trainer.ready()
-        wait_until(life.look, 60)
+        wait_until(life.look, 60, f"an arena of attempt {life.attempt}: {life.trainer.output}")
         wait_until(life.steps, 60)
         time.sleep(rng.uniform(0.05, 0.6))
     assert life.trainer.process.poll() is None, life.trainer.output
@@ -77,7 +77,7 @@ def interrupt_again_and_again(folder, start, reference, number, count, seed) -> 
     rng.shuffle(wanted)
     stages, left = [], 0
     for aim in wanted:
-        life = Life(folder, start(*arguments, "--sleep", 0.01, env=env), trace)
+        life = Life(folder, trace, lambda: start(*arguments, "--sleep", 0.01, env=env))
         stages.append(interrupt(life, number, aim, rng))
         if life.has_begun():
             assert life.trainer.ready() == left, f"after {stages}"

@@ -53,7 +53,7 @@ class NumpyGenerators(Generators):
         else:
             value.seed(_folded(seed))
 
-    def states(self, *, devices: bool) -> dict[str, Any]:  # noqa: ARG002
+    def states(self, *, devices: bool) -> dict[str, Any]:  # noqa: ARG002  no devices
         return {"numpy": np.random.get_state(legacy=False)}
 
     def restore_states(self, states: Mapping[str, Any]) -> list[str]:

@@ -158,7 +158,7 @@ class PlainAdapter(Adapter):
     def bytes_of(self, value: bytes | bytearray) -> memoryview:
         return memoryview(value)
 
-    def read_array(self, spec: TensorSpec, data: memoryview) -> bytes:  # noqa: ARG002
+    def read_array(self, spec: TensorSpec, data: memoryview) -> bytes:  # noqa: ARG002  of any kind
         return bytes(data)
 
     def new_array(self, spec: TensorSpec, data: memoryview) -> bytes | bytearray:

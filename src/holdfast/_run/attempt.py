@@ -277,8 +277,7 @@ def _script_and_arguments(record: dict[str, Any]) -> list[str]:
         if word == "-m":
             break
         if not word.startswith("-"):
-            path = word if PurePath(word).is_absolute() else os.path.join(folder, word)  # noqa: PTH118
-            return [*words[:at], os.path.normpath(path), *words[at + 1 :]]
+            return [*words[:at], os.path.normpath(PurePath(folder, word)), *words[at + 1 :]]
     return words
 
 

@@ -83,7 +83,7 @@ class KerasObjects(Objects):
 
 
 class KerasGenerators(Generators):
-    def states(self, *, devices: bool) -> dict[str, Any]:  # noqa: ARG002
+    def states(self, *, devices: bool) -> dict[str, Any]:  # noqa: ARG002  no devices
         # Random functions of Keras that are given no seed draw from this one.
         generator = global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
         return {} if generator is None else {_SEED: generator.state.numpy()}

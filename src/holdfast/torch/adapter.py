@@ -242,7 +242,7 @@ class TorchAdapter(Adapter):
         return memoryview(array).cast("B")
 
     def part_here(self, value: torch.Tensor) -> torch.Tensor:
-        return value._local_tensor if self.is_sharded(value) else value  # type: ignore[attr-defined]
+        return value._local_tensor if self.is_sharded(value) else value  # type: ignore[attr-defined]  # DTensor
 
     def raw_address(self, value: torch.Tensor) -> int:
         in_order = value.device.type == "cpu" and value.is_contiguous()

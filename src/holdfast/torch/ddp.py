@@ -345,6 +345,7 @@ class _Reversing(dist.ProcessGroup):
         self._group = group
         self._calls = 0
 
+    # torch's stub has each way to call it.
     def broadcast(self, tensors: list[torch.Tensor], *options: Any) -> Any:  # type: ignore[override]
         self._calls += 1
         (told,) = tensors

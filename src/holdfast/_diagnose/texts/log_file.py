@@ -139,7 +139,7 @@ def _writers(path: Path) -> list[tuple[int, str]]:
     try:
         wanted = path.stat()
         # Quicker than Paths: there may be thousands.
-        processes = [name for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208
+        processes = [name for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208  see above
     except OSError:
         return found
     for name in processes:

@@ -63,7 +63,7 @@ class FaultStacks:
             return False
         with contextlib.suppress(OSError):
             # All have inherited it under the same number. A Path would be slower.
-            theirs = os.stat(f"/proc/{pid}/fd/{self._descriptor}")  # noqa: PTH116
+            theirs = os.stat(f"/proc/{pid}/fd/{self._descriptor}")  # noqa: PTH116  quicker
             return os.path.samestat(theirs, os.fstat(self._descriptor))
         return False
 

@@ -230,7 +230,7 @@ class _Look:
                 continue
             theirs = program_of(pid)
             # Quicker than a Path.
-            name = os.path.basename(theirs or sample.name).lower()  # noqa: PTH119
+            name = os.path.basename(theirs or sample.name).lower()  # noqa: PTH119  quicker
             if pid == self._pid or theirs == program is not None or name.startswith(_PYTHONS):
                 found.append(pid)
         return found

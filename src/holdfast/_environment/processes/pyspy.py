@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import IO, Any
 
 from holdfast._environment import variables
@@ -54,7 +55,7 @@ def find_pyspy() -> str | None:
         return None
     if chosen:
         return shutil.which(chosen)
-    own = os.path.join(os.path.dirname(sys.executable or ""), "py-spy")  # noqa: PTH118, PTH120
+    own = Path(sys.executable).with_name("py-spy") if sys.executable else "py-spy"
     return shutil.which(own) or shutil.which("py-spy")
 
 
@@ -190,7 +191,7 @@ def _why_refused(pid: int) -> str:
     scope = read_number("/proc/sys/kernel/yama/ptrace_scope") or 0
     with contextlib.suppress(OSError):
         # Quicker than a Path.
-        if os.geteuid() not in (0, os.stat(f"/proc/{pid}").st_uid):  # noqa: PTH116
+        if os.geteuid() not in (0, os.stat(f"/proc/{pid}").st_uid):  # noqa: PTH116  quicker
             return "it belongs to another user: ask as that user, or as root"
     if scope == 3:
         return "ptrace is switched off here (kernel.yama.ptrace_scope is 3)"

@@ -104,7 +104,8 @@ def _untraced(work: Callable[[], None]) -> Callable[[], Any]:
     built-in functions turn it off.
     """
     turn_off = functools.partial(sys.settrace, None), functools.partial(sys.setprofile, None)
-    calls: Any = map(operator.call, (*turn_off, work))  # type: ignore[arg-type]
+    acts: tuple[Callable[[], Any], ...] = (*turn_off, work)
+    calls: Any = map(operator.call, acts)
     return functools.partial(collections.deque, calls, 0)
 
 

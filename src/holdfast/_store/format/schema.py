@@ -40,7 +40,7 @@ def _is_int(value: object) -> bool:
 
 def is_real(value: object) -> bool:
     """Whether it is a finite number of a reasonable size."""
-    return type(value) in (int, float) and -MOST < value < MOST  # type: ignore[operator]
+    return type(value) in (int, float) and -MOST < value < MOST  # type: ignore[operator]  # by type
 
 
 def _require(fact: bool, what: str) -> None:

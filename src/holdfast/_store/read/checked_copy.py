@@ -7,6 +7,7 @@ the checksum is that of the copy: memory that is written badly is found too.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -99,7 +100,7 @@ def _long_works(
         hashing.arrived(start, end)
 
     starts = range(0, copy.source.nbytes, _LONG_PIECE_BYTES)
-    return [lambda start=start: work(start) for start in starts]  # type: ignore[misc]
+    return [functools.partial(work, start) for start in starts]
 
 
 class InOrder:

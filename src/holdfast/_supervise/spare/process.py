@@ -32,7 +32,7 @@ def _take_place() -> tuple[str, ...]:
     sys.orig_argv[before : before + _GIVEN] = []
     is_module = target[0] == "-m"
     sys.argv[:] = ["-m", *target[2:]] if is_module else target
-    if not sys.flags.safe_path:
+    if not sys.flags.safe_path:  # before pathlib can be imported
         sys.path_importer_cache.pop(sys.path[0], None)
         real = os.path.realpath(target[0])
         sys.path[0] = os.getcwd() if is_module else os.path.dirname(real)  # noqa: PTH109, PTH120
@@ -97,7 +97,7 @@ def main() -> None:
     audit.close()
     if wanted["group"] is not None:
         os.setpgid(0, wanted["group"])
-    with contextlib.suppress(OSError), open(_OOM_SCORE, "w") as file:  # noqa: PTH123
+    with contextlib.suppress(OSError), open(_OOM_SCORE, "w") as file:  # noqa: PTH123  no pathlib yet
         file.write(score)
     answer(taken=True)
     for each in (orders, answers):

@@ -21,6 +21,7 @@ import json
 import os
 import sys
 from importlib.machinery import SourceFileLoader
+from pathlib import PurePath
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
@@ -80,7 +81,7 @@ class Program:
         self.note = ""  # what the user should know of a spare that is ready
         if later is not None:
             self.note = (
-                f"{os.path.basename(self._path)}, line {rest[0].lineno}, comes before the import "  # noqa: PTH119
+                f"{PurePath(self._path).name}, line {rest[0].lineno}, comes before the import "
                 f"in line {later.lineno}: the spare has only the imports above it"
             )
 
@@ -132,7 +133,7 @@ class Program:
         """As `python -m` does; also for a package that has a `__main__`."""
         import runpy
 
-        _, spec, _ = runpy._get_module_details(name)  # type: ignore[attr-defined]
+        _, spec, _ = runpy._get_module_details(name)  # type: ignore[attr-defined]  # private
         if spec.origin is None or not isinstance(spec.loader, SourceFileLoader):
             raise SpareRefused(f"the module {name} has no source file")
         sys.argv[0] = spec.origin
