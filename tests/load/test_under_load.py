@@ -18,6 +18,7 @@ from tests.support import (
     checkpoint_steps,
     journal_events,
     wait_for_keeper_gone,
+    wait_until,
 )
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
@@ -79,6 +80,8 @@ def test_the_verdict_on_a_kill_is_the_same_and_the_last_snapshot_durable(tmp_pat
 def test_sigterm_with_the_usual_grace_is_durable_at_the_last_step(folder, start, load):
     trainer = start(folder, "--total", 100_000, "--sleep", 0.05, script=LIGHT)
     trainer.ready()
+    beat = folder / "attempts/0001/heartbeat.json"
+    wait_until(lambda: beat.exists() and json.loads(beat.read_text()).get("step"), LONG_SECONDS)
     began = time.monotonic()
     trainer.send(signal.SIGTERM)
     assert trainer.wait(LONG_SECONDS) == 143, trainer.output

@@ -254,6 +254,7 @@ def ends_of(evidence: Evidence) -> list[End]:
         _add_failure(end, failures.get(number, {}))
         if end.status is None and (exited := end.has("launcher_exit")) is not None:
             end.status = _shell_status(_text.whole(exited.details.get("exitcode")))
+        _add_line(end)
         ends.append(end)
     _add_parting(ends, evidence)
     # If one rank failed, lines without a rank are its own. NCCL's watchdog aborts its process.
@@ -311,11 +312,7 @@ def _only_end(evidence: Evidence, found: RankEvidence) -> End:
     _add_failure(end, next(iter(failures.values()), {}))
     if end.status is None and (exited := end.has("launcher_exit", "srun_exit")) is not None:
         end.status = _shell_status(_text.whole(exited.details.get("exitcode")))
-    if end.status is None and end.fault is None:
-        told = next((s for kind in _LINES if (s := end.has(kind)) is not None), None)
-        number = _text.whole(told.details.get("signal")) if told is not None else None
-        # A shell prints the same for several signals: its number decides.
-        end.status = -number if number else _LINES[told.kind] if told is not None else None
+    _add_line(end)
     end.pid = end.pid or _text.whole(led.get("child_pid"))
     end.host = end.host or _text.text(led.get("host")) or None
     end.time = end.time or _text.real(led.get("ended"))
@@ -400,6 +397,15 @@ def _add_process(end: End, process: Record, *, over: bool = False) -> None:
     end.time = end.time or end.seen_at
     # The counters at its own death: others may have died until the end of the whole command.
     end.counters = _text.record(process.get("counters")) or end.counters
+
+
+def _add_line(end: End) -> None:
+    """The signal that a shell or srun has named."""
+    told = next((s for kind in _LINES if (s := end.has(kind)) is not None), None)
+    if end.status is None and end.fault is None and told is not None:
+        number = _text.whole(told.details.get("signal"))
+        # A shell prints the same for several signals: its number decides.
+        end.status = -number if number else _LINES[told.kind]
 
 
 def is_ended_by_launcher(end: End) -> bool:

@@ -288,6 +288,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *("Gloo connectFullMesh failed", "Bootstrap : no socket interface found"),
         *("RendezvousTimeoutError", "RendezvousConnectionError", "RendezvousClosedError"),
         "Default process group has not been initialized",
+        "Timed out initializing process group in store based barrier",
+        "Error: «connect() timed out»",
         "DEADLINE_EXCEEDED: Connect() timed out",
     ),
     "address_in_use": (
