@@ -63,7 +63,7 @@ def state_folder() -> str:
     if base := os.environ.get("XDG_STATE_HOME", ""):
         return os.path.join(base, "holdfast")  # noqa: PTH118  quicker than a Path
     home = os.path.expanduser("~")  # noqa: PTH111  as above
-    return "" if home == "~" else os.path.join(home, ".local/state/holdfast")  # noqa: PTH118  a text
+    return "" if home == "~" else os.path.join(home, ".local/state/holdfast")  # noqa: PTH118  as above
 
 
 def notices() -> str:

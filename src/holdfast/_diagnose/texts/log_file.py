@@ -138,8 +138,7 @@ def _writers(path: Path) -> list[tuple[int, str]]:
         return found
     try:
         wanted = path.stat()
-        # Quicker than Paths: there may be thousands.
-        processes = [name for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208  see above
+        processes = [name for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208  quicker
     except OSError:
         return found
     for name in processes:

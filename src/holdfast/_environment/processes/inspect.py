@@ -229,7 +229,6 @@ class _Look:
             if _is_over(sample):
                 continue
             theirs = program_of(pid)
-            # Quicker than a Path.
             name = os.path.basename(theirs or sample.name).lower()  # noqa: PTH119  quicker
             if pid == self._pid or theirs == program is not None or name.startswith(_PYTHONS):
                 found.append(pid)

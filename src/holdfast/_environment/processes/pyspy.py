@@ -190,7 +190,6 @@ def _reason(text: str, pid: int) -> str:
 def _why_refused(pid: int) -> str:
     scope = read_number("/proc/sys/kernel/yama/ptrace_scope") or 0
     with contextlib.suppress(OSError):
-        # Quicker than a Path.
         if os.geteuid() not in (0, os.stat(f"/proc/{pid}").st_uid):  # noqa: PTH116  quicker
             return "it belongs to another user: ask as that user, or as root"
     if scope == 3:

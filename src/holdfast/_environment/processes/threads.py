@@ -94,7 +94,6 @@ def sample_threads(pid: int) -> dict[int, ThreadSample]:
     """By their numbers, the main one first."""
     tids: list[int] = []
     with contextlib.suppress(OSError):
-        # Quicker than a Path, and done at each look.
         tids = [int(name) for name in os.listdir(f"/proc/{pid}/task")]  # noqa: PTH208  quicker
     found: dict[int, ThreadSample] = {}
     for tid in sorted(tids, key=lambda tid: (tid != pid, tid))[:_MOST_THREADS]:
@@ -132,7 +131,6 @@ def name_of(pid: int) -> str | None:
 
 def program_of(pid: int) -> str | None:
     with contextlib.suppress(OSError):
-        # Quicker than a Path.
         return os.readlink(f"/proc/{pid}/exe").removesuffix(" (deleted)")  # noqa: PTH115  quicker
     return None
 
