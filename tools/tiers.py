@@ -73,7 +73,7 @@ def run_parts(chosen: dict[str, str]) -> int:
 
 def run_quick() -> int:
     quick = tomllib.loads(environment.TABLE.read_text())["quick"]
-    return pytest("test", "not nightly", quick["tests"], 2)
+    return pytest("test", "not nightly", quick["tests"], 3)
 
 
 def run_test(words: list[str]) -> int:
