@@ -26,7 +26,11 @@ _WANTS_GPU = re.compile(r"\bGPUs?\b|(?i:cuda)")  # why there is none was printed
 _NEAR_LINES = 60  # of the end of a log: the training may have recovered from what is further up
 _PORT_TAKEN = re.compile("(?i)address already in use|EADDRINUSE")
 _STATUS_2 = re.compile(r"CalledProcessError.*non-zero exit status 2\b")
-_USAGE = re.compile(r"^(?:usage|Usage): |^Could not override '", re.MULTILINE)  # Hydra's
+_USAGE = re.compile(
+    r"^(?:usage|Usage): |^Could not override '"  # Hydra's
+    r"|^\S+: error: (?:unrecognized arguments|the following arguments|argument |ambiguous option)",
+    re.MULTILINE,
+)
 # Kinds whose sentence is the message with an opening: (cause, opening, advice).
 _BY_KIND = {
     "environment": (Cause.ENVIRONMENT, "{opening} cannot run on this machine", "environment"),
@@ -213,7 +217,7 @@ def _usage(case: Case, trouble: Trouble | None) -> Finding | None:
     if found is None:
         return None
     lines = [line for line in output[found.start() :].splitlines() if line.strip()]
-    of_hydra = None if found[0].lower().startswith("usage") else lines[0]
+    of_hydra = lines[0] if found[0].startswith("Could not") else None
     refused = of_hydra or next((line for line in lines if ": error: " in line), None)
     has_left = trouble is None and case.end.status == 2 and of_hydra is None
     # A launcher then raises an exception of its own.

@@ -62,6 +62,7 @@ _NAN = re.compile(r"(?i)(?:loss|grad\w*)\b.{0,40}\b(?:nan|inf)\b|\bnan\b.{0,40}(
 _NO_MEMORY = re.compile(r"(?i)\bout of memory\b|cannot allocate memory|failed to allocate memory")
 _GPU = re.compile(r"(?i)\b(?:gpu|cuda|hip|rocm|xpu|npu|hbm|vram|device memory)")
 _LIBRARY = re.compile(r"\.so\b|\.dll|symbol|GLIBC|numpy.core|driver", re.IGNORECASE)
+_PACKAGES = ("site-packages", "dist-packages")
 _LOADER = ("torch/utils/data", "torch/multiprocessing", "multiprocessing/connection.py")
 # What only a wrong start or a wrong setting raises, at any step.
 _NOT_EVEN_LOADED = re.compile(
@@ -159,10 +160,10 @@ class Fault:
             return "plain"
         if self.type == "RanksError" and self._is_of_holdfast:
             return "rendezvous"
-        if self.type in ("ModuleNotFoundError", "ImportError") and not _LIBRARY.search(
-            self.message
-        ):
-            return "plain"  # of Python's own: nothing is wrong with the machine
+        is_import = self.type in ("ModuleNotFoundError", "ImportError")
+        if is_import and not _LIBRARY.search(self.message):
+            # An import of the script's own: nothing is wrong with the machine.
+            return "environment" if self._is_in_a_package() else "plain"
         if any(cause.startswith("MemoryError") for cause in self.chain):
             return "cpu_oom"
         # The exception tells more than its cause, if it tells anything.
@@ -177,12 +178,20 @@ class Fault:
             return "cuda_oom" if _GPU.search(f"{whole}\n{self.tail}") else "cpu_oom"
         return "nan" if _NAN.search(self.message) else "plain"
 
-    def _is_lost_in_the_loader(self) -> bool:
-        """A worker's death also shows as a lost connection or file: then a frame tells."""
+    def _files(self) -> list[str]:
+        """The files of its frames, the innermost last."""
         frames = self.record.get("frames")
         places = frames if isinstance(frames, list) else []
-        files = " ".join(str(f[0]) for f in places if isinstance(f, list | tuple) and f)
-        told = files + _text.text(self.record.get("traceback"))
+        return [str(each[0]) for each in places if isinstance(each, list | tuple) and each]
+
+    def _is_in_a_package(self) -> bool:
+        """Whether it was raised in an installed package."""
+        files = [file for file in self._files() if not file.startswith("<frozen")]
+        return any(part in (files or [""])[-1] for part in _PACKAGES)
+
+    def _is_lost_in_the_loader(self) -> bool:
+        """A worker's death also shows as a lost connection or file: then a frame tells."""
+        told = " ".join(self._files()) + _text.text(self.record.get("traceback"))
         return self.type in _DISGUISES and any(part in told for part in _LOADER)
 
     @property
@@ -303,6 +312,6 @@ def _place(frames: object) -> str:
         if isinstance(frame, list | tuple) and len(frame) >= 2 and isinstance(frame[0], str):
             function = f" in {frame[2]}" if len(frame) > 2 and isinstance(frame[2], str) else ""
             found.append((frame[0], f"{frame[0]}:{frame[1]}{function}"))
-    inner = ("site-packages", "dist-packages", "/lib/python", "<frozen", "holdfast/_")
+    inner = (*_PACKAGES, "/lib/python", "<frozen", "holdfast/_")
     own = [said for file, said in found if not any(part in file for part in inner)]
     return (own or [said for _, said in found] or [""])[-1]

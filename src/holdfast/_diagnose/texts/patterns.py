@@ -207,6 +207,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"(?P<what>«rtDeviceSynchronize execute failed»[^\n]*)",
         r"«CUDNN_STATUS_»(?!SUCCESS)\w+",
         r"«CUBLAS_STATUS_»(?!SUCCESS|ALLOC)\w+",
+        r"\bCU(?:SOLVER|SPARSE|FFT|RAND)«_STATUS_»(?!SUCCESS|ALLOC)\w+|cu\w+ error: CUFFT\w+",
+        r"\bcu(?:Solver|SPARSE|FFT|BLAS|DNN)\b[^\n]*« internal error»",
         "«device-side assert»(?:ion)? (?:triggered|.{0,40}failed)",
         r"«Cuda failure»(?: \d+)? '?(?P<what>[^'\n]+)",
         r"(?P<what>\b«cudaError»(?!MemoryAllocation|NoDevice|Insufficient|NoKernel|InvalidDevice)"
@@ -284,12 +286,14 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"«The client socket has »(?:timed out after (?:(?P<timeout_ms>\d+)m|\d+)s|failed)"
         r".{0,40}?connect to (?:any network address of )?\((?P<host>[^,)]+), (?P<port>\d+)\)",
         "«Barrier timed out».*(?:PjRT|Connect|_register)",
+        r"pair\.cc:\d+\] «Connect timeout» \[(?P<host>[^\]]+)\]:(?P<port>\d+)",
+        r"Bootstrap Root : rank \d+ of \d+ ranks «has already checked in»",
         r"network addresses of \((?P<host>[^,)]+), (?P<port>\d+)\) «cannot be retrieved»",
         *("Gloo connectFullMesh failed", "Bootstrap : no socket interface found"),
         *("RendezvousTimeoutError", "RendezvousConnectionError", "RendezvousClosedError"),
         "Default process group has not been initialized",
         "Timed out initializing process group in store based barrier",
-        "Error: «connect() timed out»",
+        *("Error: «connect() timed out»", "RuntimeError: «Connection timed out»$"),
         "DEADLINE_EXCEEDED: Connect() timed out",
     ),
     "address_in_use": (
@@ -302,6 +306,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "worker_killed": (
         r"DataLoader worker \(pid(?:\(s\))? (?P<pid>[\d, ]+)\) «is killed by signal: »"
         "(?P<signal_name>[A-Za-z /]+)",
+        r"Unexpected (?P<signal_name>[a-z -]+)« encountered in worker»",
     ),
     "worker_exited": (
         r"DataLoader worker \(pid(?:\(s\))? (?P<pid>[\d, ]+)\) «exited unexpectedly»(?: with exit "
@@ -329,6 +334,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"Function '(?P<function>\w+)' «returned nan values»",
         "loss returned in `training_step` «is nan or inf»",
         *("Loss is nan, stopping training", "Your loss is probably exploding"),
+        "Loss became infinite or NaN",
         "Current loss scale already at minimum",
         *("FloatingPointError: invalid value (nan)", "Invalid loss, terminating training"),
         r"OVERFLOW! .*«Attempted loss scale: »(?:0|1)(?:\.0)?, reducing to (?:0|1)\b",

@@ -66,8 +66,9 @@ _BARE = re.compile(
     r"((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)|(?:[a-z_]\w*\.)+Error): (\S.*?)\"?"
 )
 _STATUS = re.compile(r"\(\d\)\s+([A-Z][A-Z_]{5,}):\s+(\S.*)")  # of TensorFlow
-_ALONE = re.compile(r"(MemoryError|KeyboardInterrupt)()")  # without a message
-_LAST_LINES = 12
+_ALONE = re.compile(r"(MemoryError|KeyboardInterrupt):?()")  # without a message
+_ANNOUNCED = re.compile(r"([A-Z]\w*Error):")  # its message follows, indented
+_LAST_LINES = 60
 _MOST_BEFORE_CUT = 2  # lines of a frame before the first whole one
 _WITHOUT_HEADER = ("SyntaxError", "IndentationError", "TabError")
 _MOST_LINES = 600
@@ -115,10 +116,26 @@ def _sign_alone(line: Line, name: str, said: str, frames: list[Any], **more: Any
 def read_last_lines(text: Text) -> Iterator[Sign]:
     """An exception in the last lines, where a launcher or a logger prints only that."""
     end = text.line_at(len(text.whole))
+    below = ""  # the next line that is not empty
     for line in (end, *text.before(end, _LAST_LINES)):
         said = line.text.strip()
         if error := _BARE.fullmatch(said) or _STATUS.fullmatch(said) or _ALONE.fullmatch(said):
             yield _sign_alone(line, error[1], error[2], [], is_bare=True)
+            return
+        if below.startswith((" ", "\t")) and (error := _ANNOUNCED.fullmatch(line.text.rstrip())):
+            yield _sign_alone(line, error[1], below.strip(), [], is_bare=True)
+            return
+        below = line.text if said else below
+    yield from _read_unfinished(text, end)
+
+
+def _read_unfinished(text: Text, end: Line) -> Iterator[Sign]:
+    """The traceback in which a log ends: the exception itself is cut off."""
+    for line in (end, *text.before(end, _LAST_LINES)):
+        if _HEADER in line.text:
+            yield _sign_alone(line, "Exception", "the log ends in its traceback", [], is_bare=True)
+            return
+        if line.text.strip() and not line.text.startswith((" ", "\t")):
             return
 
 
