@@ -252,16 +252,35 @@ def ends_of(evidence: Evidence) -> list[End]:
         end = _end_of(evidence, records.get(number, RankEvidence(rank=number)), number)
         _add_process(end, by_rank.get(number, {}))
         _add_failure(end, failures.get(number, {}))
-        if end.status is None and (exited := end.has("launcher_exit")) is not None:
+        if end.status is None and (exited := end.has("launcher_exit", "srun_exit")) is not None:
             end.status = _shell_status(_text.whole(exited.details.get("exitcode")))
         _add_line(end)
         ends.append(end)
     _add_parting(ends, evidence)
+    _add_step_end(ends, evidence.signs)
     # If one rank failed, lines without a rank are its own. NCCL's watchdog aborts its process.
     failed = [e for e in ends if (e.status or 0) > 0 or e.status == -6 or e.fault is not None]
+    by_srun = [e for e in failed if e.has("srun_exit") and e.fault is None]
+    if len(by_srun) == len(failed) > 1:  # the first that srun named
+        failed = [min(by_srun, key=lambda end: end.signs[0].line)]
     if len(failed) == 1 and failed[0].fault is None and evidence.kind == "log":
-        failed[0].fault = fault_of_signs(s for s in evidence.signs if s.rank is None)
+        unlabelled = [sign for sign in evidence.signs if sign.rank is None]
+        failed[0].fault = fault_of_signs(unlabelled)
+        failed[0].signs += [] if failed[0].fault is not None else unlabelled
     return ends
+
+
+def _add_step_end(ends: list[End], signs: Iterable[Sign]) -> None:
+    """srun ends the other tasks of a step after one of them has failed."""
+    cancelled = next((s.line for s in signs if s.kind == "slurm_step_cancelled"), None)
+    if cancelled is None or not any(
+        (left := end.has("srun_exit")) is not None and left.line < cancelled for end in ends
+    ):
+        return
+    for end in ends:
+        told = end.has("killed_line", "terminated_line")
+        if told is not None and told.line > cancelled and is_ended_by_launcher(end):
+            end.was_sent_away = True
 
 
 def _add_parting(ends: list[End], evidence: Evidence) -> None:

@@ -72,6 +72,11 @@ def read_launchers(text: Text, exceptions: list[Sign]) -> Iterator[Sign]:
         sign = _summary(text, line, exceptions)
         if sign is not None:
             yield sign
+    if not summaries and (fields := list(text.hits("exitcode  : "))):
+        # The end of a summary, as of `tail`.
+        sign = _summary(text, fields[-1], exceptions)
+        if sign is not None:
+            yield sign
     for line in text.hits("failed (exitcode: "):
         match = _AGENT.search(line.text)
         if match is not None and not summaries:
@@ -250,6 +255,10 @@ _ZSH = re.compile(
     r"(?P<what>killed|segmentation fault|abort|bus error|illegal hardware instruction|terminated)"
     r"(?P<core> +\(core dumped\))?(?P<command>\s{2,}.*|)\s*"
 )
+_OTHER_SHELL = re.compile(
+    r"(?P<what>segmentation fault|aborted|bus error|illegal instruction|floating point exception)"
+    r" \(core dumped\)"
+)
 _SRUN = re.compile(
     r"srun: error: (?P<node>[^:\s]+): tasks? (?P<tasks>[\d,\-]+): (?P<what>.+?)"
     r"(?P<core> \(core dumped\))?\s*$"
@@ -290,7 +299,8 @@ def _shell(line: Line) -> Sign | None:
     if is_source_code(line.text, 0) or len(line.text) > 2000:
         return None
     said = PROGRESS_BAR.sub("", line.text.strip())
-    match = _SHELL.fullmatch(said) or _ZSH.fullmatch(said) or _GLUED.fullmatch(said)
+    shells = (_SHELL, _ZSH, _GLUED, _OTHER_SHELL)
+    match = next((found for each in shells if (found := each.fullmatch(said))), None)
     if match is None:
         return None
     word = match["what"].lower().replace(" hardware", "")

@@ -72,6 +72,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"«*** SIG»(?P<_name>ABRT|SEGV|BUS|ILL|FPE|TERM)(?: \(@\w+\))? received (?:by PID|at time)",
         r"«Assertion failed: (».+\), function \S+, file \S+, line \d+",
         r"\.mm?:\d+:? «failed assertion »",
+        r"^\S+: \S+\.\w+:\d+: .*: «Assertion `».*' failed\.?$",
         "*** Check failure stack trace: ***",
     ),
     # -- C++ and libc
@@ -287,6 +288,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r".{0,40}?connect to (?:any network address of )?\((?P<host>[^,)]+), (?P<port>\d+)\)",
         "«Barrier timed out».*(?:PjRT|Connect|_register)",
         r"pair\.cc:\d+\] «Connect timeout» \[(?P<host>[^\]]+)\]:(?P<port>\d+)",
+        "ncclUniqueId from [0] via c10d key-value store",
         r"Bootstrap Root : rank \d+ of \d+ ranks «has already checked in»",
         r"network addresses of \((?P<host>[^,)]+), (?P<port>\d+)\) «cannot be retrieved»",
         *("Gloo connectFullMesh failed", "Bootstrap : no socket interface found"),

@@ -61,7 +61,7 @@ _READ_CHARACTERS = 1 << 18  # of the end of a text; what stands further up is pa
 _LONGEST = 800
 _WORD = re.compile(
     r"(?<!--)\b(?:[Gg]lobal[_ ]?)?(?:[Ss]teps?|STEP|[Ii]ter(?:ation)?s?|[Uu]pdates?|[Ee]pochs?"
-    r"|EPOCH|[Bb]atch|\w*[Ll]oss|LOSS|it/s|s/it)\b"
+    r"|EPOCH|[Bb]atch|\w*[Ll]oss|LOSS|it/s|s/it|nan, .{1,40}: -?nan)\b"
 )
 _STEP = re.compile(
     r"(?<!--)\b(?:global[_ ]?step|steps?|iter(?:ation)?s?|updates?|batch)"
@@ -75,6 +75,7 @@ _LOSS = re.compile(r"loss\w*['\"]?\s*[:=(]?\s*(?:tensor\()?(-?[\d.]+|[+-]?nan|[+
 _NO_LOSS = re.compile(
     r"\bloss['\"]?\W{1,4}0(?:\.0*)?\b.*\bgrad_?norm['\"]?\W{1,4}(?:nan|inf)\b", re.I
 )
+_SEVERAL = re.compile(r"[:=] ?-?nan, .*[:=] ?-?nan\b")  # figures of one step
 _NO_GRADIENT = re.compile(r"\bgrad(?:ient)?[ _]?norm['\"]?\W{1,4}(?:nan|inf)\b", re.I)
 _ERRORS = re.compile(r"Error|Exception|Traceback|File \"|[Oo]ut of memory")
 _MOST_BAD = 2  # losses in a row up to the end that are not numbers
@@ -151,10 +152,15 @@ def _read(text: Text) -> Iterator[Mark]:
         passed = whole[place:begin]
         after -= passed.count("\n") + passed.count("\r") - passed.count("\r\n")
         place = begin
-        if not _ERRORS.search(line):
+        if error := _ERRORS.search(line):  # an error may follow a progress bar in the same line
+            bar = PROGRESS_BAR.match(line[: error.start()])
+            line = bar[0] if bar else ""
+        if line:
             rank, said = split_prefix(line)
             loss = _LOSS.search(said)
-            is_lost = _NO_LOSS.search(said) or (loss is None and _NO_GRADIENT.search(said))
+            is_lost = _NO_LOSS.search(said) or (
+                loss is None and (_NO_GRADIENT.search(said) or _SEVERAL.search(said))
+            )
             value = "nan" if is_lost else loss[1] if loss else ""
             yield Mark(max(0, after), rank, _count(said), value, begin)
         found = _WORD.search(whole, max(begin + len(line), found.end()))
