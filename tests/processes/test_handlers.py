@@ -295,8 +295,8 @@ def test_ctrl_c_inside_with_but_outside_the_loop_is_an_ordinary_interrupt(folder
         with holdfast.Run(folder, weights=weights) as run:
             for step in run.steps(8):
                 train_one(weights)
-            show_holding(run)
             try:
+                show_holding(run)
                 wait_for(gate)
             except KeyboardInterrupt:
                 print("interrupted in the evaluation", flush=True)
