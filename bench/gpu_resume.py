@@ -49,7 +49,7 @@ def _fill(path: Path, size: int) -> int:
         for at in range(first * len(block), size, 8 * len(block)):
             os.pwrite(descriptor, block[: min(len(block), size - at)], at)
 
-    _all([lambda n=n: write(n) for n in range(8)])  # type: ignore[misc]  # a default in a lambda
+    _all([lambda n=n: write(n) for n in range(8)])
     return descriptor
 
 
@@ -91,7 +91,7 @@ class Bench:
         times = []
         rounds = int(str(options.get("rounds", _ROUNDS)))
         for _ in range(rounds):
-            views = self.views(options.get("sizes"))  # type: ignore[arg-type]  # of any option
+            views = self.views(options.get("sizes"))
             _sync(self.device)
             began = time.perf_counter()
             kept = work(views)

@@ -140,8 +140,7 @@ def _serve(asked: int, answer: int, log: Path, acts: Callable[[], Any]) -> None:
                 value, error = None, ""
                 try:
                     value = can[act](*arguments)
-                # A peer may fail in any way, and the table says so; ours is seen there too.
-                except Exception as caught:  # noqa: BLE001
+                except Exception as caught:  # noqa: BLE001  a peer may fail in any way: a row says so
                     traceback.print_exc()
                     error = f"{type(caught).__name__}: {caught}".splitlines()[0][:200]
                 os.write(answer, (json.dumps([value, error]) + "\n").encode())

@@ -190,7 +190,7 @@ def run(path: str) -> NoReturn:
             sys.excepthook(sys.last_type, error, sys.last_traceback)
         except SystemExit as leaving:
             status = _status_of(leaving)
-    threading._shutdown()  # type: ignore[attr-defined]
+    threading._shutdown()
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         try:

@@ -238,7 +238,7 @@ def forge_arena(shop: Workshop, data: Any) -> None:
     try:
         os.truncate(descriptor, size)
         options = {"run_id": RUN_ID, "attempt": 1, "generation": 1, "slots": 2}
-        arena = Arena.create(descriptor, plan=plan, **options)  # type: ignore[arg-type]
+        arena = Arena.create(descriptor, plan=plan, **options)
         slot = arena.begin()
         assert slot is not None
         image = arena.image(slot)

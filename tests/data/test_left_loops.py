@@ -78,7 +78,7 @@ def leave_after_a_bar(run: holdfast.Run, net: Net, limit: int) -> None:
 
 def leave_with_the_iterator_kept(run: holdfast.Run, net: Net, limit: int) -> None:
     batches = run.batches(NUMBERS)
-    run.kept = batches  # type: ignore[attr-defined]
+    run.kept = batches
     for batch in batches:
         net.train(batch)
         if batch + 1 >= limit:

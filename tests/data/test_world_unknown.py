@@ -154,7 +154,10 @@ def test_a_position_that_knows_of_no_samples_is_exact_for_one_process(capsys):
 @pytest.mark.parametrize("is_first_alone", [True, False])
 def test_a_script_that_takes_another_loader_beside_it_goes_on(is_first_alone):
     alone = distributed(48)
-    both = lambda rank, world: (alone(rank, world), alone(rank, world))  # noqa: E731
+
+    def both(rank, world):
+        return alone(rank, world), alone(rank, world)
+
     job = Job(alone if is_first_alone else both)
     job.live(4, 1)
     job.live(2, 1)

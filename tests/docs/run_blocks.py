@@ -35,8 +35,8 @@ def main(orders: Path, results: Path) -> None:
 def _shorten_loops() -> None:
     """The loops of a page are as long as a training; here the beginning is enough."""
     steps, epochs = holdfast.Run.steps, holdfast.Run.epochs
-    holdfast.Run.steps = lambda run, total: steps(run, min(total, _MOST_STEPS))  # type: ignore[method-assign]  # only here
-    holdfast.Run.epochs = lambda run, total, **bound: epochs(run, min(total, _MOST_EPOCHS), **bound)  # type: ignore[method-assign]  # only here
+    holdfast.Run.steps = lambda run, total: steps(run, min(total, _MOST_STEPS))
+    holdfast.Run.epochs = lambda run, total, **bound: epochs(run, min(total, _MOST_EPOCHS), **bound)
 
 
 def _tell(story: list[Block]) -> list[tuple[str, str]]:

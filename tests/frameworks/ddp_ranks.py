@@ -185,7 +185,7 @@ def finds_what_wraps_the_state() -> None:
 def wrappers_thrown_away_are_not_found() -> None:
     bare = nn.Linear(2, 2)
     old, new = DistributedDataParallel(bare), DistributedDataParallel(bare)
-    old.itself = [old]  # type: ignore[assignment]
+    old.itself = [old]
     gc.disable()
     del old
     assert [*map(id, find_ddp({"model": bare}))] == [id(new)]

@@ -104,8 +104,7 @@ def main() -> None:
             try:
                 check(folder / name)
                 results[name] = ""
-            # Each is to be heard of, whatever it died of.
-            except (Exception, pytest.fail.Exception):  # noqa: BLE001
+            except (Exception, pytest.fail.Exception):  # noqa: BLE001  each is to be heard of
                 results[name] = traceback.format_exc()
     print(json.dumps(results))
 

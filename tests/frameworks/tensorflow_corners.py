@@ -31,7 +31,7 @@ def _train(folder: Path, state: dict[str, Any], steps: int = 1, do: Any = None) 
 
 
 def other_shape(folder: Path) -> str:
-    class Net(tf.Module):  # type: ignore[misc]  # TensorFlow has no types
+    class Net(tf.Module):
         def __init__(self, width: int, more: bool = False) -> None:
             super().__init__()
             self.weight = tf.Variable(tf.zeros([width]))
@@ -74,7 +74,7 @@ def quantized(folder: Path) -> str:
 
 
 def draws_in_function(folder: Path) -> str:
-    @tf.function  # type: ignore[untyped-decorator]  # nor have its decorators
+    @tf.function
     def make_noise() -> Any:
         return tf.random.normal([2])
 
@@ -85,7 +85,7 @@ def draws_in_function(folder: Path) -> str:
 def exact_draws_in_function(folder: Path) -> str:
     noise = tf.random.Generator.from_seed(1)
 
-    @tf.function  # type: ignore[untyped-decorator]  # nor have its decorators
+    @tf.function
     def draw_exactly() -> Any:
         return noise.normal([2]) + tf.random.stateless_normal([2], [1, 2])
 
@@ -154,7 +154,7 @@ def other_dataset(folder: Path) -> str:
 def keras_in_module(folder: Path) -> str:
     """Layers and optimizers of Keras that a module holds go on exactly."""
 
-    class Net(tf.Module):  # type: ignore[misc]  # TensorFlow has no types
+    class Net(tf.Module):
         def __init__(self) -> None:
             super().__init__()
             keras.utils.set_random_seed(1)
@@ -185,7 +185,7 @@ def in_a_graph(folder: Path) -> str:
     """A whole training loop inside a tf.function has no boundaries that could be saved."""
     count = tf.Variable(0)
 
-    @tf.function(autograph=False)  # type: ignore[untyped-decorator]  # nor have its decorators
+    @tf.function(autograph=False)
     def train() -> Any:
         with holdfast.Run(folder, count=count) as run:
             for _ in run.steps(2):

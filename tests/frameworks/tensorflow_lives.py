@@ -144,7 +144,7 @@ DATASETS: dict[str, Callable[[], Any]] = {
 }
 
 
-class Net(tf.Module):  # type: ignore[misc]  # TensorFlow has no types
+class Net(tf.Module):
     """Variables in all the places where a module may have them."""
 
     def __init__(self, width: int = 4) -> None:
@@ -169,7 +169,7 @@ def train_objects(life: Life) -> None:
     state |= {"net": net, "iterator": iterator, "noise": noise, "checkpoint": checkpoint}
     state |= {"type": tf.bfloat16, "total": tf.constant(0.0), "list": [tf.Variable(1.0)]}
 
-    @tf.function  # type: ignore[untyped-decorator]  # nor have its decorators
+    @tf.function
     def step(batch: Any) -> Any:
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((tf.cast(batch, tf.float32) @ net.weight) ** 2)

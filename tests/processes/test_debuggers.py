@@ -75,7 +75,7 @@ def wish(folder: Path, what: str) -> None:
 
 @contextlib.contextmanager
 def at_a_terminal(*command: object) -> Iterator[Terminal]:
-    terminal = Terminal(*command)  # type: ignore[arg-type]
+    terminal = Terminal(*command)
     try:
         yield terminal
     finally:

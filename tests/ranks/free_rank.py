@@ -41,7 +41,7 @@ def show_hash(own: np.ndarray) -> None:
 def train(options: argparse.Namespace) -> np.ndarray:
     if options.unreachable is not None:
         config = functools.partial(rank_orders.RankConfig, unreachable_seconds=options.unreachable)
-        rank_orders.RankConfig = config  # type: ignore[misc, assignment]
+        rank_orders.RankConfig = config
     own = begin(options.rank)
     settings = holdfast.Settings(**json.loads(options.settings))
     run = holdfast.Run(options.folder, settings=settings, own=own)

@@ -174,7 +174,7 @@ class Jobs:
         total: int = 30,
         loop: str = "steps",
         pauses: list[float] | float = 0.01,
-        events: list[tuple[int | None, int, str, Any]] = (),  # type: ignore[assignment]
+        events: list[tuple[int | None, int, str, Any]] = (),
         settings: dict[str, Any] | None = None,
         environment: dict[int, dict[str, str]] | None = None,
         is_spawned: bool = False,

@@ -23,7 +23,7 @@ TOTAL = 40
 
 
 def _last_line_of(function: object) -> int:
-    lines, first = inspect.getsourcelines(function)  # type: ignore[arg-type]
+    lines, first = inspect.getsourcelines(function)
     return first + len(lines) - 1
 
 

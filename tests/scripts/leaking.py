@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import os
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -45,7 +46,7 @@ def main() -> None:
             if leaks:
                 kept.append(np.ones(int(options.leak * 1e6 * seconds / 8)))
             print("step", step + 1, flush=True)
-    print("oom_score_adj", open("/proc/self/oom_score_adj").read().strip(), flush=True)  # noqa: SIM115, PTH123
+    print("oom_score_adj", Path("/proc/self/oom_score_adj").read_text().strip(), flush=True)
 
 
 if __name__ == "__main__":

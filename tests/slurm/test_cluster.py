@@ -93,7 +93,7 @@ def test_two_tasks_on_two_nodes_are_two_hosts(cluster: Cluster, tmp_path: Path) 
 def test_pids_are_the_processes_of_one_rank(cluster: Cluster, tmp_path: Path) -> None:
     job = cluster.sbatch("srun sleep 1000", "-N2", "-n4", cwd=tmp_path)
     for rank in range(4):
-        (pid,) = wait_until(lambda rank=rank: cluster.pids(job, rank))  # type: ignore[misc]  # its default
+        (pid,) = wait_until(lambda rank=rank: cluster.pids(job, rank))
         assert Path(f"/proc/{pid}/comm").read_text() == "sleep\n"
     # Besides the four: the batch script, srun and the child that srun has.
     assert len(cluster.pids(job)) == 7

@@ -44,7 +44,7 @@ class Book:
     def row(self, number: int, at: float, step: int, n: int = 1, **fields: Any) -> None:
         series.append(
             self.layout.series(number),
-            {"t": BEGIN + at, "s": step, "n": n, **fields},  # type: ignore[typeddict-item]
+            {"t": BEGIN + at, "s": step, "n": n, **fields},
         )
 
     def rows(self, number: int, at: float, first: int, last: int, seconds: float = 1.0) -> None:

@@ -199,10 +199,10 @@ def test_any_text_is_a_finite_duration_or_refused(text):
 
 def test_a_misspelled_setting_is_told_the_right_one():
     with pytest.raises(holdfast.SettingsError) as error:
-        Settings(checkpoint_evry="5min")  # type: ignore[call-arg]
+        Settings(checkpoint_evry="5min")
     assert str(error.value).splitlines() == [
         "holdfast.Settings has no checkpoint_evry.",
         "Did you mean checkpoint_every?",
     ]
     with pytest.raises(holdfast.SettingsError, match="Valid: keep_last, keep_best, "):
-        Settings(zzz=1)  # type: ignore[call-arg]
+        Settings(zzz=1)

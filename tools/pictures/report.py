@@ -62,7 +62,7 @@ def _train(run: Path) -> None:
             if step is None or number is None:
                 process.wait(300)
                 return
-            _wait_until(lambda at=step: _step(run) >= at, f"step {step}")  # type: ignore[misc]  # mypy does not see the default
+            _wait_until(lambda at=step: _step(run) >= at, f"step {step}")
             process.send_signal(number)
             process.wait(60)
         finally:

@@ -61,7 +61,7 @@ def _prepare_worker(how: str) -> None:
             time.sleep(0.3)
             return os.kill(os.getpid(), signal.SIGKILL)
 
-        multiprocessing.connection.Listener.accept = accept_and_die  # type: ignore[method-assign]
+        multiprocessing.connection.Listener.accept = accept_and_die
 
 
 def _wait_until_taken() -> None:
@@ -95,7 +95,7 @@ def _end_worker(how: str) -> None:
             time.sleep(0.005)
     elif how == "worker-missing":
         # A worker that takes its time to leave: its socket's file is gone, it is not yet.
-        multiprocessing.resource_sharer._resource_sharer._listener.close()  # type: ignore[attr-defined]
+        multiprocessing.resource_sharer._resource_sharer._listener.close()
         threading.Timer(0.3, os._exit, (1,)).start()
 
 

@@ -291,7 +291,7 @@ def test_the_last_row_is_written_once_unless_there_is_more_to_say(page, path):
 def test_what_fails_there_does_not_end_a_keeper(page, path, capsys):
     begin(page.words, 100.0)
     writer = SeriesWriter(path, page.words)
-    writer.poll(0.0, lambda: {"memory": 3})  # type: ignore[dict-item]  # that is the point
+    writer.poll(0.0, lambda: {"memory": 3})
     assert "Traceback" in capsys.readouterr().err
     write(writer, 9.0)
     assert rows(path) == []

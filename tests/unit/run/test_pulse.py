@@ -192,7 +192,7 @@ def test_a_tool_of_sys_monitoring_is_named_by_what_it_is():
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="needs Python 3.12")
 def test_a_tool_of_sys_monitoring_is_seen(page, pulse):
-    monitoring = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
+    monitoring = sys.monitoring
     monitoring.use_tool_id(monitoring.DEBUGGER_ID, "tests")
     try:
         wait_for_beats(page)

@@ -13,7 +13,7 @@ OUT_OF_MEMORY = CommandEnd(-9, Restart.ONCE, has_run=True)
 
 
 def _at(end: CommandEnd, step: int | None, **other: object) -> CommandEnd:
-    return CommandEnd(**{**vars(end), "step": step, **other})  # type: ignore[arg-type]
+    return CommandEnd(**{**vars(end), "step": step, **other})
 
 
 def test_a_kill_is_free_however_often():
