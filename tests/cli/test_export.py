@@ -19,12 +19,12 @@ from tests.cli.command import (
     holdfast,
     holdfast_process,
     output_of,
-    status_of,
     succeed,
 )
 from tests.cli.test_verify import flip
 from tests.cli.without import holdfast_without
-from tests.support import arena_files, checkpoint_steps, keepers, wait_until
+from tests.crash.stages import has_snapshot
+from tests.support import arena_files, checkpoint_steps, kill_both, wait_until
 
 # Without snapshots between them a slot is free for each checkpoint.
 EVERY_5 = json.dumps({"checkpoint_every": 5, "max_overhead": 0})
@@ -167,12 +167,8 @@ def test_a_step_that_is_only_in_memory_is_told(folder, start, tmp_path):
     two_lines(done, 1, "there is no checkpoint yet", f"holdfast save {folder} --wait")
     succeed("save", folder, "--wait")
     (step,) = checkpoint_steps(folder)
-    wait_until(lambda: (status_of(folder)["memory_step"] or 0) > step)
-    (keeper,) = keepers(folder)
-    trainer.send(signal.SIGSTOP)
-    keeper.kill()
-    trainer.kill()
-    trainer.wait()
+    wait_until(lambda: has_snapshot(folder, hashed=True, after=step))
+    kill_both(folder, trainer)
     shown = succeed("export", folder, tmp_path / "out.safetensors")
     assert f"step {step} " in shown
     assert "is newer, and only in memory" in shown

@@ -16,8 +16,9 @@ import pytest
 from holdfast._environment.processes.identity import of_process
 from tests.cli.command import TRAIN_NUMPY, environment, holdfast, status_of, succeed
 from tests.cli.screen import Picture
+from tests.crash.stages import has_snapshot
 from tests.many_runs import make_one
-from tests.support import keepers, wait_for_keeper_gone, wait_until
+from tests.support import kill_both, wait_for_keeper_gone, wait_until
 from tests.unit.report_folder import BEGIN, Book
 
 MIB = 1 << 20
@@ -100,13 +101,8 @@ def test_a_killed_run_died_and_says_where_it_goes_on(folder, start):
 
 def test_what_trainer_and_keeper_left_in_memory_is_told(folder, start):
     trainer = training(start, folder)
-    wait_until(lambda: status_of(folder)["memory_step"])
-    (keeper,) = keepers(folder)
-    trainer.send(signal.SIGSTOP)  # else it would start another keeper
-    keeper.kill()
-    wait_until(lambda: not keepers(folder), 30, "the end of the keeper")
-    trainer.kill()
-    trainer.wait()
+    wait_until(lambda: has_snapshot(folder, hashed=True, after=0))
+    kill_both(folder, trainer)
     found = status_of(folder)
     assert found["state"] == "died"
     assert found["disk_step"] is None

@@ -158,15 +158,15 @@ class Life:
         return [arena for arena in self._arenas.values() if arena.attempt == self.attempt]
 
 
-def has_snapshot(folder: Path, *, hashed: bool = False) -> bool:
-    """Whether there is a whole snapshot in memory, with its checksums if asked for."""
+def has_snapshot(folder: Path, *, hashed: bool = False, after: int = -1) -> bool:
+    """Whether there is a whole snapshot of a step after `after` in memory, hashed if asked for."""
     found = []
     for path in arena_files(folder):
         arena = _open_arena(path)
         if arena is not None:
             with arena:
                 found += arena.whole()
-    return any(record.is_hashed or not hashed for record in found)
+    return any(r.step > after and (r.is_hashed or not hashed) for r in found)
 
 
 def _open_arena(path: Path) -> Arena | None:
