@@ -14,7 +14,7 @@ from typing import NamedTuple
 _ANSI = re.compile(
     r"\x1b(?:\[[0-?]{0,32}[ -/]{0,8}[@-~]|\][^\x07\x1b]{0,512}(?:\x07|\x1b\\)|[@-Z\\-_])"
 )
-_BLOCK = 1 << 16
+_BLOCK = 1 << 13
 _LONGEST = 3000  # characters of a line that are read, on both sides of a hit
 # srun -l: "3: ", right-aligned where there are more than ten tasks.
 _TASK = re.compile(r" {0,6}(\d{1,6}):(?: |$)")
