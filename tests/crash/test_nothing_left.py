@@ -30,7 +30,8 @@ def check_nothing_left(folder, attempt: int = 1) -> dict:
     """No trace of the run but its folder; returns what exit.json says of the attempt."""
     layout = RunLayout(folder)
     wait_for_keeper_gone(folder)
-    assert arena_files(folder) == []
+    logs = [path.read_text() for path in sorted(layout.attempts.glob("*/keeper*.log"))]
+    assert arena_files(folder) == [], [*logs, layout.journal.read_text()]
     assert not is_live(layout, attempt)
     assert layout.partial_folders() == []
     assert list(layout.requests.iterdir()) == []
