@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 
 import psutil
 import pytest
@@ -104,6 +106,30 @@ def test_trainer_and_keeper_both_killed_leave_nothing_after_the_next_start(folde
     assert after.wait() == 143
     assert check_nothing_left(folder, 2)["status"] == 143
     assert not RunLayout(folder).exit(1).exists()  # nobody was left to write it
+
+
+_LOCK = """
+import fcntl, sys, time
+file = open(sys.argv[1], "r+b")
+fcntl.lockf(file, fcntl.LOCK_EX, 3, 0)
+print("locked", flush=True)
+time.sleep(1.5)
+"""
+
+
+def test_a_slot_that_a_dying_keeper_still_locks_is_salvaged_too(folder, start):
+    trainer = begin(folder, start)
+    wait_until(lambda: has_snapshot(folder, hashed=True), what="a hashed snapshot")
+    kill_both(folder, trainer)
+    (arena,) = arena_files(folder)
+    dying = subprocess.Popen([sys.executable, "-c", _LOCK, arena], stdout=subprocess.PIPE)
+    with dying:
+        assert dying.stdout.readline() == b"locked\n"
+        resumed = start(folder, "--total", 0, script=LIGHT)
+        resumed.state_hash()
+    assert resumed.wait() == 0
+    check_nothing_left(folder, 2)
+    assert len(RunLayout(folder).checkpoint_folders()) == 1
 
 
 @pytest.mark.parametrize("steps", [0, 1])

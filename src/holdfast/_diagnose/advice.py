@@ -25,6 +25,10 @@ LARGER_SHM = (
 ONCE_RIGHT = "It happens again at every start: put that right first, then start it again."
 _BY_NAME = {
     "environment": (ONCE_RIGHT,),
+    "module": (
+        "Install it in the environment that starts the job: python -m pip list",
+        ONCE_RIGHT,
+    ),
     "shm_full": LARGER_SHM,
     "nan": (
         "Started again it would do the same: lower the learning rate, clip gradients, check the "
@@ -98,7 +102,7 @@ _BY_NAME = {
         "Look at the node's slurmd log, or ask its administrators: scontrol show node NODE",
     ),
 }
-_NO_RESTART = ("environment", "nan", "refused")  # the same command would fail again
+_NO_RESTART = ("environment", "module", "nan", "refused")  # the same command would fail again
 
 
 def advise(case: Case, name: str, **figures: str) -> list[str]:

@@ -234,6 +234,7 @@ class Keeper:
                 held = storage.holdings.hold(descriptors[0], message.path)
                 record = None if held is None else held.find(message.sequence)
                 if held is not None and record is not None:
+                    held.wait_until_free(record.slot)
                     self.decider.on_salvage(held, record)
             case protocol.StepsInvalid():
                 storage.invalidate_from(message.step)

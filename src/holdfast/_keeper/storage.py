@@ -21,6 +21,7 @@ from holdfast._store.format.image import PAGE, header_bytes, read_extents
 from holdfast._store.format.threads import by_threads
 from holdfast._store.memory.arena import Arena, NotAnArena, SlotRecord
 
+_DYING_SECONDS = 10.0
 _MOST_HASHERS = max(1, min(4, (os.cpu_count() or 1) // 4))  # the training needs the other cores
 
 
@@ -56,6 +57,20 @@ class HeldArena:
             elif not self._readers.get(slot):
                 self.arena.unlock(slot)
             return same
+
+    def wait_until_free(self, slot: int) -> None:
+        """Wait until a dead process has let a slot go.
+
+        A killed process keeps its locks until its last thread has ended, and a thread in the
+        background may get no CPU time for a while.
+        """
+        deadline = time.monotonic() + _DYING_SECONDS
+        while not self.arena.try_lock(slot):
+            if time.monotonic() > deadline:
+                print(f"slot {slot} of attempt {self.arena.attempt} is still locked", flush=True)
+                return
+            time.sleep(0.01)
+        self.arena.unlock(slot)
 
     def unpin(self, slot: int) -> None:
         with self._guard:

@@ -56,7 +56,7 @@ TABLE: dict[str, tuple[Evidence, Cause, Sure]] = {
             "ModuleNotFoundError: No module named 'tokenizer'\n",
             1,
         ),
-        Cause.CONFIGURATION,
+        Cause.ENVIRONMENT,
         Sure.CERTAIN,
     ),
     "argparse": (

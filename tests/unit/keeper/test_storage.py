@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -69,3 +71,29 @@ def test_a_hashing_that_was_left_goes_on_later_to_the_same_checksums(arena):
     assert arena.hashed_at(older.slot, older.sequence) is not None
     assert arena.hashed_at(older.slot, older.sequence + 1) is None
     held.unpin(older.slot)
+
+
+_LOCK = """
+import fcntl, sys, time
+descriptor, slot, seconds = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+fcntl.lockf(descriptor, fcntl.LOCK_EX, 1, slot)
+print("locked", flush=True)
+time.sleep(seconds)
+"""
+
+
+@pytest.mark.parametrize(("seconds", "is_free"), [(0.3, True), (60, False)])
+def test_a_slot_that_a_dying_process_still_locks_is_waited_for(
+    arena, monkeypatch, capfd, seconds, is_free
+):
+    monkeypatch.setattr(storage, "_DYING_SECONDS", 30.0 if is_free else 0.05)
+    held, newest = HeldArena(arena, None), arena.whole()[0]
+    words = [sys.executable, "-c", _LOCK, *map(str, (arena.descriptor, newest.slot, seconds))]
+    pipes = {"stdout": subprocess.PIPE, "pass_fds": [arena.descriptor]}
+    with subprocess.Popen(words, **pipes) as other:
+        assert other.stdout.readline() == b"locked\n"
+        assert not held.pin(newest)
+        held.wait_until_free(newest.slot)
+        assert held.pin(newest) == is_free
+        other.kill()
+    assert ("is still locked" in capfd.readouterr().out) != is_free

@@ -67,6 +67,8 @@ def judge_python(case: Case) -> Finding | None:
             opening, name = "{opening} could not listen at its port", "port_taken"
         elif trouble.kind == "cuda_error" and HARDWARE.search(trouble.message):
             name = "gpu_broken"
+        elif fault is not None and fault.type == "ModuleNotFoundError":
+            name = "module"
         elif trouble.kind == "nan" and (since := trouble.details.get("since_line")):
             evidence.append(f"the first such line is line {since}")
         said = said.removeprefix("what(): ")
@@ -153,10 +155,7 @@ def _plain(case: Case, fault: Fault, evidence: list[str]) -> Finding:
             sentence = f"{case.opening} cannot run like this: {said}."
         elif step:
             sentence = f"{case.opening} made no step after it had gone on at step {step}: {said}."
-        lines = [advice.ONCE_RIGHT]
-        if fault.type == "ModuleNotFoundError":
-            lines.insert(0, "Install it in the environment that starts the job: python -m pip list")
-        return Finding(Cause.CONFIGURATION, sentence, Sure.CERTAIN, evidence, lines)
+        return Finding(Cause.CONFIGURATION, sentence, Sure.CERTAIN, evidence, [advice.ONCE_RIGHT])
     sentence = f"{case.opening} raised {said}."
     if case.finished_step is not None:
         evidence.append(f"the training itself had finished, at step {case.finished_step}")

@@ -273,9 +273,7 @@ def ends_of(evidence: Evidence) -> list[End]:
 def _add_step_end(ends: list[End], signs: Iterable[Sign]) -> None:
     """srun ends the other tasks of a step after one of them has failed."""
     cancelled = next((s.line for s in signs if s.kind == "slurm_step_cancelled"), None)
-    if cancelled is None or not any(
-        (left := end.has("srun_exit")) is not None and left.line < cancelled for end in ends
-    ):
+    if cancelled is None or not any(end.has("srun_exit") for end in ends):
         return
     for end in ends:
         told = end.has("killed_line", "terminated_line")

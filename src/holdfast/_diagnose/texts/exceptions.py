@@ -160,9 +160,10 @@ class Fault:
             return "plain"
         if self.type == "RanksError" and self._is_of_holdfast:
             return "rendezvous"
-        is_import = self.type in ("ModuleNotFoundError", "ImportError")
-        if is_import and not _LIBRARY.search(self.message):
-            # An import of the script's own: nothing is wrong with the machine.
+        if self.type == "ModuleNotFoundError":
+            return "environment"
+        if self.type == "ImportError" and not _LIBRARY.search(self.message):
+            # A name that the script's own module lacks: nothing is wrong with the machine.
             return "environment" if self._is_in_a_package() else "plain"
         if any(cause.startswith("MemoryError") for cause in self.chain):
             return "cpu_oom"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache, cached_property
 from itertools import chain
 from typing import NamedTuple
 
@@ -60,6 +61,15 @@ class Line(NamedTuple):
     end: int
 
 
+_ONLY_LETTERS = {code: " " for code in range(128) if not chr(code).isalpha()}
+
+
+@cache
+def _inner_words(needle: str) -> list[str]:
+    """Its words that are whole: the first and the last may be parts of words."""
+    return re.findall(r"(?<=[^A-Za-z])[A-Za-z]+(?=[^A-Za-z])", needle)
+
+
 def _ascii(text: str) -> str:
     return text.encode("ascii", "replace").decode("ascii")
 
@@ -79,11 +89,18 @@ class Text:
             self._bars.append(self._bars[-1] + self._bars_in(start, end))
         self.line_count = self._counts[-1] + (not self.whole.endswith("\n"))
 
+    @cached_property
+    def _words(self) -> set[str]:
+        """All words, so that most texts that are not there need no search."""
+        return set(self._plain.translate(_ONLY_LETTERS).split())
+
     def hits(self, needle: str) -> Iterator[Line]:
         """The lines with this text: the first and the last of them, if they are very many."""
         first: list[Line] = []
         last: list[Line] = []
         needle = _ascii(needle)
+        if not self._words.issuperset(_inner_words(needle)):
+            return iter(())
         position = self._plain.find(needle)
         while position >= 0 and len(first) < FIRST_HITS:
             first.append(self.line_at(position))

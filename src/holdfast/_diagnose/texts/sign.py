@@ -13,7 +13,9 @@ from holdfast._diagnose.texts.lines import Line, Text, split_prefix
 
 TEXT_MOST = 600  # characters of a line that are kept: some libraries print pages in one
 # It stays in the line of the shell's last words.
-PROGRESS_BAR = re.compile(r".*(?:\d(?:it/s|s/it)[^\]]*\]|\beta [\d:]+ ?[\\|/-])")
+PROGRESS_BAR = re.compile(
+    r".*(?:\d(?:it/s|s/it)[^\]]*\]|\beta [\d:]+ ?[\\|/-]|\] - ETA: [\d:]+s?\b.*: [\d.e+-]+)"
+)
 
 
 @dataclass(frozen=True)
