@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from tests.cli.command import FEW, TRAIN_NUMPY, holdfast, status_of, succeed
+from concurrent.futures import ThreadPoolExecutor
+
+from tests.cli.command import (
+    FEW,
+    TRAIN_NUMPY,
+    holdfast,
+    holdfast_process,
+    output_of,
+    status_of,
+    succeed,
+)
 from tests.support import (
     SCRIPTS,
     checkpoint_steps,
@@ -72,11 +82,16 @@ def test_a_run_that_was_found_stuck_is_durable_and_stop_names_the_way_that_ends_
     assert trainer.wait() == 130
 
 
-def test_a_run_that_ends_by_itself_meanwhile_is_told_as_it_is(folder, start):
-    trainer = training(start, folder, "--total", 1, sleep=1)
-    shown = succeed("stop", folder, "--wait")
+def test_a_run_that_ends_by_itself_meanwhile_is_told_as_it_is(folder, start, tmp_path):
+    gate = tmp_path / "gate"
+    trainer = start(folder, "--total", 9, "--hold-at", 8, "--gate", gate, script=LIGHT)
+    trainer.wait_for("holding")
+    with ThreadPoolExecutor() as pool:
+        shown = pool.submit(holdfast_process, "stop", folder, "--wait")
+        wait_until(lambda: any(folder.glob("requests/stop-*.json")), 30, "the request")
+        gate.touch()
+        assert "finished; step 9 is durable" in output_of(shown.result())
     assert trainer.wait() == 0
-    assert "finished; step 1 is durable" in shown
 
 
 def test_save_wait_returns_when_the_checkpoint_is_durable(folder, start):

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast._store.commit import direct_io
-from holdfast._store.commit.chunks import PRIORITY, CommitThreads, WorkQueue
+from holdfast._store.commit.chunks import CommitThreads, WorkQueue
 from holdfast._store.commit.direct_io import write_file
 from holdfast._store.commit.write_queue import Superseded
 from tests.support import wait_until
@@ -43,13 +43,13 @@ def _small_pieces():
 def test_a_file_has_the_views_one_after_another(place, sizes, is_background):
     path = place / "file"
     data = [os.urandom(size) for size in sizes]
+    threads = CommitThreads(is_background=is_background)
     try:
-        size = write_file(
-            path, [*map(memoryview, data)], CommitThreads(is_background=is_background)
-        )
+        size = write_file(path, [*map(memoryview, data)], threads)
         assert path.read_bytes() == b"".join(data)
         assert size == sum(sizes)
     finally:
+        threads.over()
         path.unlink(missing_ok=True)
 
 
@@ -75,9 +75,12 @@ class _Counting(WorkQueue[int]):
     def __init__(self, pieces):
         super().__init__(pieces)
         self.done: list[int] = []
+        self.began: list[tuple[int, int]] = []  # thread and priority, per piece
         self.may_go_on = threading.Event()
 
     def do(self, piece):
+        number = threading.get_native_id()
+        self.began.append((number, os.getpriority(os.PRIO_PROCESS, number)))
         self.may_go_on.wait(30)
         if piece < 0:
             raise ValueError(f"piece {piece}")
@@ -85,10 +88,17 @@ class _Counting(WorkQueue[int]):
         return piece - 1 if piece else None
 
 
-def test_what_is_handed_back_is_done_to_its_end():
+@pytest.fixture
+def in_background():
+    threads = CommitThreads(is_background=True)
+    yield threads
+    threads.over()  # its timer would raise the threads of other tests
+
+
+def test_what_is_handed_back_is_done_to_its_end(in_background):
     work = _Counting([3, 1, 0])
     work.may_go_on.set()
-    CommitThreads(is_background=True).put_to(work, 3)
+    in_background.put_to(work, 3)
     work.finish()
     assert sorted(work.done) == [0, 0, 0, 1, 1, 2, 3]
 
@@ -106,28 +116,25 @@ def test_the_first_error_ends_it_and_is_raised_once():
         work.finish()
 
 
-def test_who_begins_to_wait_gets_threads_of_full_priority():
-    work = _Counting([5])
-    threads = CommitThreads(is_background=True)
-    threads.put_to(work, 1)
-    threads.hurry()
-    names = {thread.native_id for thread in threading.enumerate() if thread.daemon}
-    nice = {os.getpriority(os.PRIO_PROCESS, each) for each in names if each}
+def test_who_begins_to_wait_gets_threads_of_full_priority(in_background):
+    work = _Counting([0, 0])
+    in_background.put_to(work, 1)
+    wait_until(lambda: work.began, 10, "the thread in the background")
+    in_background.hurry()
+    wait_until(lambda: len(work.began) == 2, 10, "the second thread")
     work.may_go_on.set()
     work.finish()
-    assert {os.getpriority(os.PRIO_PROCESS, 0), 19} & nice
+    assert [nice for _, nice in work.began] == [19, os.getpriority(os.PRIO_PROCESS, 0)]
 
 
 @pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="only root may raise one")
-def test_a_thread_of_low_priority_is_raised_when_somebody_begins_to_wait():
+def test_a_thread_of_low_priority_is_raised_when_somebody_begins_to_wait(in_background):
     """One that holds a piece on a crowded machine would hold up the write for seconds."""
-    work = _Counting([5])
-    threads = CommitThreads(is_background=True)
-    others = set(PRIORITY._threads)  # of other tests, which may end at any time
-    threads.put_to(work, 1)
-    number = wait_until(lambda: next(iter({*PRIORITY._threads} - others), None), 10, "the thread")
-    wait_until(lambda: os.getpriority(os.PRIO_PROCESS, number) == 19, 10, "its low priority")
-    threads.hurry()
+    work = _Counting([0])
+    in_background.put_to(work, 1)
+    ((number, nice),) = wait_until(lambda: work.began, 10, "the thread")
+    assert nice == 19
+    in_background.hurry()
     assert os.getpriority(os.PRIO_PROCESS, number) == os.getpriority(os.PRIO_PROCESS, 0)
     work.may_go_on.set()
     work.finish()
