@@ -281,10 +281,13 @@ class Alone:
         self._timers.after(_PHASE_SECONDS, leave, _PHASE_END)
 
     def _insure_within(self, seconds: float) -> None:
-        """Have the newest slot on disk before this time is over, even if the step goes on."""
+        """Have the newest slot on disk before this time is over, even if the step goes on.
+
+        Half of the time is left for the write: on a busy machine it takes much longer than before.
+        """
         now = time.monotonic()
         self._storage.writer.deadline = now + seconds
-        at = now + max(0.0, seconds - self._storage.write_seconds() - 1.0)
+        at = now + max(0.0, min(seconds / 2, seconds - self._storage.write_seconds() - 1.0))
         before = self._timers.due_at(_INSURE)
         self._timers.at(at if before is None else min(at, before), self._insure, _INSURE)
 

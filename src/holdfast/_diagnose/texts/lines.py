@@ -43,6 +43,7 @@ _LABELS = tuple(
             r"(?P<rank>[Rr]ank) ?(?P<number>\d{1,6}): ",
             r"\[pod/[^\]\n]{1,200}\] ",  # kubectl logs --prefix
             r"[\w.-]{1,60}[-_]\d{1,4} +\| ",  # docker compose
+            r"std(?:err|out): ",  # accelerate test
         ),
     )
 )

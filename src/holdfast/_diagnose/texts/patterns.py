@@ -107,7 +107,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "disk_full": (
         r"^(?!.*(?:/dev/shm|</torch_\d+|shared memory)).*«No space left on device»",
         "[Cc]an't write data.*«errno = 28»",
-        "There is not enough space on the disk",
+        *("There is not enough space on the disk", r"Resource exhausted: \S+«.tempstate»"),
         *("low on resource: ephemeral-storage", "ephemeral local storage usage exceeds"),
         "Usage of EmptyDir volume .* «exceeds the limit»",
         r"The node had condition: \[«DiskPressure»\]",
@@ -267,7 +267,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"gloo[^\n]*«Connection refused»",
         r"«Connection closed by remote peer» (?P<peer>[^\s<]+)",
         *("ncclRemoteError", "remote process exited or there was a network error"),
-        "NCCL.*«unhandled system error»",
+        *("NCCL.*«unhandled system error»", "TCP send error. Details: Broken pipe"),
         r"«Got completion from peer» (?P<peer>[^\s<]+)",
         *("failed to recv, got 0 bytes", "Did the remote server shutdown or crash"),
         r"«Connect to »(?P<peer>[\w.:-]+)<\d+> failed : (?!Connection timed)",
@@ -360,6 +360,10 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *("Training completed. Do not forget to share your", "Status: Finished"),
         *("Completed - Training job completed", "] Finish train", "done training in "),
         "^Process finished with «exit code 0»$",
+        "Job execution was successful. Exit Status 0",
+        r"^\W*(?:Model t|T)«raining finished»(?: successfully)?\W*$",
+        r"^\W*(?:Model t|T)«raining complete»d?(?: successfully)?\W*$",
+        r"^\W*«Finished »[Tt]raining\W*$",
         r"launcher\.Parallel INFO: «End of run»",
     ),
 }
