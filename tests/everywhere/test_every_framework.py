@@ -101,7 +101,7 @@ def test_a_training_bears_every_case(training, frameworks, tmp_path, subtests):
         before_it = all_files(project / task.FOLDER / "checkpoints")
         life = frameworks.live(framework, project, tmp_path / "wide.txt", "train.py", "--wide")
         assert life.returncode == 1, life.output
-        assert "the checkpoint does not fit the state that Run was given." in life.output
+        assert "the checkpoint does not fit the state that Run was given:" in life.output
         was_and_is = rf"changed: \w+.*\b{task.HIDDEN}\b.*→.*\b{task.HIDDEN + 1}\b"
         assert re.search(was_and_is, life.output), life.output
         assert "Traceback" not in life.output

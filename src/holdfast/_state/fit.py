@@ -132,7 +132,7 @@ class _FitCheck:
         ]
         if not (self.missing or self.unexpected or self.reshaped):
             return
-        lines = ["the checkpoint does not fit the state that Run was given."]
+        lines = ["the checkpoint does not fit the state that Run was given:"]
         for what, names in (
             ("not in the checkpoint", self.missing),
             ("only in the checkpoint", self.unexpected),

@@ -177,7 +177,7 @@ def _refuse(
 ) -> None:
     if not (missing or unexpected or reshaped):
         return
-    lines = [f"the adopted checkpoint {adopted['from']} does not fit the state that Run was given."]
+    lines = [f"the adopted checkpoint {adopted['from']} does not fit the state that Run was given:"]
     for what, names in (
         ("not in the checkpoint", missing),
         ("only in the checkpoint", unexpected),

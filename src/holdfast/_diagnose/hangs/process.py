@@ -205,7 +205,7 @@ def _holding_gil(look: Record, standing: ThreadStanding) -> Held | None:
     where, who = standing, ""
     if owner is not None and owner is not main_thread(trainer_of(look)):
         where = read_thread(owner)
-        who = f"its thread {_name(owner)} "
+        who = f"waits for its thread {_name(owner)}, which "
     said = f"{who}is in a call that holds the interpreter{where.at}: no other thread of it can run"
     evidence = [f"its own thread has not beaten for {words.duration(age)}", *_state(look)]
     if owner is not None:
