@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import select
 import signal
 import struct
 import subprocess
@@ -23,6 +24,7 @@ class ForegroundJob:
         self.raw = b""
         self._lock = threading.Lock()  # for whoever looks while the reader hears
         self._master, slave = pty.openpty()
+        self._is_hung_up = threading.Event()
         set_size(self._master, columns, rows)
         self.process = subprocess.Popen(
             command,
@@ -44,6 +46,12 @@ class ForegroundJob:
     def press(self, keys: str) -> None:
         os.write(self._master, keys.encode())
 
+    def hang_up(self) -> None:
+        """Close the terminal, as its window or a lost connection does."""
+        self._is_hung_up.set()
+        self._reader.join(10)  # a read that waits would keep the terminal open
+        os.close(self._master)
+
     def wait(self, seconds: float = 60.0) -> int:
         """Wait for the end and return the exit status as subprocess gives it."""
         status = self.process.wait(seconds)
@@ -56,7 +64,8 @@ class ForegroundJob:
             self.process.kill()
             self.process.wait()
         self._reader.join(10)
-        os.close(self._master)
+        if not self._is_hung_up.is_set():
+            os.close(self._master)
 
     def hear(self, data: bytes) -> None:
         """Make something of what the command writes, as it comes."""
@@ -65,7 +74,9 @@ class ForegroundJob:
         set_size(self._master, columns, rows)
 
     def _read(self) -> None:
-        while True:
+        while not self._is_hung_up.is_set():
+            if not select.select([self._master], [], [], 0.05)[0]:
+                continue
             try:
                 data = os.read(self._master, 65536)
             except OSError:

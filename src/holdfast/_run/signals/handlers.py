@@ -15,10 +15,13 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import errno
 import faulthandler
 import functools
 import os
 import signal
+import stat
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -47,6 +50,7 @@ _Handler = Callable[[int, Any], Any] | int | None
 _installed: SignalWatch | None = None
 _fork_hook_set = False
 _masks = threading.local()  # of the thread that forks, while it does
+_is_asked = False  # True: a signal has come since the newest run was opened
 
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -178,6 +182,8 @@ class SignalWatch:
         return former
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        global _is_asked
+        _is_asked = True
         if self.defers:
             nudged, self.nudged = self.nudged, False
             again = not nudged and self._is_pressed_again(number)
@@ -273,6 +279,7 @@ class Guard:
         self._watch = SignalWatch(numbers, wakeup, self._stacks)
         self.noted = self._watch.noted
         self._watch.install()
+        _guard_output()
         self._crashes = CrashStacks(self._stacks)
         self._shield.install()
         self._reaper = Reaper() if os.getpid() == 1 else None
@@ -410,6 +417,56 @@ def announce_signal(
             else:
                 certain = f"if {grace:.0f} s are not enough, step {held} is likely kept; {certain}"
         say(f"{signal.Signals(number).name}: {doing}{certain and f'; {certain}'}.")
+
+
+# -- Output whose terminal or reader is gone -------------------------------------------------------
+# Each write to a closed terminal fails: before its SIGHUP has arrived too, and in a disowned job.
+# Ctrl-C also ends `tee` in `python train.py | tee log`. A print must not fail the step that is to
+# be finished, and the flush at the end must not change the exit status.
+
+
+_guarded: list[Any] = []  # streams; another wrapper may be around ours
+_SIGNAL_SECONDS = 0.5  # a launcher passes a signal on after the reader has died of it
+
+
+def _guard_output() -> None:
+    global _is_asked
+    _is_asked = False
+    streams: list[Any] = [sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__]
+    for stream in streams:
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # it has no descriptor
+            descriptor = stream.fileno()
+            is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+            gone = errno.EIO if os.isatty(descriptor) else errno.EPIPE
+            if is_file or any(each is stream for each in _guarded):
+                continue
+            for name in ("write", "flush"):
+                setattr(stream, name, _GuardedCall(getattr(stream, name), descriptor, gone))
+            _guarded.append(stream)
+
+
+class _GuardedCall:
+    """`write` or `flush` of a stream. It goes to /dev/null once the other end is gone."""
+
+    def __init__(self, call: Callable[..., Any], descriptor: int, gone: int) -> None:
+        self._call, self._descriptor, self._gone = call, descriptor, gone
+
+    def __call__(self, *text: str) -> Any:
+        try:
+            return self._call(*text)
+        except OSError as error:
+            if error.errno != self._gone or not self._may_be_lost():
+                raise
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self._descriptor)
+            os.close(null)
+            return sum(map(len, text))
+
+    def _may_be_lost(self) -> bool:
+        deadline = time.monotonic() + _SIGNAL_SECONDS
+        while not (known := _is_asked or self._gone == errno.EIO) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return known
 
 
 # -- A training loop in a thread of a host process, such as a worker of Ray Train ------------------
