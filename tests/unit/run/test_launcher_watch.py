@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 
@@ -13,7 +14,9 @@ from tests.support import environment
 RANK = """
 import sys, time
 from pathlib import Path
+from holdfast._run.ranks import meeting
 from holdfast._run.ranks.meeting import LauncherWatch
+meeting._LOOKS_PER_PROBE = 1
 watch = LauncherWatch(Path("runs/a"))
 if "opened" in sys.argv:
     watch.end()
@@ -56,3 +59,26 @@ def test_a_rank_leaves_when_its_launcher_dies_before_the_run_is_open(launched):
 
 def test_once_the_run_is_open_the_keepers_watch_it(launched):
     assert launched("opened") == "went on\n"
+
+
+def test_a_rank_leaves_when_the_store_of_a_launcher_on_another_host_dies(tmp_path):
+    script = tmp_path / "rank.py"
+    script.write_text(RANK)
+    with socket.create_server(("127.0.0.1", 0)) as store:
+        port = str(store.getsockname()[1])
+        rank = subprocess.Popen(
+            [sys.executable, script],
+            env=environment(
+                **{"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_USE_AGENT_STORE": "True"},
+                **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": "0"},
+            ),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert rank.stdout is not None
+        assert rank.stdout.readline() == "waiting\n"
+    with rank:
+        said = rank.stdout.read()
+    assert f"torchrun (its store at MASTER_ADDR=127.0.0.1, MASTER_PORT={port}) is gone" in said
+    assert rank.returncode == 1

@@ -29,6 +29,7 @@ from holdfast._run.ranks.world import is_by_agent, is_own, name_ranks, rank_and_
 Tell = Callable[[str], None]
 _TELL_AFTER_SECONDS = 10.0
 _LEADS_HERE_SECONDS = 5.0
+_PROBE_SECONDS = 5.0
 _LISTENING = "0A"  # of a line in /proc/net/tcp
 
 
@@ -119,6 +120,18 @@ def await_answer(endpoint: Endpoint, addresses: Sequence[str], patience: Address
         if not patience.wait(pause, f"rank 0 does not answer at {endpoint} ({last})"):
             raise RanksError(_no_answer(endpoint, addresses, patience.seconds, last))
         pause = min(0.5, 2 * pause)
+
+
+def is_refused(endpoint: Endpoint) -> bool:
+    """Whether nothing listens there; False if that is not certain."""
+    try:
+        address = (endpoint.host, endpoint.port)
+        with socket.create_connection(address, _PROBE_SECONDS) as probe:
+            return bool(probe.getsockname() == probe.getpeername())  # as above
+    except ConnectionRefusedError:
+        return True
+    except (OSError, UnicodeError):
+        return False
 
 
 def _no_answer(endpoint: Endpoint, addresses: Sequence[str], seconds: float, last: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -21,6 +22,7 @@ from typing import Any, Protocol
 
 from holdfast._environment import variables
 from holdfast._errors import FolderError, RanksError, Stopped
+from holdfast._run.ranks.address import Endpoint, is_refused
 from holdfast._run.ranks.world import (
     Launcher,
     World,
@@ -30,6 +32,7 @@ from holdfast._run.ranks.world import (
     compare_trees,
     find_launcher,
     host_key,
+    is_by_agent,
     name_ranks,
 )
 from holdfast._state.capture import capture
@@ -325,9 +328,11 @@ class _FileStore:
 # -- Ranks that are opening a run notice by themselves that their launcher has died ----------------
 # A store of torch whose server is gone may hold a rank for the better part of an hour, in a call
 # that no signal ends. There is no keeper yet. Once the run is open, the keepers watch the launcher.
+# A launcher that died while the ranks imported torch is not their parent any more: its store tells.
 
 
 _LOOK_SECONDS = 0.5
+_LOOKS_PER_PROBE = 20  # each connection costs the store some work
 _ERROR_SECONDS = 3.0  # for the error of the call itself, which says more
 
 
@@ -335,26 +340,54 @@ class LauncherWatch:
     """Ends this process if the one that started it dies before the run is open."""
 
     def __init__(self, folder: Path) -> None:
+        """RanksError if it is dead already."""
         self._folder = folder
         self._is_over = threading.Event()
         self._launcher = find_launcher()
         self._parent = os.getppid()
-        if self._launcher is not None:
-            threading.Thread(target=self._watch, name="holdfast-launcher", daemon=True).start()
+        self._store = _find_agent_store()
+        if self._launcher is None:
+            return
+        if self._is_store_gone():
+            raise RanksError(self._say_gone(self._launcher))
+        threading.Thread(
+            target=self._watch, args=(self._launcher,), name="holdfast-launcher", daemon=True
+        ).start()
 
     def end(self) -> None:
         self._is_over.set()
 
-    def _watch(self) -> None:
-        assert self._launcher is not None
-        while os.getppid() == self._parent:
+    def _watch(self, launcher: Launcher) -> None:
+        for look in itertools.count(1):
             if self._is_over.wait(_LOOK_SECONDS):
                 return
+            if os.getppid() != self._parent:
+                break
+            if look % _LOOKS_PER_PROBE == 0 and self._is_store_gone():
+                break
         if self._is_over.wait(_ERROR_SECONDS):
             return
-        say(
-            f"{self._folder}: {self._launcher.name} (pid {self._parent}) is gone, and the ranks "
-            "had not opened the run yet. This rank leaves with status 1.\n"
+        say(self._say_gone(launcher))
+        os._exit(1)
+
+    def _is_store_gone(self) -> bool:
+        return self._store is not None and is_refused(self._store)
+
+    def _say_gone(self, launcher: Launcher) -> str:
+        known_by = f"pid {self._parent}"
+        if os.getppid() == self._parent:
+            known_by = f"its store at {self._store}"
+        return (
+            f"{self._folder}: {launcher.name} ({known_by}) is gone, and the ranks had not opened "
+            "the run yet. This rank leaves with status 1.\n"
             "Nothing was trained. Start the job again."
         )
-        os._exit(1)
+
+
+def _find_agent_store() -> Endpoint | None:
+    """The store that torchrun itself hosts, on this host or another one."""
+    given = variables.of_ranks() | variables.of_ranks_at_start()  # a script may change them
+    port = given.get("MASTER_PORT", "")
+    if not is_by_agent(given) or not port.isdecimal():
+        return None
+    return Endpoint(given.get("MASTER_ADDR", ""), int(port))
