@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from fnmatch import fnmatch
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,8 +14,10 @@ from holdfast._store.folder.layout import RunLayout
 from holdfast._store.read.damage import find_damage
 from holdfast._store.read.merge_ranks import read_checkpoint
 from holdfast._store.read.verify import read_manifest
+from tests.ranks.jobs import Jobs
 from tests.support import checkpoint_steps, wait_until
 
+JOIN = Path(__file__).with_name("join.py")
 _TOTAL = 30
 
 
@@ -134,4 +137,19 @@ def test_uneven_numbers_of_batches_are_refused_with_the_count_of_each_rank(jobs,
     assert all(life.wait(60) for life in job.lives), job.outputs
     assert "in epoch 0 (rank 0: 14, rank 1: 12)" in job.outputs
     assert "ake room" not in job.outputs
+    assert jobs.events("uneven-batches")[0]["batches"] == [[0, 14], [1, 12]]
+
+
+def test_uneven_batches_of_ddp_under_join_are_refused_with_the_count_of_each_rank(
+    fork_server, tmp_path
+):
+    jobs = Jobs(fork_server, tmp_path, script=JOIN)
+    try:
+        job = jobs.start(total=3)
+        assert set(job.statuses(60)) == {1}, job.outputs
+    finally:
+        jobs.end()
+    for rank in (0, 1):
+        assert "in epoch 0 (rank 0: 14, rank 1: 12)" in job.output(rank)
+        assert "DDP's Join is not supported" in job.output(rank)
     assert jobs.events("uneven-batches")[0]["batches"] == [[0, 14], [1, 12]]

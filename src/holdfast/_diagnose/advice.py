@@ -71,8 +71,9 @@ _BY_NAME = {
         "for it.",
     ),
     "timed_out": (
-        "Ranks that do unequal work (a rank-0 validation, an uneven last batch) need a longer "
-        "timeout: init_process_group(timeout=timedelta(minutes=60)), or join=… for the batches.",
+        "Ranks that do unequal work (a rank-0 validation) need a longer timeout: "
+        "init_process_group(timeout=timedelta(minutes=60)). All need the same number of batches: "
+        "a DistributedSampler, or drop_last=True.",
         "To learn which collective it was: TORCH_DISTRIBUTED_DEBUG=DETAIL, and for NCCL "
         "TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1 NCCL_DEBUG=INFO",
     ),

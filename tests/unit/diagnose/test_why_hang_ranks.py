@@ -88,6 +88,8 @@ def test_ranks_in_different_collectives_are_on_different_branches():
     assert "rank 1 waits in all_gather at train.py:45" in found.sentence
     assert "ranks 0 and 2 in all_reduce at train.py:41" in found.sentence
     assert "the same collectives in the same order" in found.sentence
+    assert "drop_last=True" in found.advice[1]
+    assert "join" not in found.advice[1]  # a run refuses uneven numbers of batches
 
 
 def test_of_two_ranks_on_two_branches_neither_is_guilty():

@@ -230,8 +230,9 @@ def _all_wait(ranks: list[_Rank]) -> HangFinding:
         [
             f"{hint}.",
             "For parameters that not every batch uses: DistributedDataParallel(…, "
-            "find_unused_parameters=True); for uneven batches: with model.join(). "
-            "TORCH_DISTRIBUTED_DEBUG=DETAIL names the collective that does not match.",
+            "find_unused_parameters=True); for uneven batches: a DistributedSampler, or "
+            "drop_last=True. TORCH_DISTRIBUTED_DEBUG=DETAIL names the collective that does not "
+            "match.",
         ],
         odd[0].number if len(odd) < len(most) or odd[0].mark != most[0].mark else None,
         _stand([rank for rank in ranks if rank is not odd[0]]),
