@@ -14,7 +14,6 @@ from holdfast._store.folder import plain_file
 from holdfast._store.folder.layout import RunLayout
 from tests.cli.command import succeed
 from tests.rank_folders import make_run
-from tests.support import SLACK
 
 
 @pytest.fixture
@@ -65,7 +64,8 @@ def test_the_status_of_two_thousand_runs_takes_two_seconds(make_many):
     runs = make_many(2000)
     began = time.process_time()
     succeed("status", runs)
-    assert time.process_time() - began < 2 * SLACK
+    # Processor time: about 1.4 s, however many others compute.
+    assert time.process_time() - began < 2.0
 
 
 def test_a_run_that_cannot_be_read_hides_no_other(make_many, tmp_path):
