@@ -42,6 +42,26 @@ def test_too_little_room_in_shared_memory_is_told_as_that(monkeypatch):
     os.close(found.descriptor)
 
 
+def test_memory_that_the_system_refuses_is_not_too_little_room_in_shared_memory(monkeypatch):
+    """For the first file, in /dev/shm; then for all files."""
+    asked: list[int] = []
+
+    def refuse(descriptor: int, *_: int) -> None:
+        asked.append(descriptor)
+        if len(asked) in (1, 3, 4):
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(backing.os, "posix_fallocate", refuse)
+    path = backing.arena_path(RUN_ID, 1, 1)
+    found = backing.reserve(RUN_ID, 1, 1, 1 << 16)
+    assert found is not None
+    assert found.why_not_shm == f"{path} cannot be made (Cannot allocate memory)"
+    os.close(found.descriptor)
+    assert backing.reserve(RUN_ID, 1, 1, 1 << 16) is None
+    assert len(asked) == 4
+    assert not path.exists()
+
+
 def test_too_many_open_files_are_not_too_little_memory(monkeypatch):
     def refuse(*_):
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

@@ -27,7 +27,8 @@ _LEAST_RESERVE_BYTES = 32 << 20
 _LARGE_BYTES = 256 << 20
 _PATIENCE_SECONDS = 2.0
 _UNLIMITED = 1 << 60
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+NO_ROOM = (*_FULL, errno.ENOMEM)
 
 
 @dataclass(frozen=True)
@@ -73,8 +74,14 @@ def reserve(
         if (found := _reserve_shm(path, size_bytes, now_bytes, file_bytes)) is not None:
             return found
     except OSError as error:
-        why = f"{path} cannot be made ({error.strerror})"
-    return _reserve_memfd(path.name, now_bytes, file_bytes, why)
+        if error.errno not in _FULL:
+            why = f"{path} cannot be made ({error.strerror})"
+    try:
+        return _reserve_memfd(path.name, now_bytes, file_bytes, why)
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            return None
+        raise
 
 
 def arena_path(run_id: str, attempt: int, generation: int, rank: int = 0) -> Path:
@@ -102,32 +109,29 @@ def _room_in(folder: Path) -> int:
 
 
 def _reserve_shm(path: Path, size_bytes: int, now_bytes: int, file_bytes: int) -> Backing | None:
-    """None if it does not fit; OSError for any other reason."""
+    """None if it does not fit; OSError if the system refuses it."""
     if _room_in(path.parent) < size_bytes:
         return None
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    backing = Backing(os.open(path, flags, 0o600), path)
-    return backing if _allocate(backing, now_bytes, file_bytes) else None
+    return _allocate(Backing(os.open(path, flags, 0o600), path), now_bytes, file_bytes)
 
 
-def _reserve_memfd(name: str, now_bytes: int, file_bytes: int, why_not_shm: str) -> Backing | None:
+def _reserve_memfd(name: str, now_bytes: int, file_bytes: int, why_not_shm: str) -> Backing:
     backing = Backing(os.memfd_create(name, os.MFD_CLOEXEC), None, why_not_shm)
     os.fchmod(backing.descriptor, 0o600)
-    return backing if _allocate(backing, now_bytes, file_bytes) else None
+    return _allocate(backing, now_bytes, file_bytes)
 
 
-def _allocate(backing: Backing, now_bytes: int, file_bytes: int) -> bool:
-    """Allocate the first bytes now; False if there is not enough memory."""
+def _allocate(backing: Backing, now_bytes: int, file_bytes: int) -> Backing:
+    """Allocate the first bytes now; after an error there is no file."""
     try:
         os.ftruncate(backing.descriptor, file_bytes)
         os.posix_fallocate(backing.descriptor, 0, now_bytes)
-    except OSError as error:
+    except OSError:
         backing.remove()
         os.close(backing.descriptor)
-        if error.errno in NO_ROOM:
-            return False
         raise
-    return True
+    return backing
 
 
 def find_leftovers(run_id: str) -> list[Path]:
