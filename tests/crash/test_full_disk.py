@@ -160,7 +160,7 @@ def test_a_start_on_a_full_disk_is_refused_in_a_sentence(is_new, disk, start, un
     assert start(*arguments(folder, EVERY_TEN), script=LIGHT).state_hash() == undisturbed
 
 
-def test_a_full_disk_is_told_once_however_often_it_is_tried(disk, start):
+def test_ctrl_c_beside_a_full_disk_says_each_thing_once_and_what_to_do(disk, start):
     folder = disk.place / "run"
     trainer = start(*arguments(folder, json.dumps({"checkpoint_every": 1})), script=LIGHT)
     trainer.ready()
@@ -169,6 +169,16 @@ def test_a_full_disk_is_told_once_however_often_it_is_tried(disk, start):
     words = SharedWords(trainer.pid).words
     seen = words[STEP]
     wait_until(lambda: words[STEP] > seen + 20, what="steps beside the full disk")
-    trainer.send(signal.SIGTERM)
+    trainer.send(signal.SIGINT)
     assert trainer.wait() == 74
     assert trainer.output.count("It will be tried again") == 1
+    asked, failed, kept, advice = trainer.output.splitlines()[-4:]
+    step = asked.removeprefix("holdfast: Ctrl-C: step ").split()[0]
+    assert failed.startswith(f"holdfast: step {step} could not be made durable: ")
+    assert kept == (
+        f"holdfast: step {step} stays in the memory of this machine; leaving with status 74 "
+        "(SIGINT)."
+    )
+    assert advice.startswith("Make room on the disk")
+    assert "start the same command again on this machine, before it is rebooted" in advice
+    assert "Traceback" not in trainer.output
