@@ -158,6 +158,35 @@ def test_an_unfinished_end_with_status_0_is_noted_and_an_own_way_to_resume_is_se
     assert any("status 0 though it was not complete" in note for note in proof.notes)
 
 
+LEAVES_ITS_LOOP = """
+import torch, holdfast
+torch.set_num_threads(1)
+torch.manual_seed(2)
+data = torch.randn(24, 6, 4)
+net = torch.nn.Linear(4, 1)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+with holdfast.Run("runs/a", model=net, optimizer=opt) as run:
+    for batch in run.batches(data):
+        if run.step == 12:
+            LEAVE
+        loss = (net(batch) - 1).square().mean()
+        opt.zero_grad(); loss.backward(); opt.step()
+"""
+
+
+@pytest.mark.parametrize("leave", ["break", "run.finish(); break"])
+def test_a_run_that_is_left_unfinished_is_noted_with_the_line_to_write(prove, leave):
+    plan = (Planned(1, "KILL", "gradient", 0.5, 0.0),)
+    proof = prove(LEAVES_ITS_LOOP.replace("LEAVE", leave), kills=1, plan=plan)
+    assert proof.verdict == "equal", plain_text(proof)
+    noted = [note for note in proof.notes if "run.finish()" in note]
+    if leave == "break":
+        assert len(noted) == 1, plain_text(proof)
+        assert noted[0].startswith("runs/a is left at step 12 and is not finished")
+    else:
+        assert noted == []
+
+
 def test_a_file_that_the_script_has_just_written_is_no_finished_training(prove):
     proof = prove('import torch\ntorch.save({"a": 1}, "x.pt")\ntorch.load("x.pt")\n', kills=1)
     assert proof.trouble is not None

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+from holdfast._errors import HoldfastError
+from holdfast._report.status.gather import summarize
 from holdfast._tools.prove.causes import (
     Deviation,
     DeviationCase,
@@ -294,7 +298,18 @@ class InterruptedRun:
                 f"After interruption {numbers} the script ended with status 0 though it was not "
                 "complete: a launcher would not start it again."
             )
-        return found
+        return [*found, *self._unfinished_runs()]
+
+    def _unfinished_runs(self) -> Iterator[str]:
+        for name, folder in self._script.runs.items():
+            with contextlib.suppress(HoldfastError, OSError):  # the script may have removed it
+                known = summarize(Path(folder))
+                if known.state == "closed" and known.step:
+                    yield (
+                        f"{name} is left at step {known.step} and is not finished: another start "
+                        "trains on from there. If training is complete, write run.finish() before "
+                        "the loop is left, or give the loop steps=N."
+                    )
 
     @property
     def repeated(self) -> int:
