@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from holdfast._diagnose.deaths.judge import judge
 from holdfast._diagnose.evidence.gather import gather_run
 from holdfast._diagnose.verdict import Cause, Sure
+from tests.cli.command import PROGRAM
 from tests.hangs.stage import check
 from tests.hangs.table import HANGS
 from tests.support import (
@@ -90,6 +93,30 @@ def test_sigterm_with_the_usual_grace_is_durable_at_the_last_step(folder, start,
     assert record["durable_step"] == record["step"] == checkpoint_steps(folder)[-1]
     assert took < 10, "what SIGTERM usually leaves"
     wait_for_keeper_gone(folder, LONG_SECONDS)
+
+
+def test_doctor_calls_nothing_broken_that_is_only_slow(tmp_path, crowd):
+    """Where a check is late all the same, it says so."""
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "job.sh").write_text(f"exec '{sys.executable}' train.py\n")
+
+    def failed() -> dict[str, str]:
+        done = subprocess.run(
+            [PROGRAM, "doctor", "--json", "runs", "--", "bash", "job.sh"],
+            cwd=tmp_path,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=500,
+        )
+        checks = json.loads(done.stdout)["checks"]
+        assert "signal SIGTERM" in [each["name"] for each in checks], done.stdout
+        return {each["name"]: each["found"] for each in checks if each["state"] == "fail"}
+
+    alone = failed()
+    with crowd():
+        found = failed()
+    assert found.keys() <= alone.keys(), found
 
 
 _TWO_ORDERS = """

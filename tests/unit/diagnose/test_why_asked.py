@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
-import time
-from pathlib import Path
 
 import pytest
 
@@ -17,9 +14,7 @@ from holdfast._diagnose.verdict import Cause, Sure
 from holdfast._environment.processes.activity import Activity, activity_of
 from holdfast._errors import SettingsError
 from holdfast._tools.cli import why
-from holdfast._tools.doctor import question
 from holdfast._tools.doctor.environment import Around, judge_environment
-from holdfast._tools.doctor.question import Question
 from tests.cli.command import holdfast
 from tests.unit.hang_looks import alone, look, process, thread
 from tests.unit.why_evidence import printed
@@ -107,15 +102,3 @@ def test_doctor_names_who_has_the_port():
         assert f"pid {os.getpid()}" in check.found
         agent = {**known, "TORCHELASTIC_USE_AGENT_STORE": "True"}
         assert "in use" not in str(judge_environment(agent, Around()))
-
-
-def test_a_question_that_waits_for_a_processor_has_its_time(tmp_path: Path, monkeypatch):
-    """Stands for a crowded machine: the kernel says that it has waited for a minute."""
-    program = tmp_path / "tell.py"
-    program.write_text("import time; time.sleep(0.6); print('{\"a\": 1}')\n")
-    monkeypatch.setattr(question, "waits_of", lambda pids: {1: 60.0})
-    asked = Question(program, python=(sys.executable, "-S"))
-    assert asked.answer(time.monotonic() + 0.05) == {"a": 1}
-    monkeypatch.setattr(question, "waits_of", lambda pids: {1: 0.0})
-    asked = Question(program, python=(sys.executable, "-S"))
-    assert asked.answer(time.monotonic() + 0.05) is None

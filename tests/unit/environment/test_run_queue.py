@@ -70,6 +70,17 @@ def test_what_one_has_waited_that_is_gone_stays_added():
     assert deadline.is_over()
 
 
+@pytest.mark.parametrize(("waiting", "is_starved"), [(0.9, True), (0.2, False)])
+def test_who_waited_long_for_a_processor_was_starved(waiting, is_starved):
+    machine = Machine()
+    deadline = machine.deadline(5.0)
+    assert not deadline.is_starved()
+    machine.over_after(deadline, waiting)
+    assert deadline.is_starved() == is_starved
+    machine.time, machine.waits = machine.time + 100, {}  # it has ended
+    assert deadline.is_starved() == is_starved
+
+
 def test_no_time_is_no_time():
     machine = Machine()
     assert machine.deadline(0.0).is_over()

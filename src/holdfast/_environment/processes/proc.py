@@ -76,6 +76,8 @@ def is_leaving(stat: bytes) -> bool:
 
 # A deadline moves by the longest wait of one thread, and of many threads one may always wait.
 _MOST_TIMES = 12.0
+# Of the time that has passed. Beside forty that compute, a poller waits for a fifth of it.
+_STARVED_SHARE = 1 / 3
 
 
 def read_schedstat(folder: str) -> tuple[float, float] | None:
@@ -108,7 +110,7 @@ def waits_of(pids: Iterable[int]) -> dict[int, float]:
 class FairDeadline:
     """A deadline for processes, plus the time that one of them waits for a processor.
 
-    `pids` may return other processes at each call. The time is at most twelve times as long.
+    `pids` may return other processes at each call. The time is at most `times` as long.
     """
 
     def __init__(
@@ -117,12 +119,15 @@ class FairDeadline:
         pids: Callable[[], Iterable[int]],
         clock: Callable[[], float] = time.monotonic,
         waits: Callable[[Iterable[int]], dict[int, float]] = waits_of,
+        *,
+        times: float = _MOST_TIMES,
     ) -> None:
         self._seconds = seconds
         self._pids = pids
         self._clock = clock
         self._waits = waits
-        self._began = clock()
+        self._times = times
+        self._began = self._measured_at = clock()
         self._before = waits(pids()) if seconds > 0 else {}
         self._waited = 0.0  # by the thread that waited longest; it may have ended since
         self.at = self._began + seconds  # when to ask again
@@ -131,8 +136,18 @@ class FairDeadline:
         now = self._clock()
         if now < self.at or self._seconds <= 0:
             return now >= self.at
-        for tid, waited in self._waits(self._pids()).items():
-            self._waited = max(self._waited, waited - self._before.get(tid, 0.0))
-        more = min(self._waited, (_MOST_TIMES - 1) * self._seconds)
+        self._measure(now)
+        more = min(self._waited, (self._times - 1) * self._seconds)
         self.at = max(self.at, self._began + self._seconds + more)
         return now >= self.at
+
+    def is_starved(self) -> bool:
+        """True if a process has spent much of its time waiting for a processor."""
+        self._measure(self._clock())
+        return self._waited > _STARVED_SHARE * (self._measured_at - self._began)
+
+    def _measure(self, now: float) -> None:
+        if found := self._waits(self._pids()):  # else all of them have ended
+            self._measured_at = now
+        for tid, waited in found.items():
+            self._waited = max(self._waited, waited - self._before.get(tid, 0.0))

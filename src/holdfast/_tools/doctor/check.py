@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
+
+from holdfast._environment.processes.proc import FairDeadline
 
 State = Literal["ok", "warn", "fail"]
 
@@ -29,3 +32,12 @@ class Check:
 def worst(checks: Iterable[Check]) -> State:
     """The gravest state of all; "ok" without any check."""
     return max((check.state for check in checks), key=STATES.index, default="ok")
+
+
+def slow(name: str, what: str, deadline: FairDeadline) -> Check | None:
+    """The check for something that was late on a busy machine; None: the machine was not busy."""
+    if not deadline.is_starved():
+        return None
+    load = os.getloadavg()[0]
+    found = f"slow: {what}, the machine is busy (load {load:.0f})"
+    return Check(name, "warn", found, "try again when fewer processes compute", {"load": load})

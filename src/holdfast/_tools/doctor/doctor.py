@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,15 +78,15 @@ class Examination:
         self._environment = variables.whole()
         self._temporary = variables.temporary_folder()
         home = self._environment.get("HOME") or str(Path.home())
-        self._folder = Question(FACTS, "place", str(request.folder), "write")
-        self._home = Question(FACTS, "place", home)
-        self._tmp = Question(FACTS, "place", self._temporary, "write")
+        ask = partial(Question, FACTS, seconds=_ANSWER_SECONDS)
+        self._folder = ask("place", str(request.folder), "write")
+        self._home = ask("place", home)
+        self._tmp = ask("place", self._temporary, "write")
         has_driver = any(Path(each).exists() for each in _DRIVERS)
-        self._driver = Question(FACTS, "gpus") if has_driver else None
+        self._driver = ask("gpus") if has_driver else None
         self._python = python_of(request.command)
-        self._packages = Question(FACTS, "packages", python=[self._python or sys.executable])
+        self._packages = ask("packages", python=[self._python or sys.executable])
         self._write: Question | None = None
-        self._deadline = time.monotonic() + _ANSWER_SECONDS
         self.known = RunNeeds()
         self.gpu: dict[str, Any] | None = {}  # by the driver; empty: there is none
 
@@ -102,7 +102,7 @@ class Examination:
 
     def _checks(self) -> Iterator[Check | None]:
         request, name = self._request, str(self._request.folder)
-        folder = self._folder.answer(self._deadline)
+        folder = self._folder.answer()
         facts = folder or {}
         if facts.get("kind") == "file":
             raise SettingsError(
@@ -113,16 +113,15 @@ class Examination:
             self.known = read_run(request.folder)
         known, base, free = self.known, str(facts.get("base") or ""), facts.get("free")
         on_disk = request.size_bytes or known.state_bytes
-        write_deadline = 0.0
         if facts.get("is_writable") and not request.is_quick:
             most = bytes_to_write(on_disk, free)
             if most:
                 # It takes longest, so it runs during the other checks.
-                self._write = Question(FACTS, "speed", base, str(most), str(WRITE_SECONDS))
-                write_deadline = time.monotonic() + WRITE_SECONDS + 1.5
+                words = ("speed", base, str(most), str(WRITE_SECONDS))
+                self._write = Question(FACTS, *words, seconds=WRITE_SECONDS + 1.5)
         # If the file system does not answer, only the words of the path are known.
         mount = find_mount(base or str(request.folder.absolute()))
-        yield judge_folder(name, folder, mount)
+        yield self._folder.slow("run folder") or judge_folder(name, folder, mount)
         if folder is not None:
             yield judge_file_system(name, mount)
         yield from self._memory()
@@ -135,16 +134,18 @@ class Examination:
         is_remote = mount is not None and mount.is_remote
         yield judge_clock(is_clock_kept(), facts.get("skew_seconds"), is_remote)
         yield from self._software()
-        home = self._home.answer(self._deadline)
-        yield judge_home(home, find_mount(str(home["base"])) if home is not None else None)
-        tmp = self._tmp.answer(self._deadline)
+        home = self._home.answer()
+        mount = find_mount(str(home["base"])) if home is not None else None
+        yield self._home.slow("home") or judge_home(home, mount)
+        tmp = self._tmp.answer()
         mount = find_mount(str(tmp["base"])) if tmp is not None else None
-        yield judge_temporary(tmp, mount, self._temporary)
+        yield self._tmp.slow("temporary folder") or judge_temporary(tmp, mount, self._temporary)
         if not request.is_quick:
             yield try_stacks()
         if self._write is not None:
-            measured = self._write.answer(write_deadline)
-            yield judge_speed(measured, on_disk, self._grace(), known.save_seconds)
+            measured = self._write.answer()
+            taken = judge_speed(measured, on_disk, self._grace(), known.save_seconds)
+            yield self._write.slow("write speed") or taken
 
     def _memory(self) -> Iterator[Check | None]:
         if sys.platform != "linux":
@@ -186,17 +187,19 @@ class Examination:
 
     def _software(self) -> Iterator[Check]:
         if self._driver is not None:
-            self.gpu = self._driver.answer(self._deadline)
-        packages = self._packages.answer(self._deadline)
+            self.gpu = self._driver.answer()
+        packages = self._packages.answer()
         gpus = len(self.gpu.get("gpus") or ()) if self.gpu else None
         around = Around(interfaces(), gpus, nodes_of(self._environment))
         yield from judge_environment(self._environment, around)
-        if self._request.command and self._python is None:
-            # The command does not name the Python that trains; the probe finds it later.
-            yield from judge_gpus(self.gpu, None)
-            return
-        yield from judge_gpus(self.gpu, packages)
-        yield from judge_packages(packages, holdfast.__version__, self._python)
+        # A command may not name the Python that trains; the probe finds it later.
+        is_known = self._python is not None or not self._request.command
+        if self._driver is not None and (late := self._driver.slow("gpu")):
+            yield late
+        else:
+            yield from judge_gpus(self.gpu, packages if is_known else None)
+        if is_known:
+            yield from _judge_packages(self._packages, packages, self._python)
 
     def _grace(self) -> Grace:
         if self._request.grace_seconds is not None:
@@ -224,10 +227,18 @@ def examine_command(
     if not tried:
         return  # the training was not reached, and a second start would not reach it either
     if python_of(command) is None and (python := tried[0]["python"]):
-        answer = Question(FACTS, "packages", python=[python]).answer(
-            time.monotonic() + _ANSWER_SECONDS
-        )
+        asked = Question(FACTS, "packages", seconds=_ANSWER_SECONDS, python=[python])
+        answer = asked.answer()
         if gpu and gpu.get("gpus"):
             yield from judge_torch(gpu, answer or {})
-        yield from judge_packages(answer, holdfast.__version__, python)
+        yield from _judge_packages(asked, answer, python)
     yield from check_ranks(list(command))
+
+
+def _judge_packages(
+    asked: Question, facts: dict[str, Any] | None, python: str | None
+) -> Iterator[Check]:
+    if late := asked.slow("packages"):
+        yield late
+    else:
+        yield from judge_packages(facts, holdfast.__version__, python)

@@ -17,18 +17,23 @@ from pathlib import Path
 from typing import Any
 
 from holdfast._environment import variables
-from holdfast._environment.processes.proc import waits_of
+from holdfast._environment.processes.proc import FairDeadline
+from holdfast._tools.doctor.check import Check, slow
 
 _MOST_BYTES = 1 << 16
-_MOST_WAITING_SECONDS = 60.0
-_POLL_SECONDS = 0.2
 FACTS = Path(__file__).with_name("machine_facts.py")  # imports nothing of holdfast: starts fast
 
 
 class Question:
-    """Starts at once, so that several are answered at the same time."""
+    """Starts at once, so that several are answered at the same time.
 
-    def __init__(self, program: Path, *words: str, python: Sequence[str] = ()) -> None:
+    It has `seconds`, plus the time that it waits for a processor: a process that is slow to start
+    says nothing about a file system.
+    """
+
+    def __init__(
+        self, program: Path, *words: str, seconds: float, python: Sequence[str] = ()
+    ) -> None:
         # The user's Python with all its packages; ours without any.
         command = [*(python or (sys.executable, "-I", "-S")), str(program), *words]
         self._process: subprocess.Popen[bytes] | None = None
@@ -40,29 +45,41 @@ class Question:
                 stderr=subprocess.DEVNULL,
                 env=variables.child_environment(),
             )
+        self._seconds = seconds
+        self._is_late = False
+        self.deadline = FairDeadline(seconds, lambda: filter(None, [self.pid]))
 
     @property
     def pid(self) -> int | None:
         """Of the process, until its answer is read."""
         return None if self._process is None else self._process.pid
 
-    def answer(self, deadline: float) -> dict[str, Any] | None:
-        """Its last line until the deadline of the monotonic clock; None if there is none."""
+    def answer(self) -> dict[str, Any] | None:
+        """Its last line until the deadline; None if there is none."""
         process = self._process
         if process is None or process.stdout is None:
             return None
         try:
-            _wait(process, deadline)
+            while process.poll() is None and not self.deadline.is_over():
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.0, self.deadline.at - time.monotonic()))
             # The answer is a few lines, which fit into the pipe; a late process may have begun it.
             if process.returncode is None:
                 os.set_blocking(process.stdout.fileno(), False)
             said = os.read(process.stdout.fileno(), _MOST_BYTES)
             found = json.loads(said.rpartition(b"\n")[0].rpartition(b"\n")[2])
         except (OSError, ValueError, AttributeError):  # Windows has no such pipes
+            self._is_late = process.returncode is None
             return None
         finally:
             self.drop()
         return found if isinstance(found, dict) else None
+
+    def slow(self, name: str) -> Check | None:
+        """The check for an answer that did not come; None if no busy machine is the reason."""
+        if not self._is_late:
+            return None
+        return slow(name, f"no answer within {self._seconds:.1f} s", self.deadline)
 
     def drop(self) -> None:
         """End the process if possible; never wait for it for long."""
@@ -77,17 +94,3 @@ class Question:
                 process.wait(0.2)
             if process.returncode is None:
                 process.returncode = -9  # else Python warns of it at our exit
-
-
-def _wait(process: subprocess.Popen[bytes], deadline: float) -> None:
-    """Until it has ended or the deadline, plus the time that it waited for a CPU.
-
-    On a crowded machine the process is slow to start: that says nothing about a file system.
-    """
-    while process.poll() is None:
-        waited = max(waits_of([process.pid]).values(), default=0.0)
-        left = deadline + min(waited, _MOST_WAITING_SECONDS) - time.monotonic()
-        if left <= 0:
-            return
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(min(left, _POLL_SECONDS))

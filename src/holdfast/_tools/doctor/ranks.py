@@ -11,12 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from holdfast._environment.processes.proc import FairDeadline
 from holdfast._environment.processes.tree import is_known
 from holdfast._environment.slurm.job import starts_torchrun
 from holdfast._run.ranks.address import is_taken, port_owner
 from holdfast._text import count
-from holdfast._tools.doctor.check import Check
-from holdfast._tools.doctor.signals.chain import Chain, ChainError, Probe
+from holdfast._tools.doctor.check import Check, slow
+from holdfast._tools.doctor.signals.chain import MOST_TIMES, Chain, ChainError, Probe
 from holdfast._tools.doctor.signals.target import Target, find_target
 
 SECONDS = 60.0
@@ -25,6 +26,7 @@ _USUAL_PORT = 29500
 _ENDPOINT = re.compile(r"--?rdzv[-_]endpoint(?:=|\s+)(\S*)")
 _PORT = re.compile(r"--?master[-_]port(?:=|\s+)(\d+)")
 _BACKEND = re.compile(r"init_process_group\(\s*(?:backend\s*=\s*)?[\"']([\w:,]+)[\"']")
+_TIMEOUT = re.compile(r"\bwithin \d|tim(?:e|ed)[ -]?out", re.IGNORECASE)
 _check = partial(Check, "all_reduce")
 
 
@@ -42,31 +44,35 @@ def check_ranks(
     taken = _check_port(command)
     if taken is not None:
         return [taken]
-    began = time.monotonic()
     try:
-        probes = _follow(command, target, where, seconds)
+        return _follow(command, target, where, seconds)
     except ChainError as error:
         remedy = error.remedy
         if re.search(r"--?nnodes[= ]+(?!1\b)\d", " ".join(command)):
             remedy = "start the same on every node, at the same time, or by srun"
         return [_check(error.state, error.found, remedy)]
-    return judge_ranks(probes, time.monotonic() - began)
 
 
-def _follow(command: Sequence[str], target: Target, folder: Path, seconds: float) -> list[Probe]:
-    deadline = time.monotonic() + seconds
+def _follow(command: Sequence[str], target: Target, folder: Path, seconds: float) -> list[Check]:
+    began = time.monotonic()
     backend = _backend_of(target, folder)
     chain = Chain(command, target, "ranks", seconds=seconds / 2, folder=folder, backend=backend)
     with chain:
+        deadline = FairDeadline(seconds, chain.family, times=MOST_TIMES)
         chain.await_probes(seconds / 2)
         while True:
             probes = chain.probes()
             chain.guard()
             is_over = all(each.events("done") or each.events("error") for each in probes)
             ended = chain.process.poll() is not None
-            if is_over or ended or time.monotonic() > deadline:
-                return chain.probes()
+            if is_over or ended or deadline.is_over():
+                break
             time.sleep(_POLL_SECONDS)
+        checks = judge_ranks(chain.probes(), time.monotonic() - began)
+        return [
+            (each.data.get("is_late") and slow(each.name, each.found, deadline)) or each
+            for each in checks
+        ]
 
 
 def _backend_of(target: Target, folder: Path) -> str:
@@ -161,7 +167,7 @@ def _check_sum(probes: Sequence[Probe], seconds: float) -> Check:
             "fail",
             f"rank {rank} of {size}: {_one_line(fact)}",
             _one_line(step) or remedy,
-            {"rank": rank, "error": first["text"]},
+            {"rank": rank, "error": first["text"], "is_late": bool(_TIMEOUT.search(fact))},
         )
     met = [one.rank for one in probes if one.events("met")]
     silent = [one.rank for one in probes if not one.events("done")]
@@ -172,7 +178,7 @@ def _check_sum(probes: Sequence[Probe], seconds: float) -> Check:
             "fail",
             f"{_ranks(silent)} of {size} {stage} within {seconds:.0f} s",
             "see that no firewall is between them; NCCL_DEBUG=INFO tells what nccl waits for",
-            {"silent": silent},
+            {"silent": silent, "is_late": True},
         )
     if not met:
         found = f"{size} processes without RANK and WORLD_SIZE: each trains by itself"

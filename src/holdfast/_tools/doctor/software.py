@@ -15,7 +15,7 @@ from typing import Any
 from holdfast._environment.processes.proc import read_bytes, read_number
 from holdfast._environment.processes.pyspy import Dump, dump_stacks, find_pyspy
 from holdfast._text import duration, size
-from holdfast._tools.doctor.check import Check
+from holdfast._tools.doctor.check import Check, slow
 from holdfast._tools.doctor.machine_facts import sleep_for_doctor
 from holdfast._tools.doctor.question import FACTS, Question
 from holdfast._tools.doctor.signals.target import shebang
@@ -182,20 +182,23 @@ def try_stacks() -> Check | None:
     program = find_pyspy()
     if program is None:
         return judge_stacks(None, 0.0)
-    target = Question(FACTS, "sleep")
-    deadline = time.monotonic() + _STACKS_SECONDS
+    target = Question(FACTS, "sleep", seconds=_STACKS_SECONDS)
+    deadline = target.deadline
     try:
         began = time.monotonic()
         dump = Dump(error="the process to be looked at did not start")
-        while target.pid is not None and (left := deadline - time.monotonic()) > 0:
+        while target.pid is not None and not deadline.is_over():
             began = time.monotonic()
+            left = max(_RETRY_SECONDS, deadline.at - began)
             dump = dump_stacks([target.pid], left, program)[target.pid]
             if _shows_sleep(dump):
                 break
             time.sleep(_RETRY_SECONDS)  # the process may still be starting
-            if dump.error is not None and time.monotonic() > deadline - _STACKS_SECONDS / 2:
+            if dump.error is not None and time.monotonic() > deadline.at - _STACKS_SECONDS / 2:
                 break
-        return judge_stacks(dump, time.monotonic() - began)
+        taken = judge_stacks(dump, time.monotonic() - began)
+        late = slow("stacks", f"py-spy has read none ({taken.data['error']})", deadline)
+        return late if late is not None and taken.state != "ok" else taken
     finally:
         target.drop()
 

@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from holdfast._environment import variables as _env
-from holdfast._environment.processes.proc import read_bytes, stat_fields
+from holdfast._environment.processes.proc import FairDeadline, read_bytes, stat_fields
 from holdfast._environment.processes.threads import name_of
 from holdfast._environment.processes.tree import descendants
-from holdfast._tools.doctor.check import State
+from holdfast._tools.doctor.check import State, slow
 from holdfast._tools.doctor.signals import probe
 from holdfast._tools.doctor.signals.target import Target, interpreter_flags
 from holdfast._tools.lint.wrappers import is_python
@@ -37,6 +37,7 @@ from holdfast._tools.lint.wrappers import is_python
 CLIENTS = ("srun", "salloc")
 _POLL_SECONDS = 0.01
 _MORE_RANKS_SECONDS = 0.3  # where the number of ranks is not known
+MOST_TIMES = 3.0  # on a busy machine a deadline is at most so many times as long
 _END_SECONDS = 5.0
 _TERMINAL_END_SECONDS = 2.0
 _SCANCEL_SECONDS = 10.0
@@ -343,7 +344,7 @@ class Chain:
 
     def await_probes(self, seconds: float) -> list[Probe]:
         """Wait for all ranks, as far as their number is known."""
-        deadline = time.monotonic() + seconds
+        deadline = FairDeadline(seconds, self.family, times=MOST_TIMES)
         seen, changed = 0, time.monotonic()
         around = _env.of_ranks()
         while True:
@@ -359,13 +360,15 @@ class Chain:
             self.guard()
             if self.process.poll() is not None and not seen:
                 raise self._ended_before()
-            if time.monotonic() > deadline:
+            if deadline.is_over():
                 why = f"{seen} of {wanted} ranks began within {seconds:.0f} s"
                 remedy = "see why the others do not: start the command by itself"
                 if not seen:
                     why = f"{self.target.label} was not reached within {seconds:.0f} s"
                     why += self._last_output()
                     remedy = "leave out what takes long before the training, for this test"
+                if (late := slow("", why, deadline)) is not None:
+                    why, remedy = late.found, late.remedy
                 raise ChainError(why, remedy)
             time.sleep(_POLL_SECONDS)
 

@@ -7,6 +7,7 @@ through SLURM to the tasks of a step.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import signal
@@ -17,14 +18,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from holdfast._environment.processes.proc import FairDeadline
 from holdfast._environment.processes.threads import name_of
 from holdfast._environment.processes.tree import is_known
 from holdfast._environment.slurm.job import is_in_step
 from holdfast._environment.variables import of_job, of_ranks
-from holdfast._tools.doctor.check import Check, State
+from holdfast._tools.doctor.check import Check, State, slow
 from holdfast._tools.doctor.signals import probe
 from holdfast._tools.doctor.signals.chain import (
     CLIENTS,
+    MOST_TIMES,
     Chain,
     ChainError,
     Probe,
@@ -181,9 +184,14 @@ class _Trials:
                 if number == signal.SIGINT and is_step:
                     continue  # a batch job has no keyboard
                 route = self._route(number, is_step)
-                tried = _Observation(chain, probes, number, route).run(self._arrive_seconds)
+                observation = _Observation(chain, probes, number, route)
+                tried, deadline = observation.run(self._arrive_seconds)
                 in_job = route == TO_STEP or bool(of_job().get("SLURM_JOB_ID"))
-                self._checks.append(judge(tried, self._wanted(in_job), in_job=in_job))
+                check = judge(tried, self._wanted(in_job), in_job=in_job)
+                if tried.missed and not tried.lost and deadline.is_over():
+                    what = f"it has not arrived within {self._arrive_seconds:.0f} s"
+                    check = slow(check.name, what, deadline) or check
+                self._checks.append(check)
                 is_as_before = not tried.missed and not tried.gone and tried.status is None
                 if not is_as_before or not left or left[0].name not in _WARNINGS:
                     break
@@ -231,23 +239,23 @@ class _Observation:
         python = str(here["python"]) if is_here else ""
         self._tried = Tried(number, route, label, hops, {}, scripts=target.scripts, python=python)
 
-    def run(self, seconds: float) -> Tried:
+    def run(self, seconds: float) -> tuple[Tried, FairDeadline]:
         """Send the signal, and observe the chain until it has settled."""
-        tried = self._tried
-        began, sent_at = time.monotonic(), time.time()
+        tried, family = self._tried, self._chain.family
+        deadline, sent_at = FairDeadline(seconds, family, times=MOST_TIMES), time.time()
         self._send()
-        deadline = began + seconds
-        settles: float | None = None
-        while time.monotonic() < min(deadline, settles or deadline):
+        settles, has_lost = math.inf, False
+        while time.monotonic() < settles and not deadline.is_over():
             self._observe(sent_at)
-            if settles is None and (not tried.missed or tried.living == 0):
+            if settles == math.inf and (not tried.missed or tried.living == 0):
                 settles = time.monotonic() + _SETTLE_SECONDS
-            elif settles is None and tried.gone:
-                deadline = min(deadline, time.monotonic() + _DEAD_SECONDS)
+            elif settles == math.inf and tried.gone and not has_lost:
+                has_lost = True
+                deadline = FairDeadline(_DEAD_SECONDS, family, times=MOST_TIMES)
             time.sleep(_POLL_SECONDS)
         self._observe(sent_at)
         tried.status, tried.asked = self._chain.process.poll(), self._chain.asked()
-        return tried
+        return tried, deadline
 
     def _send(self) -> None:
         name = self._tried.name
