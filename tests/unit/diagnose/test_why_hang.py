@@ -70,7 +70,7 @@ TABLE: dict[str, tuple[Record, Cause, tuple[str, ...]]] = {
             pulse_age=33.0,
         ),
         Cause.HANG_GIL,
-        ("it waits for its thread tokenizer, which is in a call that holds the interpreter at tok.py:9",),
+        ("it waits for its thread tokenizer, which is in a call that holds the interpreter",),
     ),
     "the interpreter is held, and only faulthandler could tell the stack": (
         look(process(100, thread("train.py:4 match", owns_gil=None)), pulse_age=33.0),
