@@ -23,6 +23,7 @@ from holdfast._store.folder.attempts import (
     lease_holder,
     lives_elsewhere,
     read_json,
+    refuse_links,
     write_json,
 )
 from holdfast._store.folder.layout import RunLayout
@@ -134,6 +135,7 @@ def fetch(
 ) -> Fetched:
     """Fetch the newest whole checkpoint, or that of a step, into the run folder."""
     layout = RunLayout(folder.absolute())
+    refuse_links(layout)
     with _store_errors(address):
         index = MirrorIndex(open_store(address))
         run_id = index.identity()

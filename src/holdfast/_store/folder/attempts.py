@@ -84,7 +84,7 @@ def cannot_write(folder: Path, error: OSError) -> FolderError:
 def open_folder(folder: Path) -> tuple[RunLayout, str]:
     """Make the run folder if it is missing; returns its paths and the run's id."""
     layout = RunLayout(folder.absolute())
-    _refuse_links(layout)
+    refuse_links(layout)
     try:
         if not layout.folder.exists():
             layout.folder.mkdir(parents=True, exist_ok=True)
@@ -125,11 +125,12 @@ def find_run(folder: Path) -> tuple[RunLayout, str]:
         raise NotARun(
             f"{folder}: there is no run here.\nA run folder is what holdfast.Run was given."
         )
-    _refuse_links(layout)
+    refuse_links(layout)
     return layout, own_id(layout, record)
 
 
-def _refuse_links(layout: RunLayout) -> None:
+def refuse_links(layout: RunLayout) -> None:
+    """Refuse a run of which a folder is a link: it would be followed for writing or removal."""
     if (link := layout.linked_folder()) is not None:
         raise FolderError(
             f"{link}: is a symbolic link, and holdfast touches nothing outside a run folder.\n"

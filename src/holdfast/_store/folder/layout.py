@@ -37,6 +37,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,6 +55,7 @@ _TEMPORARY = re.compile(r"\..+\.\d+(?:-[0-9a-f]+)?\.(part|new)")
 _WRITER = re.compile(
     r"\.(?:claim|probe)-(\d+)-[0-9a-f]+|\.partial-.+[.-](\d+)|\..+\.(\d+)(?:-[0-9a-f]+)?\.(?:part|new)"
 )
+_OWN_FOLDER = re.compile(r"\.|\d|step-|to-")
 MANIFEST = "manifest.json"
 _SET_ASIDE = re.compile(rf"(?:void-|partial-)*{_CHECKPOINT.pattern}(?:[.-]\d+)*")
 _CONTENT = re.compile(
@@ -74,7 +76,16 @@ def foreign_in(path: Path) -> str:
     return ""
 
 
-def _names_in(folder: Path) -> list[str]:
+def _own_folders(folder: str) -> list[str]:
+    """The paths in a folder whose names are of holdfast: 0002, step-…, .partial-…, to-00003."""
+    with contextlib.suppress(
+        OSError
+    ):  # a folder that cannot be listed has its error where it is read
+        return [f"{folder}/{name}" for name in _names_in(folder) if _OWN_FOLDER.match(name)]
+    return []
+
+
+def _names_in(folder: Path | str) -> list[str]:
     try:
         return os.listdir(folder)  # noqa: PTH208  faster than Path, for thousands of runs
     except (FileNotFoundError, NotADirectoryError):
@@ -181,11 +192,18 @@ class RunLayout:
 
     def linked_folder(self) -> Path | None:
         """A folder of the run that is a symbolic link, which leads outside of it."""
+        # Without Path, which is slow for thousands of runs.
+        return next((Path(each) for each in self._folders() if os.path.islink(each)), None)  # noqa: PTH114
+
+    def _folders(self) -> Iterator[str]:
+        """Each folder that holdfast follows; the names that others have made are left alone."""
         folder = str(self.folder)
         for name in ("attempts", "checkpoints", "requests", "loggers", "set-aside"):
-            if os.path.islink(f"{folder}/{name}"):  # noqa: PTH114  faster than Path, for thousands of runs
-                return self.folder / name
-        return None
+            yield f"{folder}/{name}"
+        yield from _own_folders(f"{folder}/checkpoints")
+        for each in _own_folders(f"{folder}/attempts"):
+            yield from (each, f"{each}/ranks", f"{each}/mail")
+            yield from _own_folders(f"{each}/mail")
 
     def logger(self, name: str, ending: str) -> Path:
         """A file of a logger: its state (json), its output (log), or its lock (lock)."""
