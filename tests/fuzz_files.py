@@ -2,9 +2,10 @@
 
     .venv/bin/python -m tests.fuzz_files --minutes 60
 
-changes a manifest, a tree, a journal and the other records, an arena and a .pt file in a few
-places, as often as the time allows. It leaves with 1 if anything raised what is no error of
-holdfast. tests/unit/store/test_forged.py shows the same in `make test`, with few examples.
+changes a manifest, a tree, a journal and the other records, how the run was started, an arena and a
+.pt file in a few places, as often as the time allows. It leaves with 1 if anything raised what is
+no error of holdfast. tests/unit/store/test_forged.py shows the same in `make test`, with few
+examples.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -34,6 +36,7 @@ from hypothesis import strategies as st
 
 from holdfast import HoldfastError
 from holdfast._adapters.registry import adapter_of
+from holdfast._environment.slurm.batch import digest_of
 from holdfast._run.data.course import Position
 from holdfast._state.capture import restore_generators
 from holdfast._state.restore import decode_extra, decode_state, restore_state
@@ -44,6 +47,7 @@ from holdfast._store.memory.arena import Arena, arena_bytes
 from holdfast._store.memory.backing import SHM
 from holdfast._store.read.find import find_newest, open_leftovers
 from holdfast._store.read.merge_ranks import read_checkpoint
+from holdfast._tools import resume
 from holdfast._tools.convert.adopt.adoption import Adoption, adopt_files
 from tests.cli.command import holdfast
 from tests.forging import dumps, forged
@@ -53,7 +57,26 @@ RUN_ID = uuid.uuid4().hex  # two of these may run at once
 COMMANDS = (
     *(("status",), ("status", "--json"), ("ls",), ("verify",), ("metrics",), ("why",), ("clean",)),
     *(("report", "-o", "page.html"), ("export", "out.safetensors"), ("export", "out.pt")),
+    *(("compare",), ("compare", "-o", "page.html"), ("resume",), ("mirror",), ("stacks",)),
 )
+
+
+@contextlib.contextmanager
+def not_starting() -> Iterator[None]:
+    """`resume` without the start, which must be possible with the words that were read."""
+
+    def start(found: resume.Resumption) -> str:
+        words = [*found.command, *found.environment, *found.environment.values()]
+        assert "\0" not in "".join(words)
+        assert all(name and "=" not in name for name in found.environment)
+        os.fsencode("".join(words))
+        raise SystemExit(0)
+
+    with (
+        mock.patch.object(resume, "replace_this_process", start),
+        mock.patch.object(resume, "submit_again", start),
+    ):
+        yield
 
 
 class Workshop:
@@ -109,6 +132,30 @@ class Workshop:
             layout.led(1): {"command": ["python"], "status": 1, "signals": [], "processes": [{}]},
             layout.requeue(1): {"said": "requeued"},
         }
+        dead = {**self.records[layout.lease(1)]["process"], "pid": 4_000_000}
+        script = place / "job.sbatch"
+        script.write_text("#!/bin/sh\n")
+        command = [sys.executable, str(script), "--lr", "0.1"]
+        self.start = {"command": command, "cwd": str(place), "environment": {"PATH": "/bin"}}
+        self.start |= {"host": "h", "python": "3.11", "packages": {"torch": "2"}, "ranks": 2}
+        self.start |= {"git": {"commit": "1a"}, "config": {"lr": 0.1, "net": {"size": [1, None]}}}
+        self.start |= {"launcher": "torchrun", "folder": str(self.run), "job": None}
+        self.start |= {"left_out": ["KEY"], "hardware": {"gpus": [{"name": "x"}], "cpus": 2}}
+        part = {"command": command, "left_out": [], "cwd": str(place), "process": dead}
+        self.start |= {"start": part, "batch": {}}
+        self.batch = {"folder": str(place), "path": str(script), "options": [], "arguments": []}
+        self.batch |= {
+            "digest": digest_of(script.read_text()),
+            "script": "#",
+            "has_left_out": False,
+        }
+        identity = {"run_id": RUN_ID, "created": now, "folder": str(self.whole)}
+        self.records_of_start = {
+            layout.labels: {"tags": ["a", "b"], "note": "n", "is_archived": False},
+            layout.identity: {**identity, "attempts_elsewhere": 1, "copied_from": "/x"},
+            layout.rank(1, 0): {"keeper": dead, "trainer_pid": 5, "port": 7},
+            layout.rank(1, 1): {"keeper": dead, "trainer_pid": 5, "port": 7},
+        }
 
     @property
     def checkpoint(self) -> Path:
@@ -151,7 +198,8 @@ class Workshop:
         for name, *more in data.draw(chosen):
             for made in ("page.html", "out.safetensors", "out.pt"):
                 (self.place / made).unlink(missing_ok=True)
-            done = holdfast(name, self.run, *more, cwd=self.place)
+            with not_starting():
+                done = holdfast(name, self.run, *more, cwd=self.place)
             assert done.stdout or done.stderr, f"{name} says nothing"
             assert "\x1b" not in done.stdout + done.stderr, f"{name} sends an escape"
         with contextlib.suppress(HoldfastError):
@@ -207,6 +255,19 @@ def forge_journal(shop: Workshop, data: Any) -> None:
     rows = data.draw(forged(shop.rows))
     layout.journal.write_bytes(b"".join(dumps(each) + b"\n" for each in events))
     layout.series(1).write_bytes(b"".join(dumps(each) + b"\n" for each in rows))
+    shop.look(data)
+
+
+def forge_start(shop: Workshop, data: Any) -> None:
+    """How it was started, its labels, its identity and its ranks."""
+    layout = shop.begin()
+    base = data.draw(st.sampled_from([shop.start, {**shop.start, "job": "7", "batch": shop.batch}]))
+    layout.start(1).write_bytes(dumps(data.draw(st.just(base) | forged(base))))
+    layout.ranks(1).mkdir(exist_ok=True)
+    for path in data.draw(st.lists(st.sampled_from([*shop.records_of_start]), max_size=3)):
+        place = shop.run / path.relative_to(shop.whole)
+        place.unlink(missing_ok=True)
+        place.write_bytes(dumps(data.draw(forged(shop.records_of_start[path]))))
     shop.look(data)
 
 
@@ -311,6 +372,7 @@ TARGETS: dict[str, Callable[[Workshop, Any], None]] = {
     "header": forge_header,
     "journal": forge_journal,
     "records": forge_records,
+    "start": forge_start,
     "arena": forge_arena,
     "pt": forge_pt,
 }

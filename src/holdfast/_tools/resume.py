@@ -36,7 +36,7 @@ from holdfast._store.folder.attempts import (
     read_json,
 )
 from holdfast._store.folder.layout import RunLayout
-from holdfast._store.folder.plain_file import open_plain
+from holdfast._store.folder.plain_file import open_plain, read_plain
 
 _ENDED = (
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
@@ -78,7 +78,7 @@ def plan_resumption(folder: Path, given: Sequence[str] = ()) -> Resumption:
     is_batch = bool(batch) and not given
     now = variables.whole()
     recorded = _texts(record.get("environment"))
-    hidden = [str(each) for each in record.get("left_out") or ()]
+    hidden = _words(record.get("left_out"))
     environment = environment_again(
         recorded,
         now,
@@ -96,7 +96,7 @@ def plan_resumption(folder: Path, given: Sequence[str] = ()) -> Resumption:
         environment["PATH"] = os.pathsep.join(filter(None, [recorded.get("PATH"), now.get("PATH")]))
     else:
         _refuse_what_no_command_starts(layout, attempt, record, folder, now)
-        launcher, command = _text.text(record.get("launcher")), _words(started, folder)
+        launcher, command = _text.text(record.get("launcher")), _recorded_command(started, folder)
     found = Resumption(layout, attempt, launcher, command, place, environment, script, notes)
     _refuse_missing(found, folder)
     return found
@@ -124,7 +124,24 @@ def _by_given_command(
 
 
 def _texts(value: object) -> dict[str, str]:
-    return {name: each for name, each in _text.record(value).items() if isinstance(each, str)}
+    found = _text.record(value).items()
+    return {n: each for n, each in found if isinstance(each, str) and n and "=" not in n}
+
+
+def _words(value: object) -> list[str]:
+    return [str(each) for each in value] if isinstance(value, list) else []
+
+
+def _can_be_passed(value: object) -> bool:
+    """False for a NUL or half a character anywhere: no process can be given that."""
+    if isinstance(value, str):
+        try:
+            return b"\0" not in os.fsencode(value)
+        except UnicodeEncodeError:
+            return False
+    if isinstance(value, dict):
+        return all(_can_be_passed(each) for pair in value.items() for each in pair)
+    return not isinstance(value, list) or all(map(_can_be_passed, value))
 
 
 def _refuse_if_live_or_finished(folder: Path) -> None:
@@ -147,7 +164,8 @@ def _newest_record(layout: RunLayout, folder: Path) -> tuple[int, dict[str, Any]
     found: tuple[int, dict[str, Any]] | None = None
     for number in reversed(layout.attempt_numbers()):
         record = read_json(layout.start(number))
-        if not _text.record(record.get("start")):
+        used = [record.get(key) for key in ("start", "batch", "environment", "folder", "job")]
+        if not _text.record(used[0]) or not _can_be_passed(used):
             continue
         found = found or (number, record)
         how = str(read_json(layout.exit(number)).get("how", ""))
@@ -155,7 +173,7 @@ def _newest_record(layout: RunLayout, folder: Path) -> tuple[int, dict[str, Any]
             return number, record
     if found is None:
         raise FolderError(
-            f"{folder}: there is no record of how it was started; an older version made it.\n"
+            f"{folder}: there is no record of how it was started, or it is damaged.\n"
             "Start the script itself, as before: it goes on from its last state."
         )
     return found
@@ -229,9 +247,8 @@ def _refuse_what_no_command_starts(
         raise FolderError(f"{folder}: one command cannot start it again.\n{how}")
 
 
-def _words(started: dict[str, Any], folder: Path) -> list[str]:
-    command = [str(word) for word in started.get("command") or ()]
-    left_out = [str(each) for each in started.get("left_out") or ()]
+def _recorded_command(started: dict[str, Any], folder: Path) -> list[str]:
+    command, left_out = _words(started.get("command")), _words(started.get("left_out"))
     if left_out:
         shown = shlex.join(word.replace(LEFT_OUT, "VALUE") for word in command)
         values = "a secret, which is" if len(left_out) == 1 else "secrets, which are"
@@ -249,11 +266,12 @@ def _words(started: dict[str, Any], folder: Path) -> list[str]:
 
 def _submission(folder: Path, batch: dict[str, Any]) -> tuple[list[str], str | None]:
     """The command that submits the job again, and the script if no file has it."""
-    options = [str(each) for each in batch.get("options") or ()]
-    arguments = [str(each) for each in batch.get("arguments") or ()]
+    options, arguments = _words(batch.get("options")), _words(batch.get("arguments"))
     path, text = _text.text(batch.get("path")), batch.get("script")
     with contextlib.suppress(OSError, ValueError):
-        is_same = path and digest_of(Path(path).read_text()) == batch.get("digest")
+        # It may be a link, but no FIFO: the record may name anything.
+        script = read_plain(Path(os.path.realpath(path))).decode() if path else ""
+        is_same = path and digest_of(script) == batch.get("digest")
         if is_same and not any(LEFT_OUT in each for each in arguments):
             return ["sbatch", "--parsable", *options, path, *arguments], None
     if batch.get("has_left_out") or not isinstance(text, str):

@@ -6,14 +6,17 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
 from holdfast._errors import DamagedCheckpoint, HoldfastError
+from holdfast._report.status.parts import keepers_of
 from holdfast._store.format import manifest
 from holdfast._store.read.damage import find_damage
 from holdfast._store.read.merge_ranks import read_checkpoint
 from tests import fuzz_files
+from tests.cli.command import holdfast
 
 
 @pytest.fixture(scope="module")
@@ -70,3 +73,41 @@ def test_a_header_with_the_type_of_another_tensor_is_damage(shop, dtype):
     shop.forge_image(header=header[:8] + fuzz_files.dumps(table))
     with pytest.raises(DamagedCheckpoint, match="does not fit its items"):
         read_checkpoint(shop.checkpoint)
+
+
+FORGED_STARTS = {
+    "a NUL in the command": {"start": {"command": [sys.executable, "\0"]}},
+    "half a character in the command": {"start": {"command": [sys.executable, "\ud800"]}},
+    "a number for the command": {"start": {"command": 7}},
+    "a number for what was left out of it": {"start": {"left_out": 7}},
+    "a number for the secrets": {"left_out": 7},
+    "a NUL in a variable": {"environment": {"TZ": "\0"}},
+    "a variable that no process can have": {"environment": {"A=B": "c", "": "d"}},
+    "a NUL in the folder": {"folder": "\0"},
+    "half a character in the folder": {"folder": "\ud800"},
+    "a NUL in the job": {"job": "\0"},
+    "a NUL in the script's path": {"batch": {"path": "\0", "script": None}},
+    "a number for the options": {"batch": {"options": 7, "folder": "/"}},
+}
+
+
+@pytest.mark.parametrize("change", FORGED_STARTS.values(), ids=FORGED_STARTS)
+def test_a_forged_start_is_resumed_or_refused_in_a_sentence(shop, change):
+    layout = shop.begin()
+    record = {**shop.start, **change}
+    if "start" in change:
+        record["start"] = {**shop.start["start"], **change["start"]}
+    layout.start(1).write_bytes(fuzz_files.dumps(record))
+    with fuzz_files.not_starting():
+        done = holdfast("resume", shop.run, cwd=shop.place)
+    assert str(shop.run) in done.stderr
+
+
+@pytest.mark.parametrize("pid", [[], "7", True])
+def test_a_rank_whose_record_names_no_process_is_passed_over(shop, pid):
+    layout = shop.begin()
+    layout.ranks(1).mkdir()
+    process = json.loads(layout.lease(1).read_text())["process"]
+    layout.rank(1, 1).write_bytes(fuzz_files.dumps({"keeper": {**process, "pid": pid}}))
+    assert keepers_of(layout, 1) == []
+    assert holdfast("clean", shop.run).returncode == 0

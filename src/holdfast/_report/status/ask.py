@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from holdfast import _text
 from holdfast._environment.processes.identity import ProcessIdentity
 from holdfast._environment.processes.inspect import Looker
 from holdfast._environment.processes.proc import FairDeadline, read_bytes
@@ -17,7 +18,14 @@ from holdfast._errors import FolderError
 from holdfast._report.status.gather import RunSummary, summarize
 from holdfast._report.status.parts import keepers_of
 from holdfast._store.folder import journal
-from holdfast._store.folder.attempts import find_run, is_live, keeper_of, lease_holder, read_json
+from holdfast._store.folder.attempts import (
+    find_run,
+    identity_in,
+    is_live,
+    keeper_of,
+    lease_holder,
+    read_json,
+)
 from holdfast._store.folder.layout import RunLayout
 from holdfast._store.folder.requests import ask
 
@@ -172,10 +180,11 @@ def _trainers(layout: RunLayout, attempt: int) -> dict[int, int | None]:
     found: dict[int, int | None] = {}
     folder = layout.ranks(attempt)
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
-        with contextlib.suppress(KeyError, TypeError, ValueError):
-            record = read_json(path)
-            is_here = ProcessIdentity(**record["keeper"]).is_here()  # on the machine of its trainer
-            found[int(path.stem)] = int(record["trainer_pid"]) if is_here else None
+        record = read_json(path)
+        keeper, pid = identity_in(record.get("keeper")), _text.whole(record.get("trainer_pid"))
+        if keeper is not None and path.stem.isdecimal():
+            # The keeper is on the machine of its trainer.
+            found[int(path.stem)] = pid if keeper.is_here() else None
     holder = lease_holder(layout, attempt)
     if holder is not None:
         found[0] = holder.pid if holder.is_here() else None

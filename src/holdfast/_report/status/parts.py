@@ -6,7 +6,6 @@ mirror. Neither SLURM nor the mirror is asked.
 
 from __future__ import annotations
 
-import contextlib
 import re
 import time
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from typing import Any
 
 from holdfast import _text
 from holdfast._environment.processes.identity import ProcessIdentity
-from holdfast._store.folder.attempts import keeper_of, read_json
+from holdfast._store.folder.attempts import identity_in, keeper_of, read_json
 from holdfast._store.folder.layout import RunLayout
 
 _MOST_LINES = 8
@@ -102,8 +101,7 @@ def keepers_of(layout: RunLayout, attempt: int) -> list[ProcessIdentity]:
     found = [keeper_of(layout, attempt)]
     folder = layout.ranks(attempt)
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
-        with contextlib.suppress(KeyError, TypeError):
-            found.append(ProcessIdentity(**read_json(path)["keeper"]))
+        found.append(identity_in(read_json(path).get("keeper")))
     return list(dict.fromkeys(each for each in found if each is not None))
 
 

@@ -379,9 +379,12 @@ def known_origins(layout: RunLayout, in_memory: Collection[int] = ()) -> dict[in
 def identity_in(value: object) -> ProcessIdentity | None:
     """The process that a record names."""
     try:
-        return ProcessIdentity(**value) if isinstance(value, dict) else None
+        found = ProcessIdentity(**record_in(value))
     except TypeError:
         return None
+    texts = (found.started, found.host, found.boot, found.namespace)
+    is_valid = type(found.pid) is int and all(isinstance(each, str) for each in texts)
+    return found if is_valid else None
 
 
 # -- A copied run folder is a run of its own -------------------------------------------------
