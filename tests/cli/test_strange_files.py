@@ -13,6 +13,7 @@ import pytest
 
 from holdfast._store.folder.layout import MANIFEST, RunLayout
 from tests.cli.command import TRAIN_NUMPY, holdfast
+from tests.fuzz_files import not_starting, workshop
 from tests.often import few
 from tests.support import keepers, wait_until
 
@@ -27,6 +28,13 @@ COMMANDS = (
     ("report", "-o", "page.html"),
     ("export", "out.safetensors"),
     ("stop",),
+    ("save",),
+    ("stacks",),
+    ("resume",),
+    ("compare",),
+    ("compare", "-o", "page.html"),
+    ("mirror",),
+    ("mirror", "--push", "--at", "copy"),
 )
 SETTINGS = json.dumps({"checkpoint_every": 2, "keep_last": 2})
 
@@ -58,12 +66,14 @@ def possible_files(run):
     names = (
         *("lease", "heartbeat", "origin", "series", "exit", "requeue", "stacks", "keeper_log"),
         *("trouble", "error", "death", "hang", "hang_text", "void", "look", "led", "output"),
+        *("start", "mirror_log"),
     )
     newest = layout.checkpoint_folders()[-1][2]
     return [
         *(getattr(layout, name)(1) for name in names),
-        *(layout.journal, layout.mirror, layout.identity),
-        *(layout.rank(1, 1), layout.request("stop", 1)),
+        *(layout.journal, layout.mirror, layout.identity, layout.labels, layout.key),
+        *(layout.mirror_lock, layout.resume_log, layout.rank(1, 1), layout.request("stop", 1)),
+        *(layout.logger("tensorboard", ending) for ending in ("json", "log", "lock")),
         *(newest / MANIFEST, newest / "rank-00000.safetensors"),
     ]
 
@@ -87,7 +97,7 @@ def within(seconds, folder):
         signal.signal(signal.SIGALRM, before)
 
 
-# It calls 300 commands in this process, which takes about 10 s.
+# It calls 600 commands in this process, which takes about 15 s.
 @pytest.mark.parametrize("put", few([put_fifo, put_link_to_device, put_giant], [put_fifo]))
 def test_no_command_hangs_or_fails_without_a_sentence(run, tmp_path, put):
     whole = tmp_path / "whole"
@@ -99,7 +109,7 @@ def test_no_command_hangs_or_fails_without_a_sentence(run, tmp_path, put):
         place.unlink(missing_ok=True)
         put(place)
         for name, *more in COMMANDS:
-            with within(30, run):
+            with within(30, run), not_starting():
                 done = holdfast(name, run, *more, cwd=tmp_path)
             said = f"{name} with {place.relative_to(run)}: {done.stdout}{done.stderr}"
             assert "Traceback" not in said
@@ -107,6 +117,43 @@ def test_no_command_hangs_or_fails_without_a_sentence(run, tmp_path, put):
         shutil.rmtree(run)
         for made in ("page.html", "out.safetensors"):
             (tmp_path / made).unlink(missing_ok=True)
+
+
+def each_with_a_fifo(run):
+    """Each file of the run is a FIFO in turn."""
+    for place in possible_files(run):
+        kept = place.read_bytes() if place.exists() else None
+        place.parent.mkdir(exist_ok=True)
+        place.unlink(missing_ok=True)
+        put_fifo(place)
+        yield place
+        place.unlink()
+        if kept is not None:
+            place.write_bytes(kept)
+
+
+@pytest.mark.nightly
+def test_doctor_hangs_at_no_file_of_a_run(run):
+    for _ in each_with_a_fifo(run):
+        with within(30, run):
+            done = holdfast("doctor", run, "--quick")
+        assert "Nothing will fail" in done.stdout, done
+
+
+def test_resume_waits_for_no_fifo_that_the_record_names():
+    with workshop() as shop:
+        fifo, layout = shop.place / "job.fifo", shop.begin()
+        put_fifo(fifo)
+        batch = {**shop.batch, "path": str(fifo), "script": None}
+        layout.start(1).write_text(json.dumps({**shop.start, "batch": batch}))
+        with within(30, shop.place), not_starting():
+            done = holdfast("resume", shop.run, cwd=shop.place)
+        assert f"Submit it again: sbatch {fifo}" in done.stderr
+        layout.start(1).write_text(json.dumps(shop.start))
+        for _ in each_with_a_fifo(shop.run):  # and for none in the folder of an unfinished run
+            with within(30, shop.run), not_starting():
+                done = holdfast("resume", shop.run, cwd=shop.place)
+            assert str(shop.run) in done.stderr
 
 
 @pytest.mark.parametrize("name", [MANIFEST, "rank-00000.safetensors"])
@@ -119,6 +166,23 @@ def test_a_start_sets_such_a_checkpoint_aside_and_takes_the_one_before(run, star
     assert trainer.wait() == 0
     assert "and not a file" in trainer.output
     assert (RunLayout(run).set_aside / newest.name).is_dir()
+
+
+OF_A_RUN = ("journal.jsonl", "run.json", "labels.json", "mirror.json")
+OF_AN_ATTEMPT = ("heartbeat", "lease", "exit", "start", "origin", "error")
+OF_A_START = (*OF_A_RUN, *(f"attempts/0001/{name}.json" for name in OF_AN_ATTEMPT))
+
+
+@pytest.mark.parametrize(
+    "names", few([OF_A_START, *((each,) for each in OF_A_START)], [OF_A_START])
+)
+def test_a_start_goes_on_whatever_else_is_a_fifo(run, start, names):
+    for name in names:
+        (run / name).unlink(missing_ok=True)
+        put_fifo(run / name)
+    trainer = start(run, "--total", 6, script=TRAIN_NUMPY)
+    assert trainer.wait() == 0, trainer.output
+    assert "resumed at step 4" in trainer.output
 
 
 def test_a_keeper_ends_after_its_trainer_though_the_journal_is_a_fifo(folder, start):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import json
+import os
 import sys
 from types import SimpleNamespace
 
@@ -77,6 +78,11 @@ def test_logged_elsewhere_nothing_is_known(tmp_path):
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"target": "here"}', "null"])
 def test_a_file_that_is_not_whole_is_as_good_as_none(tmp_path, text):
     (tmp_path / "known.json").write_text(text)
+    assert log(memory_at(tmp_path), row(2, loss=1)) == [(2, {"loss": 1})]
+
+
+def test_a_fifo_is_as_good_as_none_and_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "known.json")
     assert log(memory_at(tmp_path), row(2, loss=1)) == [(2, {"loss": 1})]
 
 

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import _text
+from holdfast import FolderError, _text
+from holdfast._run.ranks.meeting import make_key
 from holdfast._run.saving.arena_builder import ArenaBuilder
 from holdfast._store.folder.attempts import cannot_write
+from holdfast._store.folder.layout import RunLayout
 from holdfast._store.memory import backing
 from tests.support import SHM
 
@@ -98,3 +100,22 @@ def test_a_folder_name_sends_no_escape_to_the_terminal(capsys):
     _text.say("runs/a\x1b[2J\x07\u202eb: a new run\nsecond line")
     shown = capsys.readouterr().err
     assert shown == "holdfast: runs/a\\x1b[2J\\x07\\u202eb: a new run\nsecond line\n"
+
+
+def put_fifo(path):
+    os.mkfifo(path, 0o600)
+
+
+def put_link(path):
+    target = path.with_name("target")
+    target.write_text("00")
+    target.chmod(0o600)
+    path.symlink_to(target)
+
+
+@pytest.mark.parametrize("put", [put_fifo, put_link])
+def test_a_key_that_is_not_a_file_is_refused_before_a_keeper_reads_it(tmp_path, put):
+    layout = RunLayout(tmp_path)
+    put(layout.key)
+    with pytest.raises(FolderError, match="must be a file"):
+        make_key(layout)

@@ -13,6 +13,7 @@ import itertools
 import json
 import os
 import shutil
+import stat
 import sys
 import threading
 import time
@@ -223,10 +224,11 @@ def make_key(layout: RunLayout) -> None:
             descriptor = open_plain(layout.key, flags, 0o600)
             with os.fdopen(descriptor, "w") as file:
                 file.write(os.urandom(32).hex())
-    status = layout.key.stat()
-    if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+    status = layout.key.lstat()
+    is_file = stat.S_ISREG(status.st_mode)
+    if not is_file or status.st_uid != os.geteuid() or status.st_mode & 0o077:
         raise FolderError(
-            f"{layout.key}: this key must belong to you, and no other user may read it.\n"
+            f"{layout.key}: this key must be a file that only you may read.\n"
             "Remove it; the next start makes another."
         )
 
