@@ -103,6 +103,9 @@ class Workshop:
         layout = RunLayout(self.whole)
         identity = json.loads(layout.identity.read_text())
         layout.identity.write_text(json.dumps({**identity, "run_id": RUN_ID}))
+        lease = json.loads(layout.lease(1).read_text())
+        dead = {**lease["process"], "pid": 4_000_000}  # a live one would keep `clean` away
+        layout.lease(1).write_text(json.dumps({**lease, "process": dead}))
         now = time.time()
         events = [
             {"event": "start", "attempt": 1, "step": 0, "source": "new", "pid": 5, "keep_last": 2},
@@ -132,7 +135,6 @@ class Workshop:
             layout.led(1): {"command": ["python"], "status": 1, "signals": [], "processes": [{}]},
             layout.requeue(1): {"said": "requeued"},
         }
-        dead = {**self.records[layout.lease(1)]["process"], "pid": 4_000_000}
         script = place / "job.sbatch"
         script.write_text("#!/bin/sh\n")
         command = [sys.executable, str(script), "--lr", "0.1"]
