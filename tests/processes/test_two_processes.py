@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import socket
+import subprocess
 import threading
 from pathlib import Path
 
 import pytest
 
 import holdfast
+from tests.cli.command import succeed
 from tests.crash.stages import has_snapshot
 from tests.processes.conftest import EAGER
 from tests.support import (
@@ -83,6 +86,29 @@ train(after, 7, lambda: None)
         "sum 20.0",
         "sum 28.0",
     ]
+
+
+def test_a_copy_trains_beside_its_original_with_an_arena_and_an_id_of_its_own(
+    folder, gate, light, light_reference, tmp_path
+):
+    settings = '{"max_overhead": 1.0, "checkpoint_every": 5}'
+    held = ("--total", 40, "--sleep", 0.06, "--settings", settings, "--hold-at")
+    original = light(folder, *held, 8)
+    original.wait_for("holding")
+    wait_until(lambda: checkpoint_steps(folder) == [5], what="the checkpoint")
+    copy = tmp_path / "copy"
+    subprocess.run(["cp", "-r", folder, copy], check=True)
+    copied = light(copy, *held, 12)
+    assert copied.ready() == 5  # the snapshots are those of the original
+    copied.wait_for("holding")
+    assert "no room" not in original.output + copied.output
+    arenas = arena_files(folder), arena_files(copy)
+    assert all(arenas), arenas
+    assert not set(arenas[0]) & set(arenas[1])
+    shown = re.findall(r'^holdfast_run_info\{.*\bid="(.+?)"', succeed("metrics", tmp_path), re.M)
+    assert sorted(shown) == sorted([run_id(folder), run_id(copy)])
+    gate.touch()
+    assert original.state_hash() == copied.state_hash() == light_reference(40)
 
 
 def test_of_two_that_start_at_once_one_trains(folder, gate, light, light_reference):

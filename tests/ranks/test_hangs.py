@@ -47,6 +47,21 @@ def test_a_hang_in_one_of_three_ranks_is_found_named_and_left_by_all(jobs, undis
     assert set(again.started_at()) == {step}
 
 
+# Over 5 s: a hang timeout must pass with two ranks. No other test has a hang that several ranks
+# do not leave.
+def test_a_hang_of_one_rank_makes_the_newest_common_step_durable(jobs, undisturbed):
+    events = [(1, 20, "gate", str(jobs.gate))]
+    job = jobs.start(total=_TOTAL, pauses=0.03, events=events, settings={"hang_timeout": 1.0})
+    job.wait_for("holding", 1)
+    (saved,) = wait_until(lambda: jobs.events("checkpoint"), 30, "the checkpoint")
+    (found,) = jobs.events("hang")
+    assert (found["policy"], found["rank"]) == ("report", 1)
+    assert (saved["step"], saved["reason"]) == (job.common_step(), "hang")
+    jobs.check_checkpoint(saved["step"], 2)
+    jobs.open_gate()
+    assert job.hashes() == undisturbed(2, total=_TOTAL)
+
+
 # Over 5 s: several times the hang timeout must pass without a report.
 @pytest.mark.nightly
 def test_a_rank_that_is_stopped_makes_the_others_wait_and_is_no_hang(jobs, undisturbed):
