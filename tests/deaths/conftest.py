@@ -10,11 +10,15 @@ import pytest
 
 from tests import cgroups
 from tests.crash.small_disk import mount_small_disk
-from tests.deaths.stage import LIMIT_BYTES, TORCH_LIMIT_BYTES, Stage
+from tests.deaths.stage import LIMIT_BYTES, RANKS_LIMIT_BYTES, TORCH_LIMIT_BYTES, Stage
 from tests.deaths.table import Death
 from tests.ordinary_user import UID, home_of_user, why_no_user
 
-_LIMITS = {"cgroup": LIMIT_BYTES, "large cgroup": TORCH_LIMIT_BYTES}
+_LIMITS = {
+    "cgroup": LIMIT_BYTES,
+    "large cgroup": TORCH_LIMIT_BYTES,
+    "ranks cgroup": RANKS_LIMIT_BYTES,
+}
 Stages = Callable[[Death], Stage]
 _disk = contextlib.contextmanager(mount_small_disk)
 

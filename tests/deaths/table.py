@@ -40,7 +40,7 @@ class Death:
     instead: str = ""
     rank: int | None = None  # whose fault it is, of several
     says: tuple[str, ...] = ()  # what must stand in the sentence or in the evidence
-    needs: str = ""  # "cgroup", "large cgroup", "small disk", "small shm", "GPU"
+    needs: str = ""  # "cgroup", "large cgroup", "ranks cgroup", "small disk", "small shm", "GPU"
     as_user: bool = False  # shown as an ordinary user too, since it could differ there
     often: tuple[str, ...] = ()  # "alone" or "led": `make test` makes it for real in that way
 

@@ -18,6 +18,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -48,6 +49,12 @@ def _go_wrong(how: str) -> None:
         raise ValueError("a batch of 0 samples")
     elif how == "leaves":
         os._exit(0)
+    elif how == "oom":
+        # The other processes of the cgroup have torch too: the killer must choose this one.
+        Path("/proc/self/oom_score_adj").write_text("500")
+        held = []
+        while True:
+            held.append(torch.ones(1 << 20))
     elif how == "stuck":
         time.sleep(30)
 
