@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 import holdfast
+from holdfast.rules import NotFinite
 
 numbers = tf.data.Dataset.range
 
@@ -181,6 +182,18 @@ def keras_in_module(folder: Path) -> str:
     return "same" if is_same else "other"
 
 
+def nan_in_all_states(folder: Path) -> str:
+    """A variable that is NaN in each saved state: none of them is left."""
+    weight, settings = tf.Variable(tf.zeros([3])), holdfast.Settings(checkpoint_every=1)
+    given = {"settings": settings, "stop_when": NotFinite(), "weight": weight}
+    with contextlib.suppress(holdfast.Stopped), holdfast.Run(folder, **given) as run:
+        for step in run.steps(6):
+            weight.assign_add([float("nan")] * 3)
+            if step == 4:
+                run.log(loss=float("nan"))
+    return f"left {[each.name for each in (folder / 'checkpoints').iterdir()]}"
+
+
 def in_a_graph(folder: Path) -> str:
     """A whole training loop inside a tf.function has no boundaries that could be saved."""
     count = tf.Variable(0)
@@ -218,6 +231,7 @@ CORNERS: dict[str, Callable[[Path], str]] = {
         iterator_twice,
         other_dataset,
         keras_in_module,
+        nan_in_all_states,
         in_a_graph,
     )
 }

@@ -118,6 +118,7 @@ def _see_same(lives: Results, name: str) -> None:
         ("in_a_graph", "count: it belongs to a graph"),
         ("other_dataset", "8 batches"),
         ("keras_in_module", "same"),
+        ("nan_in_all_states", "left []"),
     ],
 )
 def test_what_does_not_fit_is_refused(corners: Results, name: str, expected: str) -> None:

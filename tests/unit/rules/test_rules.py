@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import threading
 import time
 from datetime import datetime
@@ -27,6 +28,7 @@ from holdfast._store.folder.lineage import (
 )
 from holdfast.rules import At, Budget, Diverged, NotFinite, Plateau, Rule, Threshold, When
 from holdfast.rules._judge import Judge
+from tests.cli.command import status_of, succeed
 from tests.support import wait_until
 
 NAN = math.nan
@@ -369,6 +371,9 @@ def test_an_array_that_is_nan_in_all_saved_states_leaves_none_of_them(tmp_path):
             if step == 4:
                 run.log(loss=float(weights.sum()))
     assert RunLayout(tmp_path).checkpoint_folders() == []
+    found = status_of(tmp_path)
+    assert (found["disk_step"], found["memory_step"]) == (None, None)
+    assert re.search(r"^ +safe +nothing$", succeed("status", tmp_path), re.MULTILINE)
 
 
 def test_an_array_that_was_nan_at_the_start_is_meant_to_be(tmp_path):
