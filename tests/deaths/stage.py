@@ -19,6 +19,7 @@ from tests.cgroups import limited_memory
 from tests.cli.command import PROGRAM
 from tests.deaths.table import Death
 from tests.ordinary_user import as_user
+from tests.small_shm import small_shm
 from tests.support import Trainer, environment, wait_for_keeper_gone
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -50,9 +51,7 @@ class Stage:
 
     def small_shm(self, size: str) -> None:
         """Whatever starts now has a /dev/shm of its own, and a small one."""
-        program = 'mount -t tmpfs -o "size=$1" tmpfs /dev/shm && shift && exec "$@"'
-        private = ("unshare", "--mount", "--propagation", "private", "sh", "-c", program, "sh")
-        self._words = (*private, size)
+        self._words = small_shm(size)
         self.place = Path("/dev/shm")
 
     @property

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import environment, holdfast_process
+from tests.cli.command import PROGRAM, environment, holdfast_process
 from tests.support import SLACK
 
 pytestmark = pytest.mark.nightly
@@ -145,25 +145,34 @@ def test_each_death_of_a_plain_command_is_told(name, tmp_path):
     assert words in said, found
 
 
+@pytest.mark.parametrize("is_led", [False, True], ids=["by its pid", "led"])
 @pytest.mark.parametrize("name", HANGS)
-def test_each_hang_of_a_plain_command_is_told(name, tmp_path):
+def test_each_hang_of_a_plain_command_is_told(name, is_led, tmp_path):
+    """By its number; or by nothing at all, beside the `holdfast run` that leads it."""
     script, causes, words = HANGS[name]
-    (tmp_path / "train.py").write_text(script)
+    (tmp_path / "train.py").write_text("import os\nprint(os.getpid(), flush=True)\n" + script)
+    env = environment(HOLDFAST_STATE=str(tmp_path / "state"))
     with subprocess.Popen(
-        [sys.executable, "train.py"],
+        [*([PROGRAM, "run", "--"] if is_led else []), sys.executable, "train.py"],
         cwd=tmp_path,
+        env=env,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         start_new_session=True,
     ) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
         try:
-            assert process.stdout is not None
             process.stdout.readline()
-            _wait_until_it_sleeps(process.pid)
-            found, said = _ask("--pid", process.pid, env=environment(), folder=tmp_path)
+            _wait_until_it_sleeps(pid)
+            asked = () if is_led else ("--pid", pid)
+            found, said = _ask(*asked, env=env, folder=tmp_path)
         finally:
-            os.killpg(process.pid, signal.SIGKILL)
+            # The leader first; what it leads has a session of its own.
+            for group in dict.fromkeys((process.pid, pid)):
+                os.killpg(group, signal.SIGKILL)
     assert found["cause"] in causes, found
+    assert found["kind"] == ("led" if is_led else "pid")
     assert re.search(words, said), found
 
 

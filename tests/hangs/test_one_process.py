@@ -91,6 +91,19 @@ def test_with_steps_of_50_ms_a_hang_is_found_within_30_s_without_being_told_how_
     check(stage.why(), _LOCK)
 
 
+# tests/unit/keeper/test_hang_watch.py: test_the_first_step_is_as_old_as_its_loop
+@pytest.mark.nightly
+@pytest.mark.parametrize("words", [(), ("--timeout", 1)], ids=["learned", "given"])
+def test_a_hang_in_the_first_step_gets_a_verdict(stage, words):
+    trainer = stage.start(_LOCK.how, "--at", 0, *words)
+    assert trainer.wait_for("hanging").split() == ["hanging", "0"]
+    check(stage.why_until(_LOCK.cause), _LOCK)
+    if words:
+        stage.found()
+        check(stage.why(), _LOCK)
+    assert stage.is_alive
+
+
 @pytest.mark.nightly  # tests/unit/keeper/test_hang_judge.py
 def test_a_hang_that_ends_by_itself_is_forgotten(stage):
     """Nobody knows how long a call of the user's may take; when a step is made, all is well."""

@@ -9,9 +9,10 @@ import signal
 import pytest
 
 from holdfast._diagnose.verdict import Cause
-from tests.cli.command import succeed
+from tests.cli.command import PROGRAM, succeed
 from tests.hangs.stage import check
 from tests.hangs.table import LOADER, RANKS, SCRIPTS, Hang, cases
+from tests.small_shm import needs_namespace, small_shm
 from tests.support import wait_until
 
 pytest.importorskip("torch")
@@ -24,6 +25,29 @@ def test_the_line_of_a_worker_is_named(stage, keep_evidence):
     stage.found()
     check(stage.why(), LOADER)
     keep_evidence("hangs", LOADER.name, "live", stage.home, SCRIPTS / LOADER.script)
+
+
+# By records in tests/unit/diagnose/test_why_live.py.
+@needs_namespace
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("leader", "cause"),
+    [((), Cause.HANG_LOADER), ((str(PROGRAM), "run", "--"), Cause.SHM_FULL)],
+    ids=["alone", "led"],
+)
+def test_a_full_shm_in_a_worker_is_told_and_its_own_words_make_it_the_cause(stage, leader, cause):
+    hang = Hang(
+        name="full /dev/shm in a worker",
+        script="hanging_torch.py",
+        how="shm-full",
+        cause=cause,
+        at=("lost batch",),
+        says=("full /dev/shm, which has only 34 MB",),
+    )
+    stage.prefix = (*small_shm("32m"), *leader)
+    stage.start_hang(hang)
+    stage.found()
+    check(stage.why(), hang)
 
 
 # Over 5 s: a hang is called one after its time and two looks.

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import signal
 import subprocess
 import time
 
-import pytest
-
+from tests.small_shm import needs_namespace, small_shm
 from tests.support import (
     arena_files,
     checkpoint_steps,
@@ -21,24 +18,7 @@ from tests.support import (
 
 _HELD = ("--total", 40, "--hold-at", 8, "--sleep", 0.06)
 _SIZE = 100_000  # three slots of 0.8 MB do not fit into 1 MB
-_SMALL_SHM = (
-    *("unshare", "--mount", "--propagation", "private", "sh", "-c"),
-    'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$@"',
-    "sh",
-)
-
-
-def _why_no_namespace() -> str | None:
-    if shutil.which("unshare") is None:
-        return "unshare is missing: apt install util-linux"
-    if subprocess.run([*_SMALL_SHM, "true"], capture_output=True, check=False).returncode != 0:
-        return f"no private mounts for uid {os.getuid()}: run the tests as root"
-    return None
-
-
-needs_namespace = pytest.mark.skipif(
-    _why_no_namespace() is not None, reason=_why_no_namespace() or ""
-)
+_SMALL_SHM = small_shm("1m")
 
 
 @needs_namespace

@@ -18,10 +18,10 @@ from holdfast._diagnose.texts.log_file import read_tail
 from holdfast._environment.slurm.controller import can_ask, describe_job
 from holdfast._store.folder.attempts import find_run, read_json
 from holdfast._store.folder.layout import RunLayout
-from holdfast._store.folder.supervised import led_output, lives, read_runs, supervisions
+from holdfast._store.folder.supervised import led_outputs
 
 _MOST_CHARACTERS = 20_000
-_NEWEST = 3  # attempts, and supervisions of this machine for each of them
+_NEWEST = 3  # attempts
 _STDOUT = re.compile(r"\bStdOut=(\S+)")
 _JOB = re.compile(r"\d{1,20}(?:_\d{1,10})?")
 
@@ -37,23 +37,13 @@ class Output(TypedDict):
 def read_output(folder: Path) -> Output:
     layout, _ = find_run(folder)
     for attempt in reversed(layout.attempt_numbers()[-_NEWEST:]):
-        ours = _of_leader(layout, attempt)
+        ours = led_outputs(layout.folder, attempt)
         for path in chain([layout.output(attempt)], ours, _of_job(layout, attempt)):
             tail = read_tail(path).strip("\n")[-_MOST_CHARACTERS:]
             if tail:
                 text = "\n".join(_text.printable(line) for line in tail.split("\n"))
                 return Output(attempt=attempt, where=_text.name(path), text=text)
     return Output(attempt=None, where="", text="")
-
-
-def _of_leader(layout: RunLayout, attempt: int) -> Iterator[Path]:
-    """The output of a command that `holdfast run` leads on this machine."""
-    here = layout.folder.resolve()
-    for supervision in reversed(supervisions()[-_NEWEST * 10 :]):
-        for life in reversed(lives(supervision)[-_NEWEST:]):
-            for run in read_runs(life):
-                if run.get("attempt") == attempt and Path(run["folder"]).resolve() == here:
-                    yield led_output(life)
 
 
 def _of_job(layout: RunLayout, attempt: int) -> Iterator[Path]:

@@ -192,7 +192,8 @@ def main() -> None:
         for step in run.steps(options.total):
             time.sleep(options.sleep)
             work(hangs)
-            if not hangs and step >= options.at and is_measured(options.run, step):
+            is_first = options.at == 0  # of which the keeper can know no measure
+            if not hangs and step >= options.at and (is_first or is_measured(options.run, step)):
                 hangs = True
                 print("hanging", step, flush=True)
                 WAYS[options.how]()

@@ -53,6 +53,30 @@ def load_for_ever(run: holdfast.Run, folder: str) -> None:
                     gate.touch()
 
 
+class _Pictures(Dataset[torch.Tensor]):
+    """They become too large for /dev/shm. A worker that cannot send one goes on without a word to
+    the trainer."""
+
+    def __init__(self, gate: Path) -> None:
+        self._gate = gate
+
+    def __len__(self) -> int:
+        return 1_000_000
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.ones((32 << 20) if self._gate.exists() else 10)
+
+
+def lose_a_batch(run: holdfast.Run, folder: str) -> None:
+    gate = Path(folder).parent / "gate"
+    loader = DataLoader(_Pictures(gate), batch_size=None, num_workers=1)
+    for _ in run.epochs(1):
+        for _ in run.batches(loader):  # stuck: lost batch
+            time.sleep(0.01)
+            if is_measured(folder, run.step):
+                gate.touch()
+
+
 def compile_in_every_step(run: holdfast.Run, folder: str) -> None:
     """Batches of ever another length, each of which is compiled for itself."""
     torch._dynamo.config.recompile_limit = 100_000
@@ -88,6 +112,7 @@ def profile_memory(run: holdfast.Run, folder: str) -> None:
 
 _WAYS = {
     "loader": load_for_ever,
+    "shm-full": lose_a_batch,
     "compile": compile_in_every_step,
     "profiler": profile_memory,
 }

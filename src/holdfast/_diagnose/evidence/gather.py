@@ -25,6 +25,7 @@ from holdfast._store.folder import journal
 from holdfast._store.folder.attempts import is_live, keeper_of, lease_holder, read_json
 from holdfast._store.folder.layout import RunLayout
 from holdfast._store.folder.plain_file import open_file
+from holdfast._store.folder.supervised import led_outputs
 
 _OUTPUT_BYTES = 1 << 20  # of the end of a log
 _STACKS_BYTES = 1 << 16
@@ -281,6 +282,9 @@ def _read_texts(layout: RunLayout, attempt: int, found: Evidence) -> None:
     is_one = not any(rank.led for rank in found.ranks)
     for rank in found.ranks:
         text = _tail(layout.output(attempt, rank.rank), _OUTPUT_BYTES)
+        if found.is_live and rank.rank == 0:  # its leader copies the output when the command ends
+            printed = (_tail(path, _OUTPUT_BYTES) for path in led_outputs(layout.folder, attempt))
+            text = text or next(printed, "")
         if rank.rank == 0:
             found.output = text
         found.signs += _named(read_signs(text), None if is_one else rank.rank)

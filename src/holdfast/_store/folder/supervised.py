@@ -15,6 +15,7 @@ import json
 import os
 import re
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from holdfast._store.format.schema import parse_record
 
 _KEPT = 50
 _KEPT_OF_OTHERS_SECONDS = 60 * 86400.0
+_NEWEST, _NEWEST_LIVES = 30, 3  # supervisions and lives among which a run is looked for
 _NAME = re.compile(r"\d{8}-\d{6}-.*-\d+")
 _LIFE = re.compile(r"life-\d{4,}")
 
@@ -80,6 +82,16 @@ def led_record(life: Path) -> Path:
 
 def led_output(life: Path) -> Path:
     return life / "output.log"
+
+
+def led_outputs(folder: Path, attempt: int) -> Iterator[Path]:
+    """The output of the command that opened this attempt of a run, where this machine led it."""
+    here = folder.resolve()
+    for supervision in reversed(supervisions()[-_NEWEST:]):
+        for life in reversed(lives(supervision)[-_NEWEST_LIVES:]):
+            for run in read_runs(life):
+                if run.get("attempt") == attempt and Path(run["folder"]).resolve() == here:
+                    yield led_output(life)
 
 
 def led_hang(life: Path) -> Path:
