@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from holdfast._tools.prove.proof import Planned, Proof
+from holdfast._tools.prove.proof import Planned, Proof, ProofRequest, Watcher
+from holdfast._tools.prove.prove import prove as prove_wishes
 from holdfast._tools.prove.report import plain_text
 
 SCRIPTS = Path(__file__).parent / "in_tensorflow"
@@ -65,6 +67,21 @@ def test_what_fit_goes_on_with_is_compared_batch_by_batch(prove_script):
     assert proof.steps == 25
     assert "25 batches" in proof.compared, plain_text(proof)
     assert proof.interruptions[0].resumed_at == 10, plain_text(proof)
+
+
+@pytest.mark.nightly  # with a stand-in for Keras: tests/unit/tools/test_arrive.py
+@pytest.mark.timeout(400)
+def test_keras_is_seen_where_tensorflow_is_imported_first(tmp_path, monkeypatch):
+    """By real processes: a forked one has imported both."""
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
+    script = (SCRIPTS / "fit.py").read_text()
+    (tmp_path / "train.py").write_text(
+        f"import tensorflow as tf\n{script}\nprint(tf.__version__)\n"
+    )
+    command = (sys.executable, "train.py")
+    proof = prove_wishes(ProofRequest(command, folder=tmp_path, kills=1, plan=(AMID,)), Watcher())
+    assert (proof.verdict, proof.steps) == ("equal", 25), plain_text(proof)
+    assert "25 batches" in proof.compared, plain_text(proof)
 
 
 def test_a_file_of_keras_that_is_cut_short_is_named(prove_script):

@@ -22,6 +22,7 @@ FRESH: dict[str, str] = {}
 #: The first seed of each generator, by name. One from the clock differs each time.
 SEEDS: dict[str, str] = {}
 
+_imported: set[str] = set()  # the frameworks whose import has ended
 _handlers: set[Any] = set()  # the code of each function that was ever set as a signal handler
 
 
@@ -68,16 +69,26 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
 def _watch(framework: str) -> None:
     """Watch a framework that was just imported."""
+    _imported.add(framework)
+    if framework != "keras":
+        _begin(framework)
+    # Either of the two imports the other one before its own import ends. On another backend only
+    # the run's boundaries are observed.
+    is_pair = framework in _PAIR and _imported >= _PAIR
+    if is_pair and sys.modules["keras"].backend.backend() == "tensorflow":
+        _begin("keras")
+
+
+def _begin(framework: str) -> None:
     from holdfast._run.witness.observer import find_observer
 
     module, function = _WATCHES[framework]
     observer = find_observer()  # closed in a child, which may still turn out to be a rank
-    if framework == "keras" and not hasattr(sys.modules.get("tensorflow"), "__version__"):
-        return  # on another backend only the run's boundaries are observed
     if observer is not None:
         getattr(importlib.import_module(f"{__package__}.{module}"), function)(observer)
 
 
+_PAIR = {"tensorflow", "keras"}
 _WATCHES = {
     "torch": ("torch_watch", "watch"),
     "tensorflow": ("tensorflow_watch", "watch"),

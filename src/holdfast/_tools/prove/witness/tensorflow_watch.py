@@ -62,8 +62,7 @@ def watch_keras(observer: Observer) -> None:
     from holdfast._tools.prove.witness.tensorflow_state import KerasStateReader
 
     recorder = _recorder
-    if recorder is None:
-        return
+    assert recorder is not None  # TensorFlow is watched first
     reader = recorder.reader = KerasStateReader(observer)
     intercept(Variable, "__init__", _then(reader.add_variable))
     intercept(BaseOptimizer, "__init__", _then(reader.add_optimizer))
