@@ -85,7 +85,12 @@ def test_a_cancel_in_the_middle_of_the_answer_to_a_warning_counts(cluster: Clust
 
 
 @pytest.mark.parametrize(
-    ("partition", "how"), [("low", "requeued by SLURM"), ("lowgrace", "preempted by SLURM")]
+    ("partition", "how"),
+    [
+        ("low", "requeued by SLURM"),
+        ("lowgrace", "preempted by SLURM"),
+        ("lowcancel", "preempted by SLURM"),
+    ],
 )
 def test_what_is_preempted_comes_back(cluster: Cluster, tmp_path, undisturbed, partition, how):
     """With GraceTime 0 SLURM requeues it by itself; in a grace of 20 s it would end as done."""
@@ -99,6 +104,22 @@ def test_what_is_preempted_comes_back(cluster: Cluster, tmp_path, undisturbed, p
     assert cluster.state(urgent) == "COMPLETED"
     assert training.lives == [0, left["step"]]
     training.check_equal(undisturbed)
+
+
+def test_what_is_preempted_by_cancel_during_its_imports_stays_away(cluster: Cluster, tmp_path):
+    """Without a GraceTime nothing of it runs long enough to ask for a requeue: docs/slurm.md."""
+    node = cluster.nodes[0]
+    imports = "print('imports', flush=True); import time; time.sleep(1000)"
+    where = ("--partition=lowcancel", f"-w{node}", "-c8")
+    job = submit(cluster, tmp_path, *where, command=["python", "-c", imports])
+    cluster.wait_for_log(job, "imports")
+    urgent = cluster.sbatch("sleep 1", "--partition=high", f"-w{node}", "-c8", "--time=1")
+    assert cluster.wait(job) == "PREEMPTED"
+    cluster.wait(urgent, "COMPLETED")
+    wait_until(lambda: cluster.is_over(job))
+    shown = cluster.show(job)
+    found = (shown["JobState"], shown["Restarts"], shown["ExitCode"])
+    assert found == ("PREEMPTED", "0", "143:0")
 
 
 def test_the_tasks_of_an_array_come_back_one_by_one(cluster: Cluster, tmp_path, undisturbed):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.slow_disk import slow_disk
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import TRAIN, Training, holdfast, submit, train_undisturbed
 from tests.support import journal_events, wait_until
@@ -65,6 +66,29 @@ def test_without_a_warning_the_clock_is_watched(cluster: Cluster, tmp_path, undi
     [noted] = journal_events(run, "job-ends")
     assert 10 < noted["seconds_left"] <= 20
     training.wait_until_trained(60)
+    training.check_equal(undisturbed)
+
+
+def test_a_commit_that_is_too_slow_does_not_cost_the_job(cluster: Cluster, tmp_path, undisturbed):
+    """On a disk that answers only in the second life; the keeper asks for it before the end."""
+    run, begin = tmp_path / "run", tmp_path / "begin"
+    path = slow_disk(tmp_path / "slow", 0)["PYTHONPATH"]
+    text = (
+        "trap : TERM\n"
+        f"export PYTHONPATH={path} SLOW_DISK_SECONDS=$((${{SLURM_RESTART_COUNT:-0}} ? 0 : 100))\n"
+        f"until [ -e {begin} ]; do sleep 0.1; done\n"
+        f"srun holdfast run -- python {TRAIN} {run} 300 0.05\n"
+    )
+    job = cluster.sbatch(text, "--time=1", "--open-mode=append", f"--output={tmp_path}/log")
+    cluster.wait(job, "RUNNING")
+    cluster.end_in(job, 28)
+    begin.touch()
+    training = Training(cluster, run, job)
+    [requeue] = wait_until(lambda: training.requeues, 60, "the requeue")
+    assert requeue["job"] == job
+    assert training.newest_on_disk == 0
+    training.wait_until_trained(90)
+    assert cluster.show(job)["Restarts"] == "1"
     training.check_equal(undisturbed)
 
 
