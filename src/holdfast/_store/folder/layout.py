@@ -78,11 +78,10 @@ def foreign_in(path: Path) -> str:
 
 def _own_folders(folder: str) -> list[str]:
     """The paths in a folder whose names are of holdfast: 0002, step-…, .partial-…, to-00003."""
-    with contextlib.suppress(
-        OSError
-    ):  # a folder that cannot be listed has its error where it is read
+    try:
         return [f"{folder}/{name}" for name in _names_in(folder) if _OWN_FOLDER.match(name)]
-    return []
+    except OSError:  # who reads the folder gets this error
+        return []
 
 
 def _names_in(folder: Path | str) -> list[str]:
