@@ -184,7 +184,7 @@ TABLE: dict[str, tuple[Record, Cause, tuple[str, ...]]] = {
             process(8211, thread("d.py:1 f", *LOADER_WORKER), state="T"),
         ),
         Cause.STOPPED,
-        ("its process (pid 8211) is stopped", "kill -CONT 8211"),
+        ("its worker (pid 8211) is stopped", "kill -CONT 8211"),
     ),
     "a frozen cgroup": (
         look(process(100, thread("a.py:4 f"), state="D", frozen=True), pulse_age=30.0),

@@ -171,7 +171,8 @@ def _not_running(look: Record, standing: ThreadStanding) -> Held | None:
         pid = words.whole(process.get("pid"))
         said = "is stopped (SIGSTOP, or Ctrl-Z)"
         if process is not trainer:
-            said = f"{standing.tell()}, and {_pid(process)} {said}"
+            who = f"its worker (pid {pid})" if standing.kind in _LOOPS else _pid(process)
+            said = f"{standing.tell()}, and {who} {said}"
         hint = f"Let it go on: kill -CONT {pid}, or fg in its shell"
         return Held(Cause.STOPPED, said, Sure.CERTAIN, standing, _state(look), hint)
     return None
