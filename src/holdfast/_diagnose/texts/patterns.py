@@ -177,6 +177,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "cuda_oom": (
         *("CUDA out of memory", "HIP out of memory", "XPU out of memory"),
         *("MPS backend out of memory", "CUDA error: out of memory"),
+        "CUDA Error: out of memory",
         *("cudaMalloc failed: out of memory", "Out of memory error on GPU"),
         *("CUBLAS_STATUS_ALLOC_FAILED", "Dst tensor is not initialized", "hipErrorOutOfMemory"),
         *("cudaErrorMemoryAllocation", "NCudaLib::TOutOfMemoryError"),
@@ -360,9 +361,9 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *("Training completed. Do not forget to share your", "Status: Finished"),
         *("Completed - Training job completed", "] Finish train", "done training in "),
         "^Process finished with «exit code 0»$",
-        "Job execution was successful. Exit Status 0",
-        r"^\W*(?:Model t|T)«raining finished»(?: successfully)?\W*$",
-        r"^\W*(?:Model t|T)«raining complete»d?(?: successfully)?\W*$",
+        *("Job execution was successful. Exit Status 0", "State: COMPLETED (exit code 0)"),
+        r"(?:^|[\]:=>*-])\W*(?i:model )?[Tt]«raining »(?i:finished|completed?)(?: successfully)?"
+        r"(?:\W*$|[.!]  )",
         r"^\W*«Finished »[Tt]raining\W*$",
         r"launcher\.Parallel INFO: «End of run»",
     ),
