@@ -32,7 +32,7 @@ def whole(tmp_path):
 
 @pytest.fixture(params=PLACES)
 def link(request, whole, tmp_path):
-    """A link to a folder of somebody's, with names that holdfast would remove or read."""
+    """A link to a folder of the user, with names that holdfast would remove or read."""
     home, place = tmp_path / "home", whole / request.param
     place.parent.mkdir(exist_ok=True)
     if place.exists():

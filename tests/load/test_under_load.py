@@ -96,7 +96,7 @@ def test_sigterm_with_the_usual_grace_is_durable_at_the_last_step(folder, start,
 
 
 def test_doctor_calls_nothing_broken_that_is_only_slow(tmp_path, crowd):
-    """Where a check is late all the same, it says so."""
+    """A check that is still late says "slow"."""
     (tmp_path / "train.py").write_text("")
     (tmp_path / "job.sh").write_text(f"exec '{sys.executable}' train.py\n")
 

@@ -47,12 +47,11 @@ def test_a_bare_python_script_is_linted_fixed_and_survives_its_real_time_limit(
     training.check_equal(undisturbed)
 
 
-def test_without_a_warning_the_clock_is_watched(cluster: Cluster, tmp_path, undisturbed):
-    """A script without --signal, as it may be lost too: the end of the job is known."""
-    run = tmp_path / "run"
-    begin = tmp_path / "begin"
+def _start_near_its_end(cluster: Cluster, tmp_path, before: str = ":") -> Training:
+    """A job without --signal that begins to train 28 s before its end."""
+    run, begin = tmp_path / "run", tmp_path / "begin"
     text = (
-        "trap : TERM\n"
+        f"trap : TERM\n{before}\n"
         f"until [ -e {begin} ]; do sleep 0.1; done\n"
         f"srun holdfast run -- python {TRAIN} {run} 300 0.05\n"
     )
@@ -60,10 +59,15 @@ def test_without_a_warning_the_clock_is_watched(cluster: Cluster, tmp_path, undi
     cluster.wait(job, "RUNNING")
     cluster.end_in(job, 28)
     begin.touch()
-    training = Training(cluster, run, job)
+    return Training(cluster, run, job)
+
+
+def test_without_a_warning_the_clock_is_watched(cluster: Cluster, tmp_path, undisturbed):
+    """A script without --signal, as it may be lost too: the end of the job is known."""
+    training = _start_near_its_end(cluster, tmp_path)
     left = wait_until(lambda: _exit(training), 60, "the end of the time")
     assert (left["status"], left["how"]) == (75, "the job's time limit")
-    [noted] = journal_events(run, "job-ends")
+    [noted] = journal_events(tmp_path / "run", "job-ends")
     assert 10 < noted["seconds_left"] <= 20
     training.wait_until_trained(60)
     training.check_equal(undisturbed)
@@ -71,24 +75,14 @@ def test_without_a_warning_the_clock_is_watched(cluster: Cluster, tmp_path, undi
 
 def test_a_commit_that_is_too_slow_does_not_cost_the_job(cluster: Cluster, tmp_path, undisturbed):
     """On a disk that answers only in the second life; the keeper asks for it before the end."""
-    run, begin = tmp_path / "run", tmp_path / "begin"
     path = slow_disk(tmp_path / "slow", 0)["PYTHONPATH"]
-    text = (
-        "trap : TERM\n"
-        f"export PYTHONPATH={path} SLOW_DISK_SECONDS=$((${{SLURM_RESTART_COUNT:-0}} ? 0 : 100))\n"
-        f"until [ -e {begin} ]; do sleep 0.1; done\n"
-        f"srun holdfast run -- python {TRAIN} {run} 300 0.05\n"
-    )
-    job = cluster.sbatch(text, "--time=1", "--open-mode=append", f"--output={tmp_path}/log")
-    cluster.wait(job, "RUNNING")
-    cluster.end_in(job, 28)
-    begin.touch()
-    training = Training(cluster, run, job)
+    slow = f"export PYTHONPATH={path} SLOW_DISK_SECONDS=$((${{SLURM_RESTART_COUNT:-0}} ? 0 : 100))"
+    training = _start_near_its_end(cluster, tmp_path, slow)
     [requeue] = wait_until(lambda: training.requeues, 60, "the requeue")
-    assert requeue["job"] == job
+    assert requeue["job"] == training.job
     assert training.newest_on_disk == 0
     training.wait_until_trained(90)
-    assert cluster.show(job)["Restarts"] == "1"
+    assert cluster.show(training.job)["Restarts"] == "1"
     training.check_equal(undisturbed)
 
 
