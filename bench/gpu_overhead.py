@@ -2,15 +2,18 @@
 
     PYTHONPATH=.:src python bench/gpu_overhead.py [--sizes base,medium] [--steps 500] [--rounds 3]
 
-Each round trains so many steps without holdfast and then with `holdfast.Run` in a new folder, with
-default settings and only the public API. The time is that of the loop: from the first step to the
-end of the last one on the device. Not counted: the opening of the run and its last checkpoint. A
-checkpoint every five minutes, which is the default, does not come in a loop that is shorter.
+Each round trains so many steps with `holdfast.Run` in a new folder, with default settings and only
+the public API. Before and after each round the same loop runs without holdfast, and the round is
+compared with the mean of the two: a GPU that gets warm becomes slower. The time is that of the
+loop: from the first step to the end of the last one on the device. Not counted: the opening of the
+run and its last checkpoint. A checkpoint every five minutes, which is the default, does not come in
+a loop that is shorter.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import tempfile
@@ -50,15 +53,23 @@ def main() -> None:
     options = parser.parse_args()
     for size in options.sizes.split(","):
         training = Training(size)
-        seconds_of(training, range(20), 20)
-        rounds = []
+        seconds_of(training, range(100), 100)
+        plain = [seconds_of(training, range(options.steps), options.steps)]
+        ours = []
         for _ in range(options.rounds):
-            plain = seconds_of(training, range(options.steps), options.steps)
             with tempfile.TemporaryDirectory() as folder:
-                rounds.append((plain, with_run(training, folder, options.steps)))
-        percents = [round(100 * (ours / plain - 1), 2) for plain, ours in rounds]
-        step_ms = 1e3 * statistics.median(plain for plain, _ in rounds) / options.steps
-        found = {"size": size, "step_ms": round(step_ms, 2), "overhead_percent": percents}
+                ours.append(with_run(training, folder, options.steps))
+            plain.append(seconds_of(training, range(options.steps), options.steps))
+        limits = map(statistics.mean, itertools.pairwise(plain))
+        found = {
+            "size": size,
+            "step_ms": round(1e3 * statistics.median(plain) / options.steps, 2),
+            "overhead_percent": [
+                round(100 * (each / limit - 1), 2) for each, limit in zip(ours, limits, strict=True)
+            ],
+            "seconds_plain": [round(each, 3) for each in plain],
+            "seconds_with_run": [round(each, 3) for each in ours],
+        }
         print(json.dumps(found), flush=True)
 
 

@@ -246,6 +246,44 @@ def test_a_changed_model_is_noticed_and_a_new_arena_is_made(folder, script):
     wait_until(lambda: not guards(folder), 10, "the guard's end")
 
 
+_DIES_IN_A_SNAPSHOT = """
+    from holdfast._store.memory.arena import Arena
+
+    weights = make_weights()
+    settings = holdfast.Settings(keep_memory="5min", max_overhead=0.5)
+    with holdfast.Run(folder, settings=settings, weights=weights) as run:
+        print("ready", run.step)
+        if run.attempt == 2:
+            Arena.finish = lambda *_, **__: os.kill(os.getpid(), 9)
+        for step in run.steps(100_000):
+            train_one(weights)
+            time.sleep(0.002)
+"""
+
+
+def test_a_kill_during_the_first_snapshot_leaves_the_slots_to_the_attempt_after(folder, script):
+    first = script(folder, _DIES_IN_A_SNAPSHOT)
+    first.ready()
+    wait_until(lambda: has_snapshot(folder), what="a snapshot")
+    first.kill()
+    first.wait()
+    wait_for_keeper_gone(folder)
+    (path,) = arena_files(folder)
+    inode, step = path.stat().st_ino, max(checkpoint_steps(folder))
+    second = script(folder, _DIES_IN_A_SNAPSHOT)
+    second.wait_for(f"resumed at step {step} from memory")
+    assert second.wait() == -signal.SIGKILL
+    wait_for_keeper_gone(folder)
+    with waiting_arena(folder) as arena:
+        assert arena.whole() == []
+    third = script(folder, _DIES_IN_A_SNAPSHOT)
+    third.wait_for(f"resumed at step {step} from disk")
+    wait_until(lambda: has_snapshot(folder), what="a snapshot in the same slots")
+    (taken,) = arena_files(folder)
+    assert "-a3-" in taken.name
+    assert taken.stat().st_ino == inode
+
+
 _LIMIT = 400 << 20
 _HOG = "import sys, time; b = b'x' * int(sys.argv[1]); print('full', flush=True); time.sleep(60)"
 

@@ -258,17 +258,19 @@ class Holdings:
     def begin_waiting(self, until: float) -> HeldArena | None:
         """Offer the arena with the newest slot to the next attempt, and hold it no more.
 
-        None if there is none: a memfd has no name by which another process could find it.
+        If no slot is whole, the newest arena: its memory is built already. None if there is none: a
+        memfd has no name by which another process could find it.
         """
         found = self.newest()
-        if found is None or found[0].path is None:
+        held = found[0] if found is not None else self._own.get(max(self._own, default=0))
+        if held is None or held.path is None:
             return None
         self.hash_newest()
-        if not found[0].wait_until(until):
+        if not held.wait_until(until):
             return None
         with self._lock:  # from now on another attempt may write to it
-            self._own.pop(found[0].arena.generation, None)
-        return found[0]
+            self._own.pop(held.arena.generation, None)
+        return held
 
     def slot_bytes(self) -> int:
         """The size of a slot: the largest of all generations."""
@@ -433,12 +435,13 @@ class Storage:
         return self._policy.keep_memory_seconds > 0
 
     def offer_memory(self) -> None:
-        """The next attempt may take the arena over: its newest state is durable.
+        """The next attempt may take the arena over: its newest state, if any, is durable.
 
         Before exit.json is there: the next attempt begins as soon as it sees that.
         """
-        newest = None if self._waiting is not None else self.holdings.newest()
-        if newest is not None and newest[1].sequence <= self.durable_sequence:
+        newest = self.holdings.newest()
+        is_durable = newest is None or newest[1].sequence <= self.durable_sequence
+        if self._waiting is None and is_durable:
             until = time.time() + self._policy.keep_memory_seconds
             self._waiting = self.holdings.begin_waiting(until)
 

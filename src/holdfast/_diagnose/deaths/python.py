@@ -25,6 +25,7 @@ _VAGUE = ("InternalError", "UnknownError", "AbortedError", "UnavailableError", "
 _WANTS_GPU = re.compile(r"\bGPUs?\b|(?i:cuda)")  # why there is none was printed above it
 _NEAR_LINES = 60  # of the end of a log: the training may have recovered from what is further up
 _PORT_TAKEN = re.compile("(?i)address already in use|EADDRINUSE")
+_CUT = "the log ends in its traceback"
 _STATUS_2 = re.compile(r"CalledProcessError.*non-zero exit status 2\b")
 _USAGE = re.compile(
     r"^(?:usage|Usage): |^Could not override '"  # Hydra's
@@ -220,7 +221,7 @@ def _usage(case: Case, trouble: Trouble | None) -> Finding | None:
     refused = of_hydra or next((line for line in lines if ": error: " in line), None)
     has_left = trouble is None and case.end.status == 2 and of_hydra is None
     # A launcher then raises an exception of its own.
-    is_reported = trouble is None or _STATUS_2.search(trouble.said) is not None
+    is_reported = trouble is None or _STATUS_2.search(trouble.said) or _CUT in trouble.said
     if not has_left and (refused is None or case.evidence.kind != "log" or not is_reported):
         return None
     sentence = f"{case.opening} did not take its arguments: {_text.one_line(refused or lines[-1])}."

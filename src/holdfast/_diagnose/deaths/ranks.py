@@ -108,7 +108,11 @@ def kind_of(end: End) -> str:
         return "peer_lost" if is_socket and end.rank is not None else end.fault.kind
     if end.status not in (None, 1, -6):  # NCCL's watchdog aborts its process
         return ""
-    return "timeout" if end.has(*_TIMEOUTS) else "peer_lost" if end.has(*_LOST) else ""
+    if end.has(*_TIMEOUTS):
+        return "timeout"
+    if end.has(*_LOST):
+        return KINDS[why.kind] if (why := end.has(*_SAYS_WHY)) else "peer_lost"
+    return ""
 
 
 def _is_own(end: End) -> bool:
@@ -133,7 +137,8 @@ def _blame(end: End) -> tuple[float, int, int]:
         moment -= _UNREACHABLE_SECONDS
     elif died:
         moment -= _LATE_SECONDS
-    return moment, 0 if died else 1 if end.fault is not None else 2, end.rank or 0
+    is_explained = end.fault is not None or end.has(*KINDS) is not None
+    return moment, 0 if died else 1 if is_explained else 2, end.rank or 0
 
 
 def _how_found(culprit: End, by_itself: list[End]) -> list[str]:

@@ -54,6 +54,7 @@ _EXITS = {
     "died with <Signals.": r"died with <Signals\.\w+: (?P<signal>\d{1,2})>",
     " exited on signal ": r"process rank (?P<rank>\d{1,6}) .*"
     r"exited on signal (?P<signal>\d{1,2})\b",
+    "EXIT STRING: ": r"EXIT STRING: .*\(signal (?P<signal>\d{1,2})\)",
     "Command terminated by signal ": r"^Command terminated by signal (?P<signal>\d{1,2})$",
     "Process finished with exit code ": r"^Process finished with exit code "
     r"(?P<code>1(?:29|3\d|4[0-3])|-107374\d{4})\b",

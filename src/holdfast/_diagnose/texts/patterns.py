@@ -17,6 +17,7 @@ from holdfast._diagnose.texts.sign import Sign, is_source_code, make_sign
 
 _PREVIOUS_ATTEMPT = "holdfast: the attempt before ended"
 _SIGNALS = {"ABRT": 6, "SEGV": 11, "BUS": 7, "ILL": 4, "FPE": 8, "TERM": 15, "INT": 2, "HUP": 1}
+_SIGNALS |= {"segfault": 11, "bus error": 7, "illegal operation": 4}
 
 _TABLE: dict[str, tuple[str, ...]] = {
     # -- SLURM; PBS, LSF, Grid Engine, YARN, Kubernetes, clouds and systemd say the same
@@ -75,6 +76,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"\.mm?:\d+:? «failed assertion »",
         r"^\S+: \S+\.\w+:\d+: .*: «Assertion `».*' failed\.?$",
         "*** Check failure stack trace: ***",
+        r"«*** caught »(?P<_name>segfault|bus error|illegal operation) \*\*\*",  # R's
     ),
     # -- C++ and libc
     "cxx_exception": (
@@ -177,7 +179,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "cuda_oom": (
         *("CUDA out of memory", "HIP out of memory", "XPU out of memory"),
         *("MPS backend out of memory", "CUDA error: out of memory"),
-        "CUDA Error: out of memory",
+        *("CUDA Error: out of memory", "CUDA: out of memory"),
         *("cudaMalloc failed: out of memory", "Out of memory error on GPU"),
         *("CUBLAS_STATUS_ALLOC_FAILED", "Dst tensor is not initialized", "hipErrorOutOfMemory"),
         *("cudaErrorMemoryAllocation", "NCudaLib::TOutOfMemoryError"),
@@ -191,7 +193,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     ),
     "host_oom": (
         *("node running low on memory", "low memory! at or below SIG", "low on resource: memory"),
-        "«killed due to memory pressure»|address the out of memory issue: https://docs.ray.io",
+        *("killed due to memory pressure", "address the out of memory issue: https://docs.ray.io"),
         r"«systemd-oomd»(?:\[\d+\])?:? [Kk]illed",
         r"The node had condition: \[«MemoryPressure»\]",
     ),
@@ -199,6 +201,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "«OOM when allocating tensor».*device:CPU",
         r"Errno 12\]|(?:fork|mmap|malloc)\b.*«Cannot allocate memory»|allocate memory \(12\)",
         *("failed to map segment from shared object", "[WinError 1455]"),
+        "cannot allocate memory for thread-local data",
         r"«Unable to allocate »[\d.]+ ?[KMGT]i?B for an array",
         r"«DefaultCPUAllocator: »(?:can't|not enough)(?:.*allocate (?P<tried>\d+) bytes)?",
     ),
@@ -210,7 +213,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"(?P<what>«rtDeviceSynchronize execute failed»[^\n]*)",
         r"«CUDNN_STATUS_»(?!SUCCESS)\w+",
         r"«CUBLAS_STATUS_»(?!SUCCESS|ALLOC)\w+",
-        r"\bCU(?:SOLVER|SPARSE|FFT|RAND)«_STATUS_»(?!SUCCESS|ALLOC)\w+|cu\w+ error: CUFFT\w+",
+        r"\bCU(?:SOLVER|SPARSE|FFT|RAND)«_STATUS_»(?!SUCCESS|ALLOC)\w+",
+        r"cu\w+ «error: CUFFT»\w+",
         r"\bcu(?:Solver|SPARSE|FFT|BLAS|DNN)\b[^\n]*« internal error»",
         "«device-side assert»(?:ion)? (?:triggered|.{0,40}failed)",
         r"«Cuda failure»(?: \d+)? '?(?P<what>[^'\n]+)",
@@ -252,7 +256,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"«[missing ranks: »(?P<_names>[\d, ]+)\]",
         r"«received the Notify record from remote rank»: ?\[(?P<_names>\d+)\]",
         *("Remote Rank did not send the data in time", "Application timeout caused pair closure"),
-        "are waiting for remainder of ranks for more than",
+        "submitted to be reduced.* «by subset of ranks»",
     ),
     "collective_mismatch": (
         "Is there a distributed collective mismatch in your code",
@@ -280,6 +284,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "ORTE has lost communication with a remote daemon",
         *("Aborting RingReduce with Unavailable", "Unavailable: Socket closed"),
         "(?:Error|infeed|outfeed): «Socket closed»",
+        "Unavailable(?:Error)?\\b.*«Stream removed»",
+        "Too many nodes went down and we cannot recover",
     ),
     "rendezvous": (
         r"environment variable (?P<variable>\w+)« expected, but not set»",
@@ -298,7 +304,9 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "Default process group has not been initialized",
         "Timed out initializing process group in store based barrier",
         *("Error: «connect() timed out»", "RuntimeError: «Connection timed out»$"),
-        "DEADLINE_EXCEEDED: Connect() timed out",
+        *("DEADLINE_EXCEEDED: Connect() timed out", "Master init: Unavailable"),
+        "CreateSession still waiting for response from worker",
+        "ORTE was unable to reliably start one or more daemons",
     ),
     "address_in_use": (
         r"(?:port: (?P<port>\d+).*)?«EADDRINUSE»",
@@ -365,7 +373,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"(?:^|[\]:=>*-])\W*(?i:model )?[Tt]«raining »(?i:finished|completed?)(?: successfully)?"
         r"(?:\W*$|[.!]  )",
         r"^\W*«Finished »[Tt]raining\W*$",
-        r"launcher\.Parallel INFO: «End of run»",
+        *(r"launcher\.Parallel INFO: «End of run»", r"^«total images/sec: »[\d.]+$"),
     ),
 }
 

@@ -66,6 +66,7 @@ _BARE = re.compile(
     r"((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)|(?:[a-z_]\w*\.)+Error): (\S.*?)\"?"
 )
 _STATUS = re.compile(r"\(\d\)\s+([A-Z][A-Z_]{5,}):\s+(\S.*)")  # of TensorFlow
+_CALLED = re.compile(r"([A-Z]\w*(?:Error|Exception))\((['\"].*)\)")  # as Hydra prints it
 _ALONE = re.compile(r"(MemoryError|KeyboardInterrupt):?()")  # without a message
 _ANNOUNCED = re.compile(r"([A-Z]\w*Error):")  # its message follows, indented
 _LAST_LINES = 60
@@ -119,7 +120,8 @@ def read_last_lines(text: Text) -> Iterator[Sign]:
     below = ""  # the next line that is not empty
     for line in (end, *text.before(end, _LAST_LINES)):
         said = line.text.strip()
-        if error := _BARE.fullmatch(said) or _STATUS.fullmatch(said) or _ALONE.fullmatch(said):
+        shapes = (_BARE, _STATUS, _ALONE, _CALLED)
+        if error := next((e for each in shapes if (e := each.fullmatch(said))), None):
             yield _sign_alone(line, error[1], error[2], [], is_bare=True)
             return
         if below.startswith((" ", "\t")) and (error := _ANNOUNCED.fullmatch(line.text.rstrip())):
@@ -133,7 +135,9 @@ def _read_unfinished(text: Text, end: Line) -> Iterator[Sign]:
     """The traceback in which a log ends: the exception itself is cut off."""
     for line in (end, *text.before(end, _LAST_LINES)):
         if _HEADER in line.text:
-            yield _sign_alone(line, "Exception", "the log ends in its traceback", [], is_bare=True)
+            is_asked = line.text.startswith("^C")
+            name = "KeyboardInterrupt" if is_asked else "Exception"
+            yield _sign_alone(line, name, "the log ends in its traceback", [], is_bare=True)
             return
         if line.text.strip() and not line.text.startswith((" ", "\t")):
             return

@@ -72,7 +72,9 @@ _STEP = re.compile(
 )
 _EPOCH = re.compile(r"(?<!--)\bepochs?['\"]?\]?\W{1,4}(\d{1,9}(?:\.\d{1,9})?)", re.IGNORECASE)
 _OF_MANY = re.compile(r"\b(\d{1,12})/\d{1,12}\b")
-_LOSS = re.compile(r"loss\w*['\"]?\s*[:=(]?\s*(?:tensor\()?(-?[\d.]+|[+-]?nan|[+-]?inf)\b", re.I)
+_LOSS = re.compile(
+    r"loss\w*['\"]?\s*(?:[:=(]|is )?\s*(?:tensor\()?(-?[\d.]+|[+-]?nan|[+-]?inf)\b", re.I
+)
 # A loss of 0 with a gradient norm that is not a number: the loss was not a number either.
 _NO_LOSS = re.compile(
     r"\bloss['\"]?\W{1,4}0(?:\.0*)?\b.*\bgrad_?norm['\"]?\W{1,4}(?:nan|inf)\b", re.I

@@ -192,6 +192,8 @@ def _unless_it_failed(signs: list[Sign]) -> list[Sign]:
     if not has_failed or any(sign.kind == "python_exception" for sign in now):
         return signs
     past = [sign for sign in signs if sign.kind == "python_exception"]
+    if not past and all(sign.kind in _OF_LAUNCHERS for sign in now):
+        past = [sign for sign in signs if sign not in now]
     last = past[-1] if past else None
     return [
         replace(sign, details={k: v for k, v in sign.details.items() if k != "is_past"})

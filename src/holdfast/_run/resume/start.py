@@ -118,39 +118,59 @@ class Resumed:
 
         An arena that waits for this attempt is given to `snapshots`.
         """
-        found = self.found
-        leftover = None if found is None else found.leftover
-        spare: set[Path] = set()
-        if found is not None and leftover is not None and found.record is not None:
-            at_epoch_end = bool(found.loaded.head.get("at_turn"))
-            folder = self.start.layout.checkpoint(found.step, found.attempt, at_epoch_end)
-            if keeper.has_keeper and not folder.exists():
-                left = self.start.leftovers
-                spare = {each.path for each in left if each.arena.attempt == found.attempt}
-                if found.loaded.world == self.size:
-                    # The keepers of other ranks salvage theirs.
-                    keeper.salvage(leftover.arena, str(leftover.path), found.record.sequence)
-                else:  # today's keepers cannot write it: keep it until a newer state is durable
-                    self._spared = spare
-            elif (
-                keeper.has_keeper
-                and snapshots is not None
-                and self.size == found.loaded.world == 1
-                and leftover.rank == 0
-                and leftover.arena.waits_until is not None
-            ):
+        found, spare = self.found, set[Path]()
+        if found is not None and keeper.has_keeper:
+            if found.leftover is not None and not self._is_on_disk(found):
+                spare = self._salvage(found, found.leftover, keeper)
+            elif snapshots is not None and (waiting := self._find_waiting(found)) is not None:
                 from holdfast._run.saving.takeover import WaitingArena  # only on Linux
 
-                spare = {leftover.path}
-                self.start.leftovers.remove(leftover)  # it is not closed with the others
-                assert found.record is not None
-                of = (leftover.arena, leftover.path, found.loaded.plan, self.attempt)
-                self._waiting = WaitingArena(*of, found.record.slot)
+                spare = {waiting.path}
+                self.start.leftovers.remove(waiting)  # it is not closed with the others
+                of = (waiting.arena, waiting.path, found.loaded.plan, self.attempt)
+                self._waiting = WaitingArena(*of, 0 if found.record is None else found.record.slot)
                 snapshots.adopt(self._waiting)
-        del found, leftover
+                del waiting
+        del found
         find.remove_leftovers(self.start.run_id, self.attempt, spare)
         if self.found is None:
             self.release()
+
+    def _is_on_disk(self, found: Found) -> bool:
+        at_epoch_end = bool(found.loaded.head.get("at_turn"))
+        return self.start.layout.checkpoint(found.step, found.attempt, at_epoch_end).exists()
+
+    def _salvage(self, found: Found, leftover: Leftover, keeper: KeeperClient) -> set[Path]:
+        """Have a state that is only in memory written; returns the arenas that must stay."""
+        left = self.start.leftovers
+        needed = {each.path for each in left if each.arena.attempt == found.attempt}
+        if found.loaded.world == self.size:
+            # The keepers of other ranks salvage theirs.
+            assert found.record is not None
+            keeper.salvage(leftover.arena, str(leftover.path), found.record.sequence)
+        else:  # today's keepers cannot write it: keep it until a newer state is durable
+            self._spared = needed
+        return needed
+
+    def _find_waiting(self, found: Found) -> Leftover | None:
+        """The arena that waits for this attempt: with the state that was found, or with none.
+
+        A kill during the first snapshot after a takeover leaves an arena without a whole slot.
+        """
+        left, plan = self.start.leftovers, found.loaded.plan
+        if found.leftover is not None:
+            left = [found.leftover]
+        else:
+            layout = (plan.size_bytes, len(plan.specs) + 2)
+            left = [
+                each
+                for each in left
+                if (each.arena.slot_bytes, each.arena.ranges) == layout
+                and not (each.arena.whole() or each.arena.shared)
+            ]
+        is_alone = self.size == found.loaded.world == 1
+        fits = (each for each in left if each.rank == 0 and each.arena.waits_until is not None)
+        return next(fits, None) if is_alone else None
 
     def clear_memory(self) -> None:
         """A newer state is durable: remove what earlier ranks left in memory."""
