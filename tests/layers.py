@@ -13,6 +13,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 ROOT = Path(__file__).parents[1]
 _LAYERS_OF = pytest.StashKey[dict[Path, list[str]]]()
@@ -39,6 +40,9 @@ def pytest_configure(config: pytest.Config) -> None:
             for path in paths:
                 found.setdefault(path, []).append(name)
     config.stash[_LAYERS_OF] = found
+    # `make test` answers the same for the same code. At night other examples are drawn each time.
+    settings.register_profile("tier", derandomize=config.option.markexpr == "not nightly")
+    settings.load_profile("tier")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

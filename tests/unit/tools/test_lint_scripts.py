@@ -88,6 +88,17 @@ def test_a_script_with_lines_left_out_or_cut_is_judged_without_a_fault(data):
     assert fix(corrected, nowhere) == corrected
 
 
+def test_a_backtick_that_is_not_closed_is_fixed_once():
+    script = """#!/bin/bash
+#SBATCH --signal=B:USR2@60
+trap 'echo "nearly over"' USR2
+srun python `train.py &
+"""
+    corrected = fix(script, Surroundings(SCRIPTS, SCRIPTS))
+    assert fix(corrected, Surroundings(SCRIPTS, SCRIPTS)) == corrected
+    assert corrected.count("wait") == 0
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.text(max_size=80))
 def test_any_text_is_judged_without_a_fault(text):

@@ -128,6 +128,7 @@ class _SignalToBatch:
             command.after in ("\n", ";") and not command.before and not command.is_piped
             and "(" not in command.within and command.function is None and not command.is_timed
             and not before.rstrip().endswith(("if", "while", "until", "!"))
+            and written.count("`") % 2 == 0  # one that is not closed takes all that follows
         )  # fmt: skip
         edits: list[Edit] = []
         corrected = [f"{written} &", 'wait "$!" || wait "$!"']
