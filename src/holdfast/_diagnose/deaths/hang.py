@@ -9,6 +9,7 @@ from holdfast._diagnose.evidence.case import Case, Finding
 from holdfast._diagnose.evidence.evidence import Evidence, Record
 from holdfast._diagnose.evidence.memory import moved, read_use, tell_memory
 from holdfast._diagnose.hangs.explain import HangFinding, as_told, explain
+from holdfast._diagnose.hangs.stacks import WAITS_FOR_RANKS, read_thread
 from holdfast._diagnose.verdict import Cause, Sure
 
 _ENDED_BY_OTHERS = (-9, -15, -6)  # a kill, a cancel, NCCL's own watchdog
@@ -42,6 +43,22 @@ def judge_hung_and_killed(case: Case) -> Finding | None:
     if kind_of(end) in ("timeout", "peer_lost") and end.fault is not None:
         return _of_hang(case, hang, Sure.LIKELY, f"it then raised {end.fault.sentence(160)}")
     return None
+
+
+def judge_stacks(case: Case) -> Finding | None:
+    """By the stacks in its log, where no other line says why it ended."""
+    sign = case.sign("stacks")
+    if sign is None:
+        return None
+    threads = _text.records(sign.details["threads"])
+    main = next(each for each in threads if each.get("is_main"))
+    if read_thread(main).kind == "backward":  # the thread of autograd says what it waits for
+        waiting = (each for each in threads if read_thread(each).kind in WAITS_FOR_RANKS)
+        main = next(waiting, main)
+    found = explain({"processes": [{"threads": [{**main, "is_main": True}]}]})
+    found.sure = Sure.LIKELY
+    found.evidence.append(f"by the stacks of {sign.details['by']} up to line {sign.line}")
+    return found
 
 
 def _of_hang(case: Case, hang: Record, sure: Sure, how: str) -> HangFinding:

@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING
 from holdfast import _text
 from holdfast._diagnose.advice import fitting, hints_for
 from holdfast._diagnose.deaths.asked import judge_asked, judge_decided, judge_finished, judge_slurm
-from holdfast._diagnose.deaths.hang import judge_hung, judge_hung_and_killed, judge_lost, tell_hang
+from holdfast._diagnose.deaths.hang import (
+    judge_hung,
+    judge_hung_and_killed,
+    judge_lost,
+    judge_stacks,
+    tell_hang,
+)
 from holdfast._diagnose.deaths.memory import judge_kill, judge_lost_child
 from holdfast._diagnose.deaths.python import judge_python
 from holdfast._diagnose.deaths.ranks import judge_collective, judge_mismatch, open_case
@@ -52,6 +58,7 @@ _RULES: tuple[Callable[[Case], Finding | None], ...] = (
     judge_python,
     judge_terminated,
     judge_lost,
+    judge_stacks,
 )
 
 

@@ -218,7 +218,8 @@ def _usage(case: Case, trouble: Trouble | None) -> Finding | None:
         return None
     lines = [line for line in output[found.start() :].splitlines() if line.strip()]
     of_hydra = lines[0] if found[0].startswith("Could not") else None
-    refused = of_hydra or next((line for line in lines if ": error: " in line), None)
+    errors = (line for line in lines if ": error: " in line or line.startswith("Error: "))
+    refused = of_hydra or next(errors, None)
     has_left = trouble is None and case.end.status == 2 and of_hydra is None
     # A launcher then raises an exception of its own.
     is_reported = trouble is None or _STATUS_2.search(trouble.said) or _CUT in trouble.said
@@ -307,11 +308,14 @@ def _largest(noted: Record) -> list[str]:
 
 _FULL_BYTES = 64 << 20
 _FULL_SHARE = 0.01
+_GUESS = "It is possible that"  # torch's, after any bus error of a worker
+_ROOM = 0.9  # of /dev/shm
+_MUCH_BYTES = 1 << 30  # a smaller /dev/shm is full with a few batches
 _PATH = re.compile(r"'([^'\n]{1,400})'")
 
 
 def _judge_shm(case: Case, trouble: Trouble) -> Finding:
-    use = last_use(case.end.memory)
+    use, said = last_use(case.end.memory), trouble.message
     noted = _text.record(trouble.record.get("shm"))
     free, total = _text.whole(noted.get("free")), _text.whole(noted.get("total"))
     evidence = trouble.evidence(case)
@@ -322,6 +326,13 @@ def _judge_shm(case: Case, trouble: Trouble) -> Finding:
         used = f", {_text.size(use.shm)} were in use" if use.shm is not None else ""
         evidence.append(f"in the last sample it had {_text.size(use.shm_free)} free{used}")
     evidence.append("the room is free again once the process is gone, so df shows nothing now")
+    if free and total and free > _ROOM * total and total > _MUCH_BYTES and _GUESS in said:
+        sentence = (
+            f"A data-loader worker died of a bus error, and {case.who} with it. /dev/shm has room: "
+            "a file that it had mapped was cut short, most likely."
+        )
+        lines = advice.advise(case, "worker_died")
+        return Finding(Cause.WORKER_DIED, sentence, Sure.LIKELY, evidence, lines)
     sentence = f"/dev/shm was full{size}, and {case.who} could not hand over a batch."
     return Finding(Cause.SHM_FULL, sentence, Sure.LIKELY, evidence, advice.advise(case, "shm_full"))
 

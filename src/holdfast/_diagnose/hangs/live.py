@@ -121,7 +121,10 @@ def _find(evidence: Evidence) -> HangFinding:
         return _of(evidence, found)
     still = _text.real(evidence.look.get("still_seconds"))
     is_seen = found is not None and any(map(has_stack, looks))
-    if still and found is not None and is_seen and not activities & _AT_WORK and _saw(found):
+    # The store of a rendezvous polls while its process only waits.
+    is_meeting = any(standing_of(look).kind == "rendezvous" for look in looks)
+    is_still = is_meeting or not activities & _AT_WORK
+    if still and found is not None and is_seen and is_still and _saw(found):
         found.sure = Sure.LIKELY if found.sure is Sure.CERTAIN else found.sure
         found.evidence.append(
             f"its steps are not counted: in the last {_text.duration(still)} it did nothing"

@@ -85,7 +85,7 @@ def has_stack(look: Record) -> bool:
 
 def _what_holds(look: Record) -> Held:
     standing = standing_of(look)
-    for rule in (_in_debugger, _not_running, _swapping, _holding_gil):
+    for rule in (_not_running, _in_debugger, _swapping, _holding_gil):
         found = rule(look, standing)
         if found is not None:
             return found

@@ -54,6 +54,8 @@ _EXITS = {
     "died with <Signals.": r"died with <Signals\.\w+: (?P<signal>\d{1,2})>",
     " exited on signal ": r"process rank (?P<rank>\d{1,6}) .*"
     r"exited on signal (?P<signal>\d{1,2})\b",
+    "] Signal: ": r"\] Signal: .*\((?P<signal>\d{1,2})\)$",
+    "signal (": r"(?:^|\] )signal \((?P<signal>\d{1,2})(?:\.\d)?\): [A-Z]",  # Julia's
     "EXIT STRING: ": r"EXIT STRING: .*\(signal (?P<signal>\d{1,2})\)",
     "Command terminated by signal ": r"^Command terminated by signal (?P<signal>\d{1,2})$",
     "Process finished with exit code ": r"^Process finished with exit code "
@@ -238,6 +240,8 @@ _SIGNAL_WORDS = {
     "hangup": ("terminated_line", 1),
     "quit": ("terminated_line", 3),
     "trace/breakpoint trap": ("trap_line", 5),
+    "user defined signal 1": ("terminated_line", 10),
+    "user defined signal 2": ("terminated_line", 12),
     "out of memory": ("slurm_oom", 9),
     # As bash says it in Chinese, Japanese, German and French.
     **dict.fromkeys(("已杀死", "强制终止", "強制終了", "getötet", "tué"), ("killed_line", 9)),
@@ -248,7 +252,8 @@ _WORDS = "|".join(word.capitalize() for word in _SIGNAL_WORDS if word != "out of
 # "train.sh: line 3:  4711 Killed      python train.py", "[1]+  Killed  python …", "Killed"
 _SHELL = re.compile(
     rf"(?:\^[A-Z\\])*(?:(?P<script>[^:]{{1,200}}): line \d+: +|\[\d+\][+-]? +)?(?:(?P<pid>\d+) +)?"
-    rf"(?P<what>{_WORDS})(?P<core>\s*\(core dumped\))?(?P<command>\s{{2,}}.*|)\s*"
+    rf"(?:signal: )?(?P<what>{_WORDS})(?:: (?:4|6|9|10|11|15))?"  # a number on macOS
+    r"(?P<core>\s*\(core dumped\))?(?P<command>\s{2,}.*|)\s*"
 )
 _GLUED = re.compile(rf"[^:]{{1,200}}: line \d+: +(?P<pid>\d+) (?P<what>{_WORDS})(?P<command>.*)")
 _ZSH = re.compile(
@@ -257,8 +262,8 @@ _ZSH = re.compile(
     r"(?P<core> +\(core dumped\))?(?P<command>\s{2,}.*|)\s*"
 )
 _OTHER_SHELL = re.compile(
-    r"(?P<what>segmentation fault|aborted|bus error|illegal instruction|floating point exception)"
-    r" \(core dumped\)"
+    r"(?:signal: )?(?P<what>segmentation fault|aborted|bus error|illegal instruction|floating point"
+    r" exception) \(core dumped\)"
 )
 _SRUN = re.compile(
     r"srun: error: (?P<node>[^:\s]+): tasks? (?P<tasks>[\d,\-]+): (?P<what>.+?)"

@@ -17,7 +17,7 @@ from holdfast._diagnose.texts.sign import Sign, is_source_code, make_sign
 
 _PREVIOUS_ATTEMPT = "holdfast: the attempt before ended"
 _SIGNALS = {"ABRT": 6, "SEGV": 11, "BUS": 7, "ILL": 4, "FPE": 8, "TERM": 15, "INT": 2, "HUP": 1}
-_SIGNALS |= {"segfault": 11, "bus error": 7, "illegal operation": 4}
+_SIGNALS |= {"segfault": 11, "Segfault": 11, "bus error": 7, "illegal operation": 4, "^C": 2}
 
 _TABLE: dict[str, tuple[str, ...]] = {
     # -- SLURM; PBS, LSF, Grid Engine, YARN, Kubernetes, clouds and systemd say the same
@@ -35,13 +35,15 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"(?:[Rr]eason\W+|STATUS.*|^|\d/\d +)«OOMKilled»",
         "systemd.*«killed by the OOM killer»|A process of this unit has been killed by the OOM "
         "killer",
-        "with result 'oom-kill'",
+        *("with result 'oom-kill'", "is running beyond physical memory limits"),
+        "Job has gone over memory limit of",
         "«ran out-of-memory» and exited with a non-zero status",
     ),
     "slurm_node_fail": (
         r"srun: error: «Node failure on »(?P<node>\S+)",
         *("error: Aborting, io error and missing step on node", "Owner's node has crashed"),
         "marked dead because the detector has missed too many heartbeats",
+        "which was running pod .*«is unresponsive»",
     ),
     "slurm_refused": (
         r"(?:sbatch|srun|salloc): «error: »(?:Batch job submission failed|Unable to allocate "
@@ -50,13 +52,15 @@ _TABLE: dict[str, tuple[str, ...]] = {
     ),
     "slurm_time_limit": (
         *("PBS: job killed: walltime", "TERM_RUNLIMIT", "Job exceeded its walltime limit"),
+        *("MaxRuntimeExceeded", "Job was active longer than specified deadline"),
         r'«exceeds job hard limit» "[hs]_(?:rt|cpu)"',
     ),
     "slurm_cancelled": ("TERM_OWNER",),
     "slurm_step_cancelled": ("srun: Job step aborted: Waiting up to",),
     "slurm_preempted": (
         *("TaintManagerEviction", "compute.instances.preempted", "instance preempted"),
-        "Metadata Service says termination is imminent",
+        *("Metadata Service says termination is imminent", "in order to admit critical pod"),
+        r"\) [\d/:. -]+ «Job was evicted.»",
         r"Preempted\s.*«Preempted by »",
         r"\b(?i:cluster|instance|node|VM|job) (?:is|was|has been) «preempted»",
         r"[Ss]pot (?:instance )?«interruption »(?:notice|warn)",
@@ -64,6 +68,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "timed_out_line": (r"«timeout: sending signal »(?P<signal_name>\w+) to command",),
     # -- Signals, as torchrun's agent, Lightning and absl print them
     "terminated_line": (
+        r"^(?P<_name>«^C»)$",
+        r"\b«Received SIG»(?P<_name>TERM|INT|HUP): \d+",
         r"SignalException: Process \d+ «got signal: »(?P<signal>\d+)",
         r"^(?:[\w.]+\.)?«SIGTERMException»$",
         r"Received (?P<signal>\d{1,2})« death signal»",
@@ -77,6 +83,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"^\S+: \S+\.\w+:\d+: .*: «Assertion `».*' failed\.?$",
         "*** Check failure stack trace: ***",
         r"«*** caught »(?P<_name>segfault|bus error|illegal operation) \*\*\*",  # R's
+        r"«!!!!!!! »(?P<_name>Segfault) encountered",
+        r"^#\s+SIG(?P<_name>SEGV|BUS|ILL|FPE) \(0x\w+«) at pc=»",  # Java's
     ),
     # -- C++ and libc
     "cxx_exception": (
@@ -85,6 +93,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     ),
     "heap_damage": (
         *("double free or corruption", "corrupted size vs. prev_size"),
+        *("corrupted double-linked list", "munmap_chunk(): invalid pointer"),
         "*** stack smashing detected ***",
         "«free(): invalid» (?:pointer|size|next size)",
         r"«malloc(): »(?:corrupted|invalid|memory corruption)[^\n]*",
@@ -109,6 +118,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "disk_full": (
         r"^(?!.*(?:/dev/shm|</torch_\d+|shared memory)).*«No space left on device»",
         "[Cc]an't write data.*«errno = 28»",
+        r"OSError: \d+« requested and »\d+ written",  # NumPy's
         *("There is not enough space on the disk", r"Resource exhausted: \S+«.tempstate»"),
         *("low on resource: ephemeral-storage", "ephemeral local storage usage exceeds"),
         "Usage of EmptyDir volume .* «exceeds the limit»",
@@ -138,7 +148,10 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "FATAL: .*«container creation failed».*",
         r"\b(?:«ImagePull»BackOff|ErrImagePull)\b",
         "(?P<threads>«pthread_create failed»)",
-        r"(?:line \d+|bash|zsh|sh): (?P<name>[^:]+)«: command not found»",
+        r"(?:^|line \d+: |bash: |zsh: |sh: )(?P<name>[^: ]+)«: command not found»",
+        *("Could not find conda environment", "NVIDIA-SMI has failed because"),
+        *("Failed to pull image", "nvcc fatal   : Unsupported gpu arch", "Cuda is not available."),
+        "The TensorFlow library was compiled to use .* «aren't available on your machine»",
         "«KeyError: '»(?P<name>(?:LOCAL_)?RANK|WORLD_SIZE|MASTER_(?:ADDR|PORT))'",
         "Error: «Unable to initialize backend»",
         "«Error locating target» '(?P<name>[^']+)'",
@@ -181,6 +194,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *("MPS backend out of memory", "CUDA error: out of memory"),
         *("CUDA Error: out of memory", "CUDA: out of memory"),
         *("cudaMalloc failed: out of memory", "Out of memory error on GPU"),
+        *("cudaMalloc retry failed: out of memory", "cudaSuccess (2 vs. 0)"),
         *("CUBLAS_STATUS_ALLOC_FAILED", "Dst tensor is not initialized", "hipErrorOutOfMemory"),
         *("cudaErrorMemoryAllocation", "NCudaLib::TOutOfMemoryError"),
         *("Ran out of memory in memory space", "parallel_for failed: out of memory"),
@@ -193,6 +207,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     ),
     "host_oom": (
         *("node running low on memory", "low memory! at or below SIG", "low on resource: memory"),
+        *("crashed after using all available RAM", "tried to allocate more memory than is avail"),
         *("killed due to memory pressure", "address the out of memory issue: https://docs.ray.io"),
         r"«systemd-oomd»(?:\[\d+\])?:? [Kk]illed",
         r"The node had condition: \[«MemoryPressure»\]",
@@ -229,6 +244,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"«synStatus»[ =]+(?:synStatus )?[1-9]\d*[^\n]*",
         "«Unable to determine the device handle for GPU».*",
         "«Memory access fault by GPU».*",
+        *(r"«HSA_STATUS_ERROR»\w*[^\n]*", "GEMM launch failed", "GPU is lost"),
         "«fallen off the bus».*",
         r"«NVRM: »(?P<what>Xid \([^)]*\): (?P<xid>\d+)[^\n]*)",
     ),
@@ -266,8 +282,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "peer_lost": (
         r"«Connection closed by peer» \[(?P<peer>[^\]]*)\](?::(?P<port>\d+))?",
         r"(?:gloo|[Rr]ead error|socket|NCCL|Call to (?:recv|send)|TCPStore|recvValue|sendBytes"
-        r"|c10d).*?(?:[\[ ](?P<peer>[\w.:-]+)(?:<\d+>|\]:\d+)[^\n]{0,20})?«Connection reset by "
-        "peer»",
+        r"|DistNetworkError|c10d).*?(?:[\[ ](?P<peer>[\w.:-]+)(?:<\d+>|\]:\d+)[^\n]{0,20})?"
+        "«Connection reset by peer»",
         r"(?:gloo|[Ww]rite error|TCPStore|sendBytes|NCCL|c10d)[^\n]*«Broken pipe»",
         r"gloo[^\n]*«Connection refused»",
         r"«Connection closed by remote peer» (?P<peer>[^\s<]+)",
@@ -276,7 +292,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"«Got completion from peer» (?P<peer>[^\s<]+)",
         *("failed to recv, got 0 bytes", "Did the remote server shutdown or crash"),
         r"«Connect to »(?P<peer>[\w.:-]+)<\d+> failed : (?!Connection timed)",
-        "JAX distributed service detected fatal errors",
+        *("JAX distributed service detected fatal errors", "unhealthy (stopped sending heartbeats"),
         "Failed to send RPC to coordination service",
         r"Task /job:\w+/replica:\d+/task:(?P<_names>\d+)« heartbeat timeout»",
         *("Horovod has been shut down", "Collective ops is aborted by"),
@@ -306,7 +322,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *("Error: «connect() timed out»", "RuntimeError: «Connection timed out»$"),
         *("DEADLINE_EXCEEDED: Connect() timed out", "Master init: Unavailable"),
         "CreateSession still waiting for response from worker",
-        "ORTE was unable to reliably start one or more daemons",
+        *("ORTE was unable to reliably start one or more daemons", "ssh: connect to host "),
     ),
     "address_in_use": (
         r"(?:port: (?P<port>\d+).*)?«EADDRINUSE»",
@@ -365,13 +381,16 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"«`Trainer.fit` stopped: `max_»(?:epochs=\d+|steps=(?P<step>\d+))` reached",
         r"\{«'train_runtime': »[\d.']+",
         r"(?i)epoch \d+: «early stopping»$",
+        *(r"\d+ epochs «completed in »[\d.]+ hours", "arly stopping, best iteration is:"),
+        *("Did not meet early stopping. Best", "Stopping. Best iteration:"),
+        *("Reporting training SUCCESS", r"^«Training complete in »\d+m"),
         *("EarlyStopping: Training stopped early as no", "Finished training loop."),
         *("Training completed. Do not forget to share your", "Status: Finished"),
         *("Completed - Training job completed", "] Finish train", "done training in "),
         "^Process finished with «exit code 0»$",
         *("Job execution was successful. Exit Status 0", "State: COMPLETED (exit code 0)"),
-        r"(?:^|[\]:=>*-])\W*(?i:model )?[Tt]«raining »(?i:finished|completed?)(?: successfully)?"
-        r"(?:\W*$|[.!]  )",
+        r"(?:^|[\]:=>*-])\W*(?i:model )?[Tt]«raining »(?i:finished|completed?|done)"
+        r"(?: successfully)?(?:\W*$|[.!] )",
         r"^\W*«Finished »[Tt]raining\W*$",
         *(r"launcher\.Parallel INFO: «End of run»", r"^«total images/sec: »[\d.]+$"),
     ),

@@ -13,6 +13,7 @@ after it, and `is_past` is set if the training went on after it. Other kinds:
 * killed_line, segfault_line and the like: signal, pid, command; from srun: node, tasks
 * slurm_cancelled and the like: what, id, node, at; slurm_step_cancelled is mostly a consequence
 * ranks: all ranks that are named or counted, where a collective timed out
+* stacks: threads, as an inspection has them; by (py-spy or faulthandler)
 * nan_loss: since_line, lasted (the losses up to the end that are not numbers)
 """
 
@@ -26,6 +27,7 @@ from holdfast._diagnose.texts.lines import Text
 from holdfast._diagnose.texts.patterns import PATTERNS, sign_of
 from holdfast._diagnose.texts.python import read_last_lines, read_python
 from holdfast._diagnose.texts.sign import Marks, Sign, make_sign
+from holdfast._diagnose.texts.stack_dump import read_stacks
 
 __all__ = ["Sign", "culprits_of", "read_signs"]
 
@@ -39,7 +41,7 @@ _WORLD = re.compile(
 _ESCAPED = r"Traceback (most recent call last):\n"
 _JSON_LINE = re.compile(r"^\{.*Traceback \(most recent call last\):\\n.*\}\s*$", re.MULTILINE)
 _OF_LAUNCHERS = ("torchrun_summary", "srun_exit", "launcher_exit")
-_WITHOUT_CAUSE = ("holdfast_finished", "srun_exit", "launcher_exit")
+_WITHOUT_CAUSE = ("holdfast_finished", "srun_exit", "launcher_exit", "stacks")
 # No training goes on after these.
 _LAST_WORDS = (
     *(*_OF_LAUNCHERS, "timed_out_line", "slurm_time_limit", "slurm_preempted", "slurm_node_fail"),
@@ -69,6 +71,7 @@ def read_signs(text: str, first_line: int = 1) -> list[Sign]:
     found = list(read_python(whole))
     found += read_launchers(whole, [each for each in found if each.kind == "python_exception"])
     found += read_system(whole)
+    found += read_stacks(whole)
     for row in PATTERNS:
         for line in whole.hits(row.needle):
             sign = sign_of(row, line)
