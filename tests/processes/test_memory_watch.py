@@ -101,16 +101,22 @@ def _check_warned_saved_and_killed(trainer: Trainer, folder: Path, room: Limited
     assert found is not None, warning
     assert 25 <= int(found[1]) <= 75
     assert trainer.wait() == -signal.SIGKILL
-    assert room.oom_kills() == 1
+    kills = room.oom_kills()
     made = _step_of(trainer, warning)  # by its output, some steps after the alarm
-    # The keeper was not chosen by the kernel: it saves the rest.
-    assert keeper.pid in room.pids() or is_gone(keeper)
     wait_for_keeper_gone(folder)
     saved = [e for e in journal_events(folder, "checkpoint") if e["reason"] == "memory"]
+    (told,) = journal_events(folder, "memory")
+    if kills == 2:
+        # For some milliseconds the kernel has not yet freed what the trainer had. A request in
+        # that time makes it choose again, and only the keeper is left. The checkpoint is there.
+        assert is_gone(keeper)
+        assert checkpoint_steps(folder)[-1] == saved[-1]["step"] >= told["step"]
+        return
+    assert kills == 1
+    # The keeper was not chosen by the kernel: it has saved the rest.
     died_at = death_of(folder)["time"]
     in_time = [e for e in saved if e["time"] < died_at]  # one more may have been under way
     assert in_time
-    (told,) = journal_events(folder, "memory")
     assert in_time[-1]["step"] >= told["step"]
     assert len(saved) < 10, "as often as is useful, and not more"
     assert told["what"] == "cgroup"
@@ -134,7 +140,8 @@ def test_before_the_kernel_kills_it_there_is_a_warning_and_a_checkpoint(folder, 
     trainer = leaking(folder, *_LEAK, *_RARE, prefix=room.prefix)
     _check_warned_saved_and_killed(trainer, folder, room)
     warned = journal_events(folder, "memory")[0]["step"] or 0
-    again = leaking(folder, "--total", checkpoint_steps(folder)[-1] + 2)
+    made = int(re.findall(r"^step (\d+)$", trainer.output, re.MULTILINE)[-1])
+    again = leaking(folder, "--total", made + 3)
     assert again.ready() >= warned
     assert again.wait() == 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import threading
 from pathlib import Path
 
 import pytest
@@ -169,3 +170,24 @@ def test_files_that_are_flushed_together_are_all_flushed_and_an_error_is_raised(
     atomic.sync_together(files)
     for descriptor in files:
         os.close(descriptor)
+
+
+def test_a_process_that_ends_waits_for_a_write_that_another_thread_has_begun(tmp_path, monkeypatch):
+    begun, may_end = threading.Event(), threading.Event()
+    flush = os.fsync
+
+    def slow_flush(descriptor):
+        begun.set()
+        assert may_end.wait(10)
+        flush(descriptor)
+
+    monkeypatch.setattr(os, "fsync", slow_flush)
+    writer = threading.Thread(target=atomic.write_atomic, args=(tmp_path / "record", b"whole"))
+    writer.start()
+    assert begun.wait(10)
+    atomic.wait_for_writes(0.01)
+    assert [path.name for path in tmp_path.iterdir()] != ["record"], "it is still being written"
+    may_end.set()
+    atomic.wait_for_writes(10)
+    assert [path.name for path in tmp_path.iterdir()] == ["record"]
+    writer.join()

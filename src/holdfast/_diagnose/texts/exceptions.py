@@ -191,8 +191,12 @@ class Fault:
         return any(part in (files or [""])[-1] for part in _PACKAGES)
 
     def _is_lost_in_the_loader(self) -> bool:
-        """A worker's death also shows as a lost connection or file: then a frame tells."""
-        told = " ".join(self._files()) + _text.text(self.record.get("traceback"))
+        """A worker's death also shows as a lost connection or file: then a frame tells.
+
+        A data set, too, may miss a file: only the loader's own calls tell of a dead worker.
+        """
+        files = self._files() if "Connection" in self.type else self._files()[-1:]
+        told = " ".join(files) or _text.text(self.record.get("traceback"))
         return self.type in _DISGUISES and any(part in told for part in _LOADER)
 
     @property

@@ -69,6 +69,8 @@ _STATUS = re.compile(r"\(\d\)\s+([A-Z][A-Z_]{5,}):\s+(\S.*)")  # of TensorFlow
 _CALLED = re.compile(r"([A-Z]\w*(?:Error|Exception))\((['\"].*)\)")  # as Hydra prints it
 _ALONE = re.compile(r"(MemoryError|KeyboardInterrupt):?()")  # without a message
 _ANNOUNCED = re.compile(r"([A-Z]\w*Error):")  # its message follows, indented
+_PROMPT = re.compile(r"\((?:Pdb|ipdb)(?:\+\+)?\)|ipdb>")
+_PROMPT_PLACE = re.compile(r"> (\S.*)\((\d{1,9})\)(\S+?)\(\)")
 _LAST_LINES = 60
 _MOST_BEFORE_CUT = 2  # lines of a frame before the first whole one
 _WITHOUT_HEADER = ("SyntaxError", "IndentationError", "TabError")
@@ -120,6 +122,9 @@ def read_last_lines(text: Text) -> Iterator[Sign]:
     below = ""  # the next line that is not empty
     for line in (end, *text.before(end, _LAST_LINES)):
         said = line.text.strip()
+        if not below and _PROMPT.fullmatch(said):
+            yield _at_prompt(text, line)
+            return
         shapes = (_BARE, _STATUS, _ALONE, _CALLED)
         if error := next((e for each in shapes if (e := each.fullmatch(said))), None):
             yield _sign_alone(line, error[1], error[2], [], is_bare=True)
@@ -366,7 +371,9 @@ def _signs_of(found: Traceback) -> Iterator[Sign]:
     last = found.last._replace(from_end=found.end.from_end)  # its message ends there
     yield make_sign("python_exception", last, details, rank)
     name = found.type.rpartition(".")[2]
-    files = " ".join(frame[0] for frame in found.frames)
+    # A data set, too, may miss a file: only the loader's own calls tell of a dead worker.
+    frames = found.frames if "Connection" in name else found.frames[-1:]
+    files = " ".join(frame[0] for frame in frames)
     if name in _DISGUISES and any(part in files for part in _LOADER_FILES):
         yield make_sign(_DISGUISES[name], found.last, {"type": found.type}, rank)
 
@@ -397,6 +404,14 @@ def _dump(text: Text, line: Line) -> Sign:
         "is_current": is_current,
     }
     return make_sign("faulthandler", line, details)
+
+
+def _at_prompt(text: Text, line: Line) -> Sign:
+    """The log ends at the prompt of a debugger, which prints above it where it is."""
+    places = (_PROMPT_PLACE.match(above.text) for above in text.before(line, 6))
+    place = next((each for each in places if each), None)
+    frames = [[place[1], int(place[2]), place[3]]] if place else []
+    return _sign_alone(line, "BdbQuit", "", frames)
 
 
 def _is_a_name(word: str) -> bool:

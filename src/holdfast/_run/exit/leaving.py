@@ -29,11 +29,12 @@ from holdfast._environment.processes.identity import host_name
 from holdfast._environment.processes.proc import FairDeadline, is_leaving, read_bytes
 from holdfast._errors import HoldfastError, Stopped, is_interactive
 from holdfast._store.folder import journal
-from holdfast._store.folder.atomic import write_atomic
+from holdfast._store.folder.atomic import wait_for_writes, write_atomic
 from holdfast._store.folder.attempts import read_json, release, write_json
 from holdfast._store.folder.layout import RunLayout
 from holdfast._text import say
 
+_WRITE_SECONDS = 1.0  # at most, for a record that another thread is writing
 _bounds: list[tuple[int, threading.Event, Callable[[], None]]] = []  # of runs that were left
 
 
@@ -47,6 +48,7 @@ def end_process(status: int) -> None:
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
+    wait_for_writes(_WRITE_SECONDS)  # the main thread may be recording its exception
     os._exit(status)
 
 

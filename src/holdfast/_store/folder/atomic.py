@@ -10,11 +10,14 @@ import contextlib
 import errno
 import os
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
 from holdfast._store.commit.fault_points import fault_point
+
+_in_progress: set[Path] = set()  # the parts that threads of this process are writing
 
 
 def sync_folder(folder: Path) -> None:
@@ -62,6 +65,7 @@ def _unfinished(path: Path, suffix: str) -> Path:
 def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
     """Replace the file at `path` by `data`: a reader sees the old bytes or the new ones."""
     part = _unfinished(path, "part")
+    _in_progress.add(part)
     try:
         with part.open("wb") as file:
             file.write(data)
@@ -73,8 +77,17 @@ def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
         with contextlib.suppress(OSError):
             part.unlink()
         raise
+    finally:
+        _in_progress.discard(part)
     if durable:
         sync_folder(path.parent)
+
+
+def wait_for_writes(seconds: float) -> None:
+    """Wait until no thread is in `write_atomic`: a process that ends now would leave its part."""
+    deadline = time.monotonic() + seconds
+    while _in_progress and time.monotonic() < deadline:
+        time.sleep(0.005)
 
 
 def create_atomic(path: Path, data: bytes) -> bool:
