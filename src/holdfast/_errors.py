@@ -7,7 +7,7 @@
     │   └── RunIsLive        another process trains in this folder now
     ├── StateError           the state cannot be stored or does not fit
     │   ├── UnstorableState  a value of a type that holdfast cannot store
-    │   ├── StateMismatch    the checkpoint does not fit the objects of today
+    │   ├── StateMismatch    the checkpoint does not fit the script's objects
     │   └── RestoreDiffers   an object did not take back what it had given
     ├── CheckpointError
     │   ├── DamagedCheckpoint  a checkpoint's bytes are not those that were written
@@ -18,7 +18,7 @@
     ├── RanksError           the ranks cannot be one run
     └── ProofError           a script that is interrupted does not end as it should
 
-    Stopped                  the run was asked to stop and is durable
+    Stopped                  the run was asked to stop
 
 The first line of a message is the thing and the fact, the second the next step.
 """
@@ -33,7 +33,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-# -- Exit statuses: only texts for users repeat these numbers --------------------------------------
+# -- Exit statuses. Only docs (reference, kubernetes, why) and tests repeat these numbers, and the
+# exit records of older runs hold them.
 
 
 FINISHED = 0
@@ -222,7 +223,7 @@ class ProofError(HoldfastError):
 
 
 class Stopped(BaseException):
-    """The run was asked to stop before its end; its state is durable.
+    """The run was asked to stop before its end; its state is durable unless NOT_DURABLE.
 
     Not an Exception, so that code after the loop, which believes that training is
     complete, does not run, while `finally` blocks do. In a script it is a SystemExit

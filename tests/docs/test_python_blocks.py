@@ -145,7 +145,7 @@ def _start(folder: Path, kind: str) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.nightly  # the part docs of a change runs them
+@pytest.mark.nightly  # the part `blocks` runs them, and those of a framework its own part
 @pytest.mark.parametrize(
     "block",
     [pytest.param(b, id=b.name, marks=pytest.mark.layer(LAYER[b.name])) for b in IN_STORIES],

@@ -116,7 +116,8 @@ def test_figures_that_a_page_takes_from_another_are_there():
         r"(\d+) of (\d+) before, (\d+) after", _text(DOCS / "before-and-after.md")
     )[0]
     said = (
-        f"Of {after} proofs of six common scripts {before} were equal as they were, and [all {of} "
+        f"In {after} proofs of six common scripts, "
+        f"{before} were equal without holdfast and [all {of} "
     )
     assert said in _text(ROOT / "README.md")
     measured = _text(DOCS / "benchmarks.md")

@@ -30,7 +30,7 @@ TOTAL = task.EPOCHS * PER_EPOCH
 
 @dataclass(frozen=True)
 class Case:
-    """An interruption, and what is to come of it."""
+    """An interruption, and the expected result."""
 
     signal: str
     moment: str

@@ -111,8 +111,11 @@ def test_a_recommendation_to_rebalance_saves_once_and_stops_nothing(started, tmp
         trainer.wait_for("is made durable, and the run goes on")
         (made,) = wait_until(lambda: journal_events(folder, "checkpoint"), what="a checkpoint")
         assert made["reason"] == "notice: freeze"
-        step = json.loads((folder / "attempts/0001/heartbeat.json").read_text()).get("step", 0)
-        assert step >= 0
+        heartbeat = folder / "attempts/0001/heartbeat.json"
+        wait_until(
+            lambda: json.loads(heartbeat.read_text()).get("step", 0) > made["step"],
+            what="a later step",
+        )
         assert journal_events(folder, "stop") == []
 
 

@@ -57,7 +57,7 @@ UNITS = {"ms": 0.001, "s": 1, "sec": 1, "min": 60, "m": 60, "h": 3600, "d": 8640
         ("grace_seconds", math.nan, "a number of seconds above 0"),
         ("grace_seconds", "10s", "a number of seconds above 0"),
         ("hang_timeout", 0, "seconds above 0"),
-        ("notices", "oracle", "'auto', 'aws', 'gcp', 'azure', 'off'"),
+        ("notices", "nowhere", "'auto', 'aws', 'gcp', 'azure', 'off'"),
         ("hang_timeout", True, "seconds above 0"),
         ("hang_timeout", math.inf, "seconds above 0"),
         ("hang_timeout", "0s", "seconds above 0"),

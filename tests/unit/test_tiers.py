@@ -50,7 +50,7 @@ def test_every_layer_with_tests_is_run_by_a_part():
 def test_every_folder_of_the_layer_test_is_in_a_nightly_part():
     listed = {folder for part in PARTS.values() for folder in part.get("tests", [])}
     folders = {f"tests/{path.parent.name}" for path in ROOT.glob("tests/*/test_*.py")}
-    others = {"tests/browser", "tests/docs", "tests/gpu", "tests/slurm"}
+    others = {"tests/browser", "tests/gpu", "tests/slurm"}
     assert folders - others == listed
 
 
@@ -62,7 +62,7 @@ def test_the_nightly_workflow_runs_every_part():
 
 def test_a_change_affects_the_parts_that_it_can_break():
     assert "jax" in tiers.affected(["src/holdfast/jax/arrays.py"], PARTS)
-    assert tiers.affected(["docs/start.md"], PARTS) == ["docs"]
+    assert tiers.affected(["docs/start.md"], PARTS) == ["docs", "blocks"]
     assert {"jax", "kills"} <= set(tiers.affected(["src/holdfast/_state/capture.py"], PARTS))
     assert tiers.affected(["LICENSE"], PARTS) == []
     assert tiers.affected(None, PARTS) == list(PARTS)

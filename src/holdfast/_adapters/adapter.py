@@ -3,7 +3,8 @@
 Each framework has one object of a class derived from `Adapter`, and `registry.py` finds it. It
 answers for arrays and other values; its `objects` and its `generators` answer for those. An adapter
 that is not complete is refused where its class is defined. The key in `registry.py`, the name under
-which the framework is imported and `Adapter.kind` are the same word.
+which the framework is imported and `Adapter.kind` are the same word. It has no dot, and the module
+of that name has a `__version__` once it is imported.
 Standard library only: this module is loaded where there is no framework at all.
 """
 
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 Places = Sequence[tuple[TensorSpec, int]]  # tensors, and where each begins in a slot
 
 
-# A method that an adapter overrides, and those that it must override with it: they have no default.
+# An adapter that overrides the method on the left must override those on the right, too: they have
+# no default.
 _NEEDS = {
     "is_array": (
         *("alias_key", "spec", "item_bytes", "bytes_of"),
@@ -120,7 +122,7 @@ class Objects(_Part):
 class Generators(_Part):
     """The random generators of a framework."""
 
-    global_generator: str = "python"  # the name of its global generator, if it has one
+    global_generator: str = "python"  # the key of its global generator in `states`, if it has one
 
     def is_generator(self, value: object) -> bool:
         return False
@@ -150,7 +152,10 @@ class Generators(_Part):
         """Seed the global generator."""
 
     def states(self, *, devices: bool) -> dict[str, Any]:
-        """The states of all global generators to be stored; those of devices if asked for."""
+        """The states of all global generators to be stored; those of devices if asked for.
+
+        Each key is the adapter's `kind`, or begins with it and a dot.
+        """
         return {}
 
     def restore_states(self, states: Mapping[str, Any]) -> list[str]:
@@ -181,7 +186,7 @@ class Adapter(_Part):
         return False
 
     def alias_key(self, value: Any) -> Hashable | None:
-        """Equal for two names of the same memory, read in the same way (tied weights).
+        """A key that is equal for two names of the same memory with the same layout (tied weights).
 
         It contains everything that `spec` depends on. None if the array is never shared.
         """
@@ -248,7 +253,10 @@ class Adapter(_Part):
         return False
 
     def made_like(self, spec: TensorSpec, data: memoryview, near: object) -> Any:
-        """A new array placed as `near` is; None if the place of the stored one decides."""
+        """A new array placed as `near` is; None if the place of the stored one decides.
+
+        Called only for the kinds that `_state/restore.py` names.
+        """
         return None
 
     def holds_array(self, value: object) -> bool:

@@ -1,7 +1,7 @@
 """The adapters of the frameworks that the script has imported.
 
-An array of a framework exists only where that framework is loaded, so nothing is imported on a
-suspicion.
+An array of a framework exists only where that framework is loaded, so no framework is imported just
+to check.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def adapters() -> list[Adapter]:
     """The adapters of all frameworks that are loaded, and of Python itself."""
     global _known
     count = len(sys.modules)
-    if _known[0] != count:  # called for every tensor, and seldom is there anything new
+    if _known[0] != count:  # called for every tensor, and the list rarely changes
         found = [PLAIN, *(adapter_of(kind) for kind in _FRAMEWORKS if _is_loaded(kind))]
         is_in_import = any(kind in sys.modules and not _is_loaded(kind) for kind in _FRAMEWORKS)
         _known = (-1 if is_in_import else len(sys.modules), found)

@@ -44,7 +44,8 @@ class Notice:
 
 class NoticeSource(Protocol):
     """One cloud. For another one, edit also `CLOUDS`, `find_cloud`, `_settings.NOTICES` and
-    `open_watch` in `_keeper/cloud_notices.py`.
+    `open_watch` in `_keeper/cloud_notices.py`, add a service to `tests/clouds.py`, and describe it
+    in docs/spot.md and docs/reference.md.
     """
 
     cloud: str  # as users read it

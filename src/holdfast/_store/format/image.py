@@ -65,7 +65,7 @@ class TensorSpec:
     """One tensor as it will be stored."""
 
     name: str
-    kind: str  # the adapter's: "torch", "numpy", "bytes"
+    kind: str  # a key of `_adapters/registry.py`, or "bytes"
     dtype: str  # the framework's own name
     stored_as: str  # safetensors' name; "U8" where it has none
     shape: tuple[int, ...]
