@@ -378,7 +378,7 @@ def test_no_spare_outlives_its_supervisor(spared, state):
         # It is found by its command, while it still imports.
         (spared.place / "model.py").write_text(
             "import sys, time\n"
-            "if 'holdfast._supervise.spare.program' in sys.modules: time.sleep(600)\n"
+            "if 'holdfast._supervise.spare_program' in sys.modules: time.sleep(600)\n"
         )
     spared.write("import model" if state == "importing" else "", kills=0, stays=1)
     trainer = spared.start()
