@@ -129,7 +129,7 @@ def pid_of(trainer: Trainer, life: int) -> int:
 def spares(leader: int) -> list[psutil.Process]:
     """The spares below a leader that wait."""
     processes = [psutil.Process(pid) for pid in below(leader)]
-    return [each for each in processes if "spare/process.py" in " ".join(each.cmdline())]
+    return [each for each in processes if "spare_process.py" in " ".join(each.cmdline())]
 
 
 def test_killed_twice_it_goes_on_in_spares_to_the_bit(spared):
