@@ -232,11 +232,11 @@ class Inspection:
 
     @property
     def is_done(self) -> bool:
-        """Whether there is nothing to wait for any longer."""
+        """Whether it has ended, or has used up its time."""
         return self._process.poll() is not None or self._deadline.is_over()
 
     def take(self) -> dict[str, Any] | None:
-        """{"look", "activity", "cause", "sentence", …}; None if there is none in time."""
+        """{"look", "activity", "cause", "sentence", …}; None if it did not come in time."""
         with contextlib.suppress(OSError, ValueError):
             if self._process.poll() is not None:
                 found = json.loads(Path(f"/proc/self/fd/{self._file}").read_bytes())
