@@ -48,7 +48,7 @@ from holdfast._store.memory.backing import SHM
 from holdfast._store.read.find import find_newest, open_leftovers
 from holdfast._store.read.merge_ranks import read_checkpoint
 from holdfast._tools import resume
-from holdfast._tools.convert.adopt.adoption import Adoption, adopt_files
+from holdfast._tools.convert.adoption import Adoption, adopt_files
 from tests.cli.command import holdfast
 from tests.forging import dumps, forged
 from tests.rank_folders import capture_of, make_run

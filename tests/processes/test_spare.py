@@ -129,7 +129,7 @@ def pid_of(trainer: Trainer, life: int) -> int:
 def spares(leader: int) -> list[psutil.Process]:
     """The spares below a leader that wait."""
     processes = [psutil.Process(pid) for pid in below(leader)]
-    return [each for each in processes if "spare/process.py" in " ".join(each.cmdline())]
+    return [each for each in processes if "spare_process.py" in " ".join(each.cmdline())]
 
 
 def test_killed_twice_it_goes_on_in_spares_to_the_bit(spared):
@@ -378,7 +378,7 @@ def test_no_spare_outlives_its_supervisor(spared, state):
         # It is found by its command, while it still imports.
         (spared.place / "model.py").write_text(
             "import sys, time\n"
-            "if 'holdfast._supervise.spare.program' in sys.modules: time.sleep(600)\n"
+            "if 'holdfast._supervise.spare_program' in sys.modules: time.sleep(600)\n"
         )
     spared.write("import model" if state == "importing" else "", kills=0, stays=1)
     trainer = spared.start()

@@ -12,17 +12,15 @@ from typing import TYPE_CHECKING
 
 from holdfast._errors import HUNG, REQUEUE
 from holdfast._supervise import children
-from holdfast._supervise.child import Streams
-from holdfast._supervise.hangs import CommandHangs, WatchedCommand
+from holdfast._supervise.child import Outlet, Streams
+from holdfast._supervise.hangs import CommandHangs, Timeout, WatchedCommand
 from holdfast._supervise.record import SupervisionRecord
-from holdfast._supervise.relay import Outlet
 from holdfast._supervise.signals import SignalQueue, Warnings, stop_ourselves
 from holdfast._supervise.terminal import Keyboard
 from holdfast._supervise.watch import CommandWatch
 
 if TYPE_CHECKING:
-    from holdfast._supervise.ending import Timeout
-    from holdfast._supervise.spare.warm_spare import WarmSpare
+    from holdfast._supervise.warm_spare import WarmSpare
 
 _FROM_THE_KERNEL = 0x80  # SI_KERNEL, as a terminal's keys are
 _FROM_A_PROCESS = (0, -1, -6)  # kill, sigqueue, tgkill: these have a sender

@@ -4,12 +4,13 @@ treated as if it were not there."""
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import time
 from collections.abc import Collection
 
-from holdfast._environment.processes.proc import read_bytes
+from holdfast._environment.processes.proc import field, read_bytes, stat_fields
 from holdfast._environment.processes.tree import children, descendants, is_guard
 from holdfast._environment.processes.tree import is_keeper as is_keeper
 from holdfast._environment.processes.tree import is_known as is_known
@@ -95,19 +96,17 @@ def name_of(pid: int) -> str:
 
 
 def is_there(pid: int) -> bool:
-    return _stat(pid)[:1] not in ([], [b"Z"], [b"X"])
+    return stat_fields(pid)[:1] not in ([], [b"Z"], [b"X"])
 
 
-def used_ticks(pid: int) -> int:
+def used_seconds(pid: int) -> float:
     """The processor time of a process and of its children that have ended."""
-    with contextlib.suppress(ValueError):
-        return sum(map(int, _stat(pid)[11:15]))
-    return 0
+    return sum(map(int, stat_fields(pid)[11:15])) / _TICKS
 
 
 def work_of(pid: int) -> tuple[bytes, ...]:
     """Its state, and numbers that change when it does anything."""
-    fields, done = _stat(pid), read_bytes(f"/proc/{pid}/io")
+    fields, done = stat_fields(pid), read_bytes(f"/proc/{pid}/io")
     return (fields[0], *fields[11:13], done) if fields and done is not None else (b"",)
 
 
@@ -118,30 +117,22 @@ def is_doomed(pid: int) -> bool:
 
 
 def is_traced(pid: int) -> bool:
-    return (_status(pid, b"TracerPid:") or b"0") != b"0"
+    return bool(field(read_bytes(f"/proc/{pid}/status") or b"", b"TracerPid:"))
 
 
 def age_seconds(pid: int) -> float:
     """For how long a process has been there; 0 for one that has ended."""
-    with contextlib.suppress(IndexError, ValueError):
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - int(_stat(pid)[19]) / _TICKS
-    return 0.0
-
-
-def _stat(pid: int) -> list[bytes]:
-    """The fields of /proc/PID/stat behind the name, which may hold anything."""
-    return (read_bytes(f"/proc/{pid}/stat") or b"").rpartition(b")")[2].split()
-
-
-def _status(pid: int, name: bytes) -> bytes | None:
-    for line in (read_bytes(f"/proc/{pid}/status") or b"").splitlines():
-        if line.startswith(name):
-            return line.split()[1]
-    return None
+    fields = stat_fields(pid)
+    began = int(fields[19]) / _TICKS if fields else math.inf
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - began)
 
 
 def _has_bit(pid: int, name: bytes, number: int) -> bool:
-    return bool(int(_status(pid, name) or b"0", 16) >> (number - 1) & 1)
+    """Whether a signal is in one of the sets of /proc/PID/status."""
+    for line in (read_bytes(f"/proc/{pid}/status") or b"").splitlines():
+        if line.startswith(name):
+            return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
 
 
 def _variables(pid: int, name: bytes) -> list[bytes]:

@@ -16,7 +16,6 @@ import contextlib
 import ctypes
 import os
 import signal
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,66 +25,20 @@ from holdfast._environment import variables
 from holdfast._environment.slurm.job import is_in_step, rank_environment, starts_torchrun
 from holdfast._errors import HUNG
 from holdfast._store.folder.supervised import led_folder, life_folder
+from holdfast._supervise import explain_no_start
+from holdfast._supervise.attempt import SupervisedAttempt
+from holdfast._supervise.child import Streams, find_outlets, hold_closed_streams, start
+from holdfast._supervise.children import end_guards
+from holdfast._supervise.hangs import Timeout
+from holdfast._supervise.record import SupervisionRecord
+from holdfast._supervise.signals import SignalQueue, passed_on, stop_ourselves
 from holdfast._text import say
 
 if TYPE_CHECKING:
-    from holdfast._supervise.attempt import SupervisedAttempt
-    from holdfast._supervise.ending import Timeout
-    from holdfast._supervise.record import SupervisionRecord
     from holdfast._supervise.restart import Restarts
-    from holdfast._supervise.spare.warm_spare import WarmSpare
+    from holdfast._supervise.warm_spare import WarmSpare
 
-NOT_EXECUTABLE = 126
-NOT_FOUND = 127
 _ADOPTS_ORPHANS = 36  # PR_SET_CHILD_SUBREAPER
-
-
-def lead(
-    command: Sequence[str],
-    max_restarts: int | None = None,
-    hang_timeout: str | None = None,
-    *,
-    spare: bool = False,
-) -> int:
-    """Start the command, stay until it and its keepers have ended, return its exit status."""
-    if not sys.platform.startswith("linux"):
-        return _step_aside(command)
-    # The timeout of a leader above this one counts for all processes below it.
-    timeout = _timeout(hang_timeout or variables.text("HOLDFAST_HANG_TIMEOUT"))
-    return Supervision(command, max_restarts, timeout, has_spare=spare).run()
-
-
-def _timeout(text: str) -> Timeout | None:
-    if text:
-        from holdfast._supervise.ending import Timeout
-
-        with contextlib.suppress(ValueError):
-            return Timeout.parse(text)
-    return None
-
-
-def _explain(program: str, error: OSError) -> int:
-    """Say why it could not be started; the status is what a shell would give."""
-    if isinstance(error, FileNotFoundError):
-        say(f"{program!r}: there is no such program.\nWrite: holdfast run -- python train.py")
-        return NOT_FOUND
-    say(
-        f"{program!r}: cannot be started ({error.strerror}).\n"
-        "If it is a script, name its interpreter: holdfast run -- python train.py"
-    )
-    return NOT_EXECUTABLE
-
-
-def _step_aside(command: Sequence[str]) -> int:
-    """Where there is no keeper to wait for, the command takes our place."""
-    try:
-        if sys.platform == "win32":
-            import subprocess  # there, exec would return to the shell at once
-
-            return subprocess.call(list(command))
-        os.execvp(command[0], list(command))
-    except OSError as error:
-        return _explain(command[0], error)
 
 
 class Supervision:
@@ -95,14 +48,10 @@ class Supervision:
         self,
         command: Sequence[str],
         max_restarts: int | None,
-        timeout: Timeout | None = None,
+        timeout: Timeout | None,
         *,
-        has_spare: bool = False,
+        has_spare: bool,
     ) -> None:
-        # Not at the top: these modules can be imported on Linux only.
-        from holdfast._supervise.child import find_outlets, hold_closed_streams
-        from holdfast._supervise.signals import SignalQueue, passed_on
-
         closed = hold_closed_streams()  # before anything is opened
         self._command = command
         self._most = max_restarts
@@ -136,13 +85,9 @@ class Supervision:
             if self._spare is not None:
                 self._spare.close()
             if self._in_job:  # no arena waits longer than this process: SLURM would kill its guard
-                from holdfast._supervise.children import end_guards
-
                 end_guards(os.getpid())
 
     def _run(self) -> int:
-        from holdfast._supervise.record import SupervisionRecord
-
         number = 0
         while True:
             number += 1
@@ -150,7 +95,7 @@ class Supervision:
             try:
                 attempt = self._begin(record, number)
             except OSError as error:
-                return _explain(self._command[0], error)
+                return explain_no_start(self._command[0], error)
             status = attempt.follow()
             has_hung = attempt.has_hung and not attempt.was_asked
             if has_hung and status == 0:
@@ -159,9 +104,6 @@ class Supervision:
                 return HUNG if has_hung else status if status >= 0 else 128 - status
 
     def _begin(self, record: SupervisionRecord, number: int) -> SupervisedAttempt:
-        from holdfast._supervise.attempt import SupervisedAttempt
-        from holdfast._supervise.child import Streams, start
-
         taken = None if self._spare is None else self._spare.take(record)
         if taken is not None:
             child, streams = taken
@@ -197,7 +139,8 @@ class Supervision:
         return environment
 
     def _find_spare(self) -> WarmSpare | None:
-        from holdfast._supervise.spare.warm_spare import WarmSpare, parse_command
+        # Slow to import, and rarely needed.
+        from holdfast._supervise.warm_spare import WarmSpare, parse_command
 
         command = parse_command(self._command)
         if starts_torchrun(self._command):
@@ -221,7 +164,7 @@ class Supervision:
         if why:
             record.write_decision(False, why)
             return False
-        from holdfast._supervise import restart
+        from holdfast._supervise import restart  # slow to import
 
         self._has_run = self._has_run or bool(record.runs())
         verdict = restart.find_verdict(record)
@@ -249,8 +192,6 @@ class Supervision:
 
     def _pause(self, seconds: float) -> bool:
         """Wait; False if a signal asks us to leave instead."""
-        from holdfast._supervise.signals import stop_ourselves
-
         deadline = time.monotonic() + seconds
         harmless = (signal.SIGCHLD, signal.SIGCONT, signal.SIGWINCH)
         while True:

@@ -8,17 +8,19 @@ holds (a debugger, Ctrl-Z, a prompt) is waited for without a limit.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import subprocess
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from holdfast._environment import variables
+from holdfast._environment.processes.identity import command
+from holdfast._environment.processes.proc import FairDeadline
 from holdfast._environment.processes.tree import Tree
 from holdfast._supervise import children
-from holdfast._supervise.ending import Timeout
-from holdfast._supervise.hangs import NO_HANG, WatchedCommand
-
-if TYPE_CHECKING:
-    from holdfast._supervise.inspect import Inspection
+from holdfast._supervise.hangs import NO_HANG, Timeout, WatchedCommand
 
 _SHORTEST_SECONDS = 0.25
 _LONGEST_SECONDS = 5.0
@@ -27,7 +29,7 @@ _AWAY_SECONDS = 5.0  # more than this between two looks: we were stopped ourselv
 _AGAIN_SECONDS = 3.0  # from the first inspection that finds it idle to the second
 _RELEASED_SECONDS = 60.0
 _WORKS = 0.02  # of a core
-_TICKS = os.sysconf("SC_CLK_TCK")
+_INSPECTION_SECONDS = 15.0  # less what it waits for a processor
 _IDLE = ("IDLE", "POLLS", "DISK")  # launchers poll, even if their children hang
 _HELD = ("PAUSED", "TRACED", "STOPPED", "FROZEN")
 
@@ -48,7 +50,7 @@ class SilenceWatch:
         self._is_client_said = False
         now = time.monotonic()
         self._last = self._since = now
-        self._ticks = 0
+        self._used_before = 0.0
         self._next_inspection = now
         self.hang: dict[str, Any] | None = None
 
@@ -92,7 +94,7 @@ class SilenceWatch:
     def _start_over(self, now: float) -> None:
         self.close()
         self._since = now
-        self._ticks = self._used()
+        self._used_before = self._used()
         self._is_first = True
         self._has_ranks = None
 
@@ -119,16 +121,14 @@ class SilenceWatch:
         return True
 
     def _has_worked(self, now: float) -> bool:
-        used = (self._used() - self._ticks) / _TICKS
+        used = self._used() - self._used_before
         # Less than before: one of them has ended, which is no hang either.
         return used < 0 or used > max(0.05, _WORKS * (now - self._since))
 
-    def _used(self) -> int:
-        return sum(map(children.used_ticks, (self._command.child, *self._tree.look())))
+    def _used(self) -> float:
+        return sum(map(children.used_seconds, (self._command.child, *self._tree.look())))
 
     def _start_inspection(self, now: float) -> None:
-        from holdfast._supervise.inspect import Inspection  # only in trouble
-
         self._next_inspection = now + _AGAIN_SECONDS
         with contextlib.suppress(OSError):
             self._inspection = Inspection(self._command.child)
@@ -198,3 +198,74 @@ def _why_wait(held: str, processes: list[dict[str, Any]]) -> str:
     if held == "KEYS":
         return "the command waits for input at its terminal: no hang. The watch waits too."
     return "the command is paused in a debugger: no hang, waiting until that lets it go on."
+
+
+class Inspection:
+    """An inspection of the command's processes, by a process of its own.
+
+    Reading about a process that waits for a dead file system may block, too. The leader must not
+    block: it receives the signals. So it starts a process for it, and takes what comes in time.
+    """
+
+    def __init__(self, pid: int) -> None:
+        """OSError if no process can be started."""
+        self._file = os.memfd_create("holdfast-look", os.MFD_CLOEXEC)
+        # Without the variables of a rank: it must not count as one that was left behind.
+        ranks = variables.of_ranks()
+        environment = variables.child_environment()
+        try:
+            self._process = subprocess.Popen(
+                command("holdfast._supervise.silence", {"pid": pid, "file": self._file}),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                env={name: value for name, value in environment.items() if name not in ranks},
+                start_new_session=True,
+                pass_fds=[self._file],
+            )
+        except OSError:
+            os.close(self._file)
+            raise
+        self.pid = self._process.pid
+        self._deadline = FairDeadline(_INSPECTION_SECONDS, lambda: [self.pid])
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has ended, or has used up its time."""
+        return self._process.poll() is not None or self._deadline.is_over()
+
+    def take(self) -> dict[str, Any] | None:
+        """{"look", "activity", "cause", "sentence", …}; None if it did not come in time."""
+        with contextlib.suppress(OSError, ValueError):
+            if self._process.poll() is not None:
+                found = json.loads(Path(f"/proc/self/fd/{self._file}").read_bytes())
+                return found if isinstance(found, dict) else None
+        return None
+
+    def close(self) -> None:
+        """Without a wait: it is reaped later, like all other children."""
+        with contextlib.suppress(OSError):
+            if self._process.poll() is None:
+                self._process.kill()
+        os.close(self._file)
+
+
+def main(plan: str) -> None:
+    """The process that an `Inspection` has started."""
+    from holdfast._diagnose.hangs.explain import explain
+    from holdfast._environment.processes.activity import activity_of
+    from holdfast._environment.processes.inspect import Looker
+
+    given = json.loads(plan)
+    look = Looker(given["pid"]).look()
+    found = explain({"looks": [look]})
+    record = {
+        "look": look,
+        "activity": activity_of(look).name,
+        "cause": found.cause.value,
+        "sentence": found.sentence,
+        "evidence": list(found.evidence),
+        "advice": list(found.advice),
+    }
+    os.write(given["file"], json.dumps(record).encode())

@@ -16,7 +16,6 @@ import time
 from typing import Any
 
 from holdfast._supervise import children
-from holdfast._supervise.relay import open_again
 
 _MOST_TYPED_BYTES = 65536
 _STOP_SECONDS = 0.05  # for a program that restores the screen before it stops
@@ -45,6 +44,17 @@ def copy_size(source: int, target: int) -> None:
     with contextlib.suppress(OSError):
         size = fcntl.ioctl(source, termios.TIOCGWINSZ, b"\0" * _SIZE_BYTES)
         fcntl.ioctl(target, termios.TIOCSWINSZ, size)
+
+
+def open_again(descriptor: int, flags: int) -> int | None:
+    """The same terminal or pipe as an open file of our own, or None.
+
+    O_NONBLOCK is a property of the open file, which other processes share with us.
+    """
+    with contextlib.suppress(OSError):
+        flags |= os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        return os.open(f"/proc/self/fd/{descriptor}", flags)
+    return None
 
 
 class Keyboard:

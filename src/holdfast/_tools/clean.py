@@ -1,8 +1,8 @@
 """What dead runs have left behind: in their folders, and in shared memory.
 
-The invariant: a good checkpoint, a live run, and whatever might be the newest state of a run never
-go. In doubt a thing stays, and says why. An arena may hold the newest state of its run, which is
-on no disk: it goes only with --drop-memory.
+The invariant: a good checkpoint, a live run, and anything that could be the newest state of a run
+are never removed. In doubt a thing stays, with the reason. An arena may hold the newest state of
+its run, which is on no disk: it goes only with --drop-memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from holdfast._store.folder.attempts import find_run, is_live, lease_holder
 from holdfast._store.folder.layout import RunLayout, foreign_in, writer_of
 from holdfast._store.folder.lineage import is_on_line
 from holdfast._store.read.damage import find_damage
-from holdfast._tools.convert.export.export import own_lineage
+from holdfast._tools.convert.export import own_lineage
 
 if TYPE_CHECKING:
     from holdfast._store.memory.arena import Arena
@@ -250,17 +250,13 @@ def find_of_unknown_runs(known: Collection[str], *, drop: bool) -> Iterator[Litt
     """The arenas of this user whose runs were not found on disk."""
     if sys.platform != "linux":
         return
-    from holdfast._store.memory.backing import SHM, find_leftovers, users_of
+    from holdfast._store.memory.backing import find_all, users_of
 
-    prefix = f"holdfast-{os.geteuid()}-"
-    with contextlib.suppress(OSError):
-        names = [path.name.removeprefix(prefix) for path in SHM.glob(f"{prefix}*")]
-        run_ids = {name.partition("-")[0] for name in names} - set(known)
-        in_use = users_of()
-        for run_id in sorted(run_ids):
-            for path in find_leftovers(run_id):
-                if path not in in_use:
-                    yield _judge_unknown(path, drop)
+    unknown = sorted(path for run_id, path in find_all() if run_id not in known)
+    in_use = users_of() if unknown else {}
+    for path in unknown:
+        if path not in in_use:
+            yield _judge_unknown(path, drop)
 
 
 def _judge_unknown(path: Path, drop: bool) -> Litter:

@@ -19,7 +19,7 @@ from holdfast._store.read.damage import find_damage
 from holdfast._store.read.merge_ranks import FileSource, read_checkpoint
 from holdfast._store.read.verify import read_manifest
 from holdfast._tools.cli.checkpoints import list_with_reasons, verify_all
-from holdfast._tools.convert.export.export import ExportRequest, export
+from holdfast._tools.convert.export import ExportRequest, export
 from tests.linked_files import link_unchanged, make_checkpoint
 
 FROZEN = np.arange(3_000_001, dtype=np.float32)

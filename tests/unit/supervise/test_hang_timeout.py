@@ -10,8 +10,7 @@ import sys
 import pytest
 
 from holdfast._store.folder.supervised import led_hang
-from holdfast._supervise.ending import Timeout
-from holdfast._supervise.hangs import CommandHangs, WatchedCommand
+from holdfast._supervise.hangs import CommandHangs, Timeout, WatchedCommand
 from holdfast._supervise.record import SupervisionRecord
 from holdfast._tools.cli import _led_command
 

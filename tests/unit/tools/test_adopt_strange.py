@@ -11,8 +11,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="pip install 'holdfast[torch]'")
 
 from holdfast._errors import HoldfastError
-from holdfast._tools.convert.adopt.adoption import adopt_files
-from holdfast._tools.convert.adopt.foreign import Adoption
+from holdfast._tools.convert.adoption import adopt_files
+from holdfast._tools.convert.foreign import Adoption
 
 _WEIGHTS = {"w": torch.ones(2)}
 _OF_LIGHTNING = {"pytorch-lightning_version": "2", "state_dict": _WEIGHTS, "global_step": 3}

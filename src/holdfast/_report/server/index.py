@@ -47,11 +47,12 @@ _SETTLED_SECONDS = 2.0  # the clocks of some file systems tick that slowly
 class RunFollower:
     """Follows one run folder; used by one thread at a time."""
 
-    def __init__(self, folder: Path, root: Path) -> None:
+    def __init__(self, folder: Path, root: Path | None = None) -> None:
+        """With a root, anything in the folder that is no plain file below it is refused."""
         self.folder = folder
         self.changed_at = 0.0  # of its files, by the clock of the disk
         self.is_watched = False  # more heartbeats are needed to see whether it lives
-        self._plain = PlainCheck(folder, root)
+        self._plain = None if root is None else PlainCheck(folder, root)
         self.layout = layout = RunLayout(folder)
         known = (layout.journal, layout.attempts, layout.checkpoints, layout.identity)
         self._paths = tuple(map(str, known))
@@ -66,7 +67,8 @@ class RunFollower:
         self._has_beaten = False
 
     def check(self) -> None:
-        self._plain.check()
+        if self._plain is not None:
+            self._plain.check()
 
     def has_changed(self) -> bool:
         """Whether anything was written since the last look; in doubt, True for some seconds."""
@@ -74,7 +76,7 @@ class RunFollower:
 
     def look(self) -> RunSummary:
         """The run as it is now; Odd if it cannot be read, NotARun if it is gone."""
-        self._plain.check()
+        self.check()
         numbers = self.layout.attempt_numbers()
         self._attempt = numbers[-1] if numbers else 0
         # Before the rest is read, so that a write meanwhile counts as a change.

@@ -46,7 +46,7 @@ def _run() -> int:
     if command:
         # Every task of a job starts through here: click and rich would take longer than the
         # rest of the start together.
-        from holdfast._supervise.leader import lead
+        from holdfast._supervise import lead
 
         most = options.get("--max-restarts")
         return lead(
@@ -111,7 +111,7 @@ def _is_count(text: str) -> bool:
 
 
 def _is_timeout(text: str) -> bool:
-    from holdfast._supervise.ending import Timeout
+    from holdfast._supervise.hangs import Timeout
 
     with contextlib.suppress(ValueError):
         Timeout.parse(text)

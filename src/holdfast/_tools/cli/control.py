@@ -12,7 +12,7 @@ from holdfast._errors import PERSON
 from holdfast._report.status.ask import RunRequest, ask_run, wait_until_gone, wait_until_saved
 from holdfast._report.status.gather import only_run
 from holdfast._report.status.parts import read_stuck
-from holdfast._supervise.ending import Timeout
+from holdfast._supervise.hangs import Timeout
 from holdfast._tools.cli.group import COMMAND, COMMAND_SETTINGS, RUN
 
 
@@ -204,6 +204,6 @@ def run(
       holdfast run --max-restarts 10 -- torchrun --nproc-per-node=4 train.py
       srun holdfast run -- python train.py
     """
-    from holdfast._supervise.leader import lead
+    from holdfast._supervise import lead
 
     return lead(command, max_restarts, hang_timeout, spare=spare)

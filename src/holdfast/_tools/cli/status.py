@@ -11,10 +11,9 @@ from __future__ import annotations
 import io
 import json
 import shutil
-import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -22,11 +21,8 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from holdfast import _text
-from holdfast._environment.processes.identity import of_process
 from holdfast._errors import HoldfastError, NotARun
-from holdfast._report.status.gather import RunSummary, find_runs, summarize, summarize_all
-from holdfast._store.folder.attempts import lease_holder
-from holdfast._store.folder.layout import RunLayout
+from holdfast._report.status.gather import RunSummary, find_runs, summarize_all
 from holdfast._tools.cli.group import AS_JSON, RUNS_PATH, print_json
 from holdfast._tools.cli.show import Screen, show_run, show_runs
 
@@ -132,13 +128,6 @@ def _watch(path: Path, seconds: float, *, as_json: bool) -> None:
         drawing.end()
 
 
-@dataclass
-class _Seen:
-    summary: RunSummary
-    signature: tuple[object, ...]
-    at: float
-
-
 class RunsPoller:
     """The runs below a folder, read again where something has changed."""
 
@@ -146,8 +135,11 @@ class RunsPoller:
         self._path = path
         self._folders = find_runs(path)  # nothing to watch is an error, as it is for status
         self._searched = time.monotonic()
-        self._seen: dict[Path, _Seen] = {}
-        self._asking: dict[Path, threading.Thread] = {}
+        # Waits for the heartbeats of other machines; later, nothing waits for them.
+        runs = summarize_all(self._folders)
+        self._polled = {
+            folder: _PolledRun(folder, run) for folder, run in zip(self._folders, runs, strict=True)
+        }
 
     def poll(self) -> list[RunSummary]:
         """All runs as they are now; one of another machine as it was some seconds ago."""
@@ -158,80 +150,44 @@ class RunsPoller:
                 self._folders = find_runs(self._path)
             except NotARun:
                 self._folders = []  # perhaps only for now: a file system may come back
-        first = not self._seen
         for folder in self._folders:
-            if self._is_stale(folder, now):
-                self._read(folder)
-        for thread in list(self._asking.values()) if first else ():
-            thread.join()
-        now = time.monotonic()
-        seen = [self._seen.get(folder) for folder in self._folders]
-        return [_with_ages(each.summary, now - each.at) for each in seen if each is not None]
+            if folder not in self._polled:
+                self._polled[folder] = _PolledRun(folder)
+        polled = [self._polled[folder].poll() for folder in self._folders]
+        return [run for run in polled if run is not None]
 
-    def _is_stale(self, folder: Path, now: float) -> bool:
-        seen = self._seen.get(folder)
-        if seen is None or now - seen.at > _REREAD_SECONDS:
-            return True
-        if seen.signature != _signature(folder, seen.summary.attempt):
+
+class _PolledRun:
+    def __init__(self, folder: Path, run: RunSummary | None = None) -> None:
+        from holdfast._report.server.index import RunFollower  # slow to import
+
+        self._follower = RunFollower(folder)
+        self._run = run
+        self._read_at = time.monotonic()
+
+    def poll(self) -> RunSummary | None:
+        """The run as it is now; None if it is not there, or its state is not known yet."""
+        now = time.monotonic()
+        if self._is_stale(now):
+            try:
+                run = self._follower.look()
+                while self._follower.is_behind:
+                    run = self._follower.look()
+            except (HoldfastError, OSError):
+                self._run = None  # removed, or not to be read now
+            else:
+                # While it is watched, it is not known yet whether it lives.
+                if not self._follower.is_watched:
+                    self._run, self._read_at = run, time.monotonic()
+        return self._run and _with_ages(self._run, time.monotonic() - self._read_at)
+
+    def _is_stale(self, now: float) -> bool:
+        run = self._run
+        if run is None or now - self._read_at > _REREAD_SECONDS or self._follower.is_watched:
             return True
         # A process that dies changes no file.
-        run = seen.summary
-        return (run.is_live and _has_gone(run.process.pid)) or _has_gone(run.process.keeper_pid)
-
-    def _read(self, folder: Path) -> None:
-        if not _is_elsewhere(folder):
-            self._summarize(folder)
-        elif folder not in self._asking:
-            # Only its heartbeat shows whether it lives, which takes seconds.
-            thread = threading.Thread(target=self._ask, args=(folder,), daemon=True)
-            self._asking[folder] = thread
-            thread.start()
-
-    def _ask(self, folder: Path) -> None:
-        self._summarize(folder)
-        self._asking.pop(folder, None)
-
-    def _summarize(self, folder: Path) -> None:
-        try:
-            # The files' times first: a change while they are read is then found the next time.
-            known = self._seen.get(folder)
-            attempt = known.summary.attempt if known is not None else None
-            signature = _signature(folder, attempt)
-            summary = summarize(folder)
-            if summary.attempt != attempt:
-                signature = _signature(folder, summary.attempt)
-            self._seen[folder] = _Seen(summary, signature, time.monotonic())
-        except (HoldfastError, OSError):
-            self._seen.pop(folder, None)  # removed, or not to be read now
-
-
-def _signature(folder: Path, attempt: int | None) -> tuple[object, ...]:
-    layout = RunLayout(folder)
-    paths = [layout.journal, layout.attempts, layout.checkpoints, layout.requests]
-    if attempt is not None:
-        paths += [layout.heartbeat(attempt), layout.exit(attempt), layout.lease(attempt)]
-    return tuple(map(_stamp, paths))
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size, status.st_ino
-
-
-def _has_gone(pid: int | None) -> bool:
-    return pid is not None and not of_process(pid).started
-
-
-def _is_elsewhere(folder: Path) -> bool:
-    layout = RunLayout(folder)
-    newest = max(layout.attempt_numbers(), default=0)
-    if not newest or layout.exit(newest).exists():
-        return False
-    holder = lease_holder(layout, newest)
-    return holder is not None and not holder.is_here()
+        is_busy = run.is_live or run.process.keeper_pid is not None
+        return is_busy or self._follower.has_changed()
 
 
 def _with_ages(run: RunSummary, more_seconds: float | None) -> RunSummary:

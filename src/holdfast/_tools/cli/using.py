@@ -16,9 +16,8 @@ from holdfast._tools import mirror as by_hand
 from holdfast._tools.clean import Litter, LitterFound, find_litter, remove
 from holdfast._tools.cli.group import AS_JSON, FOLDER, RUN, complete_runs, print_json
 from holdfast._tools.cli.show import Screen, some
-from holdfast._tools.convert.export.export import export as write_export
-from holdfast._tools.convert.export.stored_tree import ExportRequest
-from holdfast._tools.convert.export.writers import WRITERS
+from holdfast._tools.convert.export import export as write_export
+from holdfast._tools.convert.writers import WRITERS, ExportRequest
 
 _COUNT = click.IntRange(0, 2**53)  # the most that the records can hold
 
@@ -233,8 +232,8 @@ def adopt(folder: Path, source: Path, **options: Any) -> None:
         if is_arena(source):
             _adopt_memory(folder, source, options)
             return
-    from holdfast._tools.convert.adopt.adoption import adopt_files
-    from holdfast._tools.convert.adopt.foreign import Adoption
+    from holdfast._tools.convert.adoption import adopt_files
+    from holdfast._tools.convert.foreign import Adoption
 
     found = adopt_files(folder, Adoption(source, **options))
     click.echo(
@@ -260,7 +259,7 @@ def adopt(folder: Path, source: Path, **options: Any) -> None:
 
 
 def _adopt_memory(folder: Path, source: Path, options: dict[str, Any]) -> None:
-    from holdfast._tools.convert.adopt.adoption import adopt_memory
+    from holdfast._tools.convert.adoption import adopt_memory
 
     if any(value not in (None, ()) for value in options.values()):
         raise click.UsageError("A state in memory is taken as it is, without further options.")

@@ -1,33 +1,41 @@
 """The formats of an export: what each refuses, and how it is written.
 
+Every tensor is written under its plain name. A tensor that the state has under two names is stored
+once; here it has both names. Sharded tensors are put together for readers outside of the run.
+
 A file or folder has its name only when all of it is written and durable. Frameworks are imported
 only by the format that needs them; a .safetensors file needs none.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
 from holdfast._adapters.registry import adapter_of
-from holdfast._errors import FolderError, HoldfastError, SettingsError, install_command
+from holdfast._errors import (
+    FolderError,
+    HoldfastError,
+    SettingsError,
+    StateMismatch,
+    install_command,
+)
 from holdfast._state.capture_cache import OBJECTS
+from holdfast._state.restore import Assembler, kind_of
 from holdfast._store.commit.fault_points import fault_point
 from holdfast._store.folder.atomic import publish_folder, remove_folder, sync_folder, writing_whole
 from holdfast._store.format.image import TensorSpec
+from holdfast._store.format.tree import Pairs, TreeVisitor, tensor_leaves
 from holdfast._store.read.verify import Loaded
-from holdfast._tools.convert.adopt.tensorflow_bundle import load_tensorflow
-from holdfast._tools.convert.export.stored_tree import (
-    ExportRequest,
-    NamedTensors,
-    Selected,
-    to_plain,
-)
+from holdfast._tools.convert.foreign import TRAINER_FILES, TRAINER_STATE, load_tensorflow
 
 Written = tuple[int, list[str]]  # how many tensors, and what the format has no place for
 
@@ -36,9 +44,7 @@ _CHUNK_BYTES = 16 << 20
 _TENSORFLOW_FILES = ("checkpoint", "ckpt-1.index", "ckpt-1.data-00000-of-00001")
 _MODEL = "model"
 _WEIGHTS = "model.safetensors"
-_TRAINER_STATE = "trainer_state.json"
 _CONFIG = "config.json"
-_OF_TRAINER = {"optimizer": "optimizer.pt", "scheduler": "scheduler.pt", "scaler": "scaler.pt"}
 # The files of a model or its tokenizer, as in a folder of Hugging Face.
 _OF_A_MODEL = (
     *(_CONFIG, "added_tokens.json", "chat_template.jinja", "generation_config.json", "merges.txt"),
@@ -46,7 +52,184 @@ _OF_A_MODEL = (
     *("special_tokens_map.json", "spiece.model", "tokenizer.json", "tokenizer.model"),
     *("tokenizer_config.json", "vocab.json", "vocab.txt"),
 )
-_HUGGINGFACE_FILES = (_WEIGHTS, _TRAINER_STATE, *_OF_TRAINER.values(), *_OF_A_MODEL)
+_HUGGINGFACE_FILES = (_WEIGHTS, TRAINER_STATE, *TRAINER_FILES.values(), *_OF_A_MODEL)
+_MOST_BITS = 2032  # what torch.load(…, weights_only=True) can read
+_NOT_FOR_TORCH = (
+    ", which torch does not load.\nExport to a .safetensors file, which has it as JSON."
+)
+
+
+@dataclass(frozen=True)
+class ExportRequest:
+    out: Path
+    step: int | None = None
+    only: tuple[str, ...] = ()
+    strip: bool = False
+    force: bool = False
+    to: str | None = None  # the format; else the ending of `out` says it
+    config: Path | None = None  # of the model, for a Hugging Face folder
+
+
+@dataclass(frozen=True)
+class Selected:
+    """The states to be written, with every checksum verified and every tensor whole."""
+
+    loaded: Loaded
+    names: list[str]
+
+    @property
+    def state(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.loaded.head["tree"]["state"]
+        return {name: found[name] for name in self.names}
+
+    def tensor_names(self, *states: str, prefix: str = "") -> dict[str, int]:
+        """The names of the tensors in some of the states, each with its number."""
+        named = _NamedTensors(self.loaded.plan.specs, prefix)
+        for name in states:
+            named.visit(self.state[name], name)
+        return named.names
+
+
+class _NamedTensors(TreeVisitor):
+    """Puts names in the place of the tensors' numbers; `names` has the number of each."""
+
+    def __init__(self, specs: Sequence[TensorSpec], prefix: str = "") -> None:
+        self._specs = specs
+        self._prefix = prefix  # dropped from every name
+        self.names: dict[str, int] = {}
+
+    def tensor(self, number: int, path: str) -> dict[str, str]:
+        stored = self._specs[number].name
+        # Two paths can read alike (`a.b` as a key, and `b` in `a`); the stored names differ.
+        # Another path to this tensor gets a name of its own.
+        is_own = stored == path or stored.startswith(f"{path}~")
+        wanted = (stored if is_own else path).removeprefix(self._prefix)
+        name, count = wanted, 1
+        while name == "__metadata__" or self.names.get(name, number) != number:
+            count += 1
+            name = f"{wanted}~{count}"
+        self.names[name] = number
+        return {"$t": name}
+
+
+class _TorchValues(TreeVisitor):
+    """The tree as dicts, lists, tuples, sets and values that torch loads without running code."""
+
+    def __init__(self, read: Callable[[int], Any]) -> None:
+        self._read = read
+
+    def tensor(self, number: int, _: str) -> Any:
+        return self._read(number)
+
+    def mapping(self, encoded: dict[str, Any], pairs: Pairs) -> Any:
+        decoded = [(_hashable(self.visit(key, "")), item) for key, item in pairs]
+        if "$dict" in encoded:
+            return dict(decoded)
+        ordered = OrderedDict(decoded)
+        if "$metadata" in encoded:  # the versions of a module's state
+            metadata = self.visit(encoded["$metadata"], "")
+            ordered._metadata = metadata  # type: ignore[attr-defined]  # torch's own
+        return ordered
+
+    def container(self, tag: str, inner: Any) -> Any:
+        if tag == "$tuple":
+            return tuple(inner)
+        if tag in ("$set", "$frozenset"):  # torch loads no frozenset
+            return {_hashable(item) for item in inner}
+        return inner
+
+    def scalar(self, tag: str, inner: Any) -> Any:
+        if tag == "$float":
+            return float(inner)
+        if tag == "$int":
+            value = int(inner, 16)
+            if value.bit_length() > _MOST_BITS:
+                bits = value.bit_length()
+                raise HoldfastError(f"the state has a number of {bits} bits{_NOT_FOR_TORCH}")
+            return value
+        if tag in ("$bytes", "$bytearray"):
+            return {"$bytes": bytes, "$bytearray": bytearray}[tag](base64.b64decode(inner))
+        if tag == "$complex":
+            return complex(float(inner[0]), float(inner[1]))
+        if tag.startswith("$torch."):
+            return adapter_of("torch").decode_other(tag, inner)
+        raise StateMismatch(
+            f"the checkpoint holds a value of kind {tag}, which this holdfast lacks.\n"
+            "Use the version of holdfast that wrote it."
+        )
+
+
+def _hashable(found: Any) -> Any:
+    try:
+        hash(found)
+    except TypeError as error:
+        what = "the state has a frozenset as a key or in a set"
+        raise HoldfastError(f"{what}{_NOT_FOR_TORCH}") from error
+    return found
+
+
+# -- sharded tensors --------------------------------------------------------------
+
+
+def put_together(loaded: Loaded, names: Collection[str]) -> Loaded:
+    """The same state, with whole tensors where the ranks have stored parts of them."""
+    states = loaded.head["tree"]["state"]
+    sharded = [
+        (path, kind_of(leaf["$shard"]))
+        for name in names
+        for path, leaf in tensor_leaves(states[name], name)
+        if "$shard" in leaf
+    ]
+    if not sharded:
+        return loaded
+    of_torch = [path for path, kind in sharded if kind == "torch"]
+    try:
+        if of_torch:
+            adapter_of("torch")
+    except ImportError as error:
+        reason = error.__cause__ or error  # of the framework itself, in one line
+        raise HoldfastError(
+            f"{of_torch[0]} is sharded, and putting it together needs PyTorch, which cannot be "
+            f"imported here ({reason}).\n"
+            f"{install_command('torch')}, or export the states that are not: --only NAME."
+        ) from error
+    joiner = _Joiner(loaded)
+    whole = {name: joiner.visit(states[name], name) for name in names}
+    tree = {**loaded.head["tree"], "state": {**states, **whole}}
+    return replace(
+        loaded,
+        plan=replace(loaded.plan, specs=(*loaded.plan.specs, *joiner.specs)),
+        head={**loaded.head, "tree": tree},
+        tensors=(*loaded.tensors, *joiner.views),
+    )
+
+
+class _Joiner(TreeVisitor):
+    """Makes whole tensors, with numbers after those of the stored ones."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        self._assembler = Assembler(loaded)
+        self._first = len(loaded.plan.specs)
+        self._known: dict[int, int] = {}  # the number of a whole tensor, by that of rank 0's part
+        self.specs: list[TensorSpec] = []
+        self.views: list[memoryview] = []
+
+    def shard(self, shard: dict[str, Any], path: str) -> dict[str, int]:
+        part = shard["t"]
+        if part in self._known:  # tied weights stay one tensor
+            return {"$t": self._known[part]}
+        number = self._first + len(self.specs)
+        if kind_of(shard) == "torch":
+            adapter = adapter_of("torch")
+            value = self._assembler.value({"$shard": shard}, None, path)
+            spec, view = adapter.spec(path, value), adapter.bytes_of(value)
+        else:
+            spec, view = self._assembler.whole_bytes(shard, path)
+        self.specs.append(spec)
+        self.views.append(view)
+        if part is not None:
+            self._known[part] = number
+        return {"$t": number}
 
 
 # -- files and folders ------------------------------------------------------------
@@ -112,7 +295,7 @@ def _write_safetensors(request: ExportRequest, selected: Selected) -> Written:
     loaded, state = selected.loaded, selected.state
     # A state that is a tensor itself has no prefix to drop, and keeps its name.
     prefix = f"{next(iter(state))}." if request.strip else ""
-    named = NamedTensors(loaded.plan.specs, prefix)
+    named = _NamedTensors(loaded.plan.specs, prefix)
     tree = {name: named.visit(encoded, name) for name, encoded in state.items()}
     specs = [(name, loaded.plan.specs[number]) for name, number in named.names.items()]
     head = loaded.head
@@ -197,7 +380,7 @@ def _write_pt(request: ExportRequest, selected: Selected) -> Written:
     with writing_whole(request.out, replace=request.force) as file:
         plain = _as_values(selected)
         pt_file.write_pt(file, next(iter(plain.values())) if request.strip else plain)
-    return _count(selected), []
+    return len(selected.tensor_names(*selected.names)), []
 
 
 def _as_values(selected: Selected) -> dict[str, Any]:
@@ -205,15 +388,8 @@ def _as_values(selected: Selected) -> dict[str, Any]:
     from holdfast.torch import pt_file
 
     loaded = selected.loaded
-    read = pt_file.tensor_reader(loaded.plan.specs, loaded.data)
-    return {name: to_plain(encoded, read) for name, encoded in selected.state.items()}
-
-
-def _count(selected: Selected) -> int:
-    named = NamedTensors(selected.loaded.plan.specs)
-    for name, encoded in selected.state.items():
-        named.visit(encoded, name)
-    return len(named.names)
+    values = _TorchValues(pt_file.tensor_reader(loaded.plan.specs, loaded.data))
+    return {name: values.visit(encoded, "") for name, encoded in selected.state.items()}
 
 
 def _check_dcp(request: ExportRequest) -> None:
@@ -241,7 +417,7 @@ def _write_dcp(request: ExportRequest, selected: Selected) -> Written:
                 f"{', '.join(selected.names)}: torch.distributed.checkpoint cannot write it "
                 f"({error}).\nExport to a .pt file, or fewer states: --only NAME."
             ) from error
-    return _count(selected), []
+    return len(selected.tensor_names(*selected.names)), []
 
 
 # -- TensorFlow -------------------------------------------------------------------
@@ -286,9 +462,7 @@ def _write_tensorflow(request: ExportRequest, selected: Selected) -> Written:
     # Left out: states that are no objects of TensorFlow, and tensors that it does not track.
     left_out = [name for name in names if name not in held]
     for name in held:
-        named = NamedTensors(loaded.plan.specs)
-        named.visit(loaded.head["tree"]["state"][name], name)
-        numbers = dict.fromkeys(named.names.values())
+        numbers = dict.fromkeys(selected.tensor_names(name).values())
         left_out += [s for n in numbers if (s := loaded.plan.specs[n].name) not in written]
     return len(written), left_out
 
@@ -319,36 +493,35 @@ def _configs(given: Path | None) -> dict[str, Path]:
 def _write_huggingface(request: ExportRequest, selected: Selected) -> Written:
     """The model for from_pretrained; an optimizer, scheduler and scaler as the Trainer has them."""
     name = _model_of(selected, request)
-    named = NamedTensors(selected.loaded.plan.specs, prefix=f"{name}.")
-    named.visit(selected.state[name], name)
-    _refuse_unknown(selected, named.names, name)
-    of_trainer = [n for n in selected.names if n in _OF_TRAINER and n != name]
+    names = selected.tensor_names(name, prefix=f"{name}.")
+    _refuse_unknown(selected, names, name)
+    of_trainer = [n for n in selected.names if n in TRAINER_FILES and n != name]
     if of_trainer:
         instead = f"write the model only: --only {name}."
         _load_torch("an optimizer in a Hugging Face folder", instead)
     with _writing_folder(request) as folder:
         with (folder / _WEIGHTS).open("wb") as file:
-            _write_tensors(file, selected.loaded, named.names, {"format": "pt"})
+            _write_tensors(file, selected.loaded, names, {"format": "pt"})
         if of_trainer:
             from holdfast.torch import pt_file
 
             for each, value in _as_values(Selected(selected.loaded, of_trainer)).items():
-                with (folder / _OF_TRAINER[each]).open("wb") as file:
+                with (folder / TRAINER_FILES[each]).open("wb") as file:
                     pt_file.write_pt(file, value)
         head = selected.loaded.head
         position = head["tree"].get("extra", {}).get("position")
         epoch = position.get("epoch", 0) if isinstance(position, dict) else 0
         about = _former_state(request.config)
         about |= {"epoch": float(epoch), "global_step": head["step"]}
-        (folder / _TRAINER_STATE).write_text(json.dumps(about, indent=2, sort_keys=True) + "\n")
+        (folder / TRAINER_STATE).write_text(json.dumps(about, indent=2, sort_keys=True) + "\n")
         for each, source in _configs(request.config).items():
             shutil.copyfile(source, folder / each)
     left_out = [n for n in selected.names if n != name and n not in of_trainer]
-    return len(named.names), left_out
+    return len(names), left_out
 
 
 def _model_of(selected: Selected, request: ExportRequest) -> str:
-    candidates = [name for name in selected.names if name not in _OF_TRAINER]
+    candidates = [name for name in selected.names if name not in TRAINER_FILES]
     if request.strip or len(candidates) == 1:
         return candidates[0] if candidates else selected.names[0]
     if _MODEL in candidates:
@@ -375,13 +548,13 @@ def _refuse_unknown(selected: Selected, names: dict[str, int], model: str) -> No
 
 def _former_state(given: Path | None) -> dict[str, Any]:
     """The Trainer's own record in the folder that it began with: its batch size, and more."""
-    if given is None or not (given / _TRAINER_STATE).is_file():
+    if given is None or not (given / TRAINER_STATE).is_file():
         return {}
     try:
-        found = json.loads((given / _TRAINER_STATE).read_text())
+        found = json.loads((given / TRAINER_STATE).read_text())
     except ValueError as error:
         raise HoldfastError(
-            f"{given / _TRAINER_STATE}: cannot be read ({error}).\nGive --config {given / _CONFIG}."
+            f"{given / TRAINER_STATE}: cannot be read ({error}).\nGive --config {given / _CONFIG}."
         ) from error
     return found if isinstance(found, dict) else {}
 

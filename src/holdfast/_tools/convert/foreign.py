@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
+from types import ModuleType
 from typing import Any
 
-from holdfast._adapters.registry import adapters
+from holdfast._adapters.registry import adapter_of, adapters
 from holdfast._errors import HoldfastError, SettingsError, UnstorableState
 from holdfast._run.data.course import Position
 from holdfast._state.capture import Captured, capture
+from holdfast._state.capture_cache import OBJECTS
+from holdfast._store.format.image import TensorSpec
 from holdfast._store.format.tree import tensor_leaves
 
+TRAINER_STATE = "trainer_state.json"
+TRAINER_FILES = {"optimizer": "optimizer.pt", "scheduler": "scheduler.pt", "scaler": "scaler.pt"}
 ROOT = "."  # the checkpoint itself, where it is that of one object
-COUNTERS = ("step", "global_step", "steps", "iteration", "iterations")
+_COUNTERS = ("step", "global_step", "steps", "iteration", "iterations")
 _EPOCHS = ("epoch", "epochs", "current_epoch")
 # How other libraries name a state: the object's name, then one of these.
 _ENDINGS = ("_state_dict", "_state", "_states")
@@ -67,7 +73,7 @@ class Prepared:
         return sum(spec.size_bytes for spec in self.captured.specs)
 
 
-def position_of(epoch: int) -> Any:
+def _position_of(epoch: int) -> Any:
     """The position in the data after so many epochs: at the top of one."""
     return None if not epoch else Position(epoch).to_tree()
 
@@ -130,7 +136,7 @@ def _find_steps(values: Mapping[str, Any]) -> dict[str, int]:
     if counted:
         return counted
     for name, value in values.items():
-        if name in COUNTERS and (steps := number_of(value)) is not None:
+        if name in _COUNTERS and (steps := number_of(value)) is not None:
             counted[name] = steps
     return counted
 
@@ -145,7 +151,7 @@ def prepare_foreign(foreign: Foreign, wanted: Adoption) -> Prepared:
     epoch, notes = _find_epoch(foreign, wanted)
     extra = {"generators": foreign.generators, "position": None}
     captured = capture(states, extra)
-    captured.tree["extra"]["position"] = position_of(epoch)
+    captured.tree["extra"]["position"] = _position_of(epoch)
     if not captured.specs:
         raise HoldfastError(
             f"{foreign.source}: holds no tensor.\nName a checkpoint that holds a model."
@@ -170,17 +176,17 @@ def _named(foreign: Foreign, wanted: Adoption) -> dict[str, str]:
             find(foreign.whole, old)
         except KeyError:
             old = _path_of(foreign, new, old)
-        refuse_second(new, old, given)
+        _refuse_second(new, old, given)
         given[new] = old
         plain = {} if old == ROOT else {n: w for n, w in plain.items() if w != old}
         above = plain.get(new, "")
         if above and (above == ROOT or old.startswith(f"{above}.")):
             del plain[new]  # a part of what had the name
-    refuse_lost(foreign.source, given, plain)
+    _refuse_lost(foreign.source, given, plain)
     return {**plain, **given}
 
 
-def refuse_second(new: str, old: str, given: Collection[str]) -> None:
+def _refuse_second(new: str, old: str, given: Collection[str]) -> None:
     if new in given:
         raise SettingsError(
             f"--name {new}={old}: {new} was given to another part of the checkpoint already.\n"
@@ -188,7 +194,7 @@ def refuse_second(new: str, old: str, given: Collection[str]) -> None:
         )
 
 
-def refuse_lost(source: str, given: Collection[str], plain: Mapping[str, str]) -> None:
+def _refuse_lost(source: str, given: Collection[str], plain: Mapping[str, str]) -> None:
     """Refuse a name that another part of the checkpoint has; `plain` has the path of each."""
     if taken := [name for name in given if name in plain]:
         raise SettingsError(
@@ -263,10 +269,10 @@ def _find_step(foreign: Foreign, states: Mapping[str, Any], wanted: Adoption) ->
             "step it was saved.\nSay it: --step N, the optimizer steps that were made; "
             "--step 0 begins with these weights."
         )
-    return agree_on_step(foreign.source, counted)
+    return _agree_on_step(foreign.source, counted)
 
 
-def agree_on_step(source: str, *counters: Mapping[str, int]) -> tuple[int, str]:
+def _agree_on_step(source: str, *counters: Mapping[str, int]) -> tuple[int, str]:
     """The step, and what says so: of the first group of counters that agree."""
     for counted in counters:
         if len(set(counted.values())) == 1:
@@ -299,3 +305,132 @@ def _find_epoch(foreign: Foreign, wanted: Adoption) -> tuple[int, list[str]]:
                 f"If that one is over, say so: --epoch {found + 1}."
             ]
     return 0, ["The data begins at epoch 0: the file names no epoch. For another: --epoch N."]
+
+
+# -- tf.train.CheckpointManager ----------------------------------------------------
+# The objects exist only in the script. So the tensors and the graph of the objects are stored; the
+# first start of the script maps them to the objects of Run.
+
+
+_BOOKKEEPING = ("save_counter",)
+_ITERATIONS = "_iterations"  # where the optimizers of Keras 3 count their steps
+
+
+def prepare_tensorflow(wanted: Adoption) -> Prepared:
+    checkpoints = load_tensorflow()
+    bundle = checkpoints.read_bundle(checkpoints.find_prefix(wanted.source))
+    graph, states = _named_in_graph(bundle, wanted)
+    step, step_from = _step_in_graph(bundle, graph, wanted)
+    captured, counts = _capture_graph(bundle, graph, states, wanted.epoch or 0)
+    return Prepared(
+        source=bundle.prefix,
+        kind="",
+        captured=captured,
+        step=step,
+        step_from=step_from,
+        states=counts,
+        left_out=bundle.left_out,
+    )
+
+
+def load_tensorflow() -> ModuleType:
+    # Without its messages at the start; nothing is computed here that could differ.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+    try:
+        from holdfast.tensorflow import checkpoints
+    except ImportError as error:
+        raise HoldfastError(str(error)) from error  # with the line that installs it
+    return checkpoints
+
+
+def _named_in_graph(bundle: Any, wanted: Adoption) -> tuple[Any, dict[str, int]]:
+    """The graph with the states under the names that they have in the run."""
+    graph = bundle.graph
+    ways = dict(graph.below(0))
+    plain = {n: c for n, c in graph.nodes[0].children.items() if n not in _BOOKKEEPING}
+    given: dict[str, int] = {}
+    for new, old in wanted.names:
+        number = 0 if old == ROOT else ways.get(old.replace(".", "/"))
+        if number is None:
+            raise SettingsError(
+                f"--name {new}={old}: {bundle.prefix} has no {old}.\n"
+                f"It has: {', '.join(plain) or 'nothing'}."
+            )
+        _refuse_second(new, old, given)
+        given[new] = number
+        plain = {} if old == ROOT else {n: c for n, c in plain.items() if n != old}
+    _refuse_lost(bundle.prefix, given, {name: name for name in plain})
+    states = {**plain, **given}
+    holding = {
+        name: number
+        for name, number in states.items()
+        if any(graph.nodes[below].tensor for _, below in graph.below(number))
+    }
+    if not holding:
+        raise HoldfastError(
+            f"{bundle.prefix}: holds no variable.\nName a checkpoint that holds a model."
+        )
+    # The checkpoint's root may be a state itself, so the run's root is a node of its own.
+    shifted = [type(graph.nodes[0])({n: number + 1 for n, number in holding.items()})]
+    for node in graph.nodes:
+        children = {name: child + 1 for name, child in node.children.items()}
+        shifted.append(replace(node, children=children))
+    if ROOT in dict(wanted.names).values():
+        for _, old in wanted.names:
+            shifted[1].children.pop(old, None)
+    return type(graph)(shifted), holding
+
+
+def _step_in_graph(bundle: Any, graph: Any, wanted: Adoption) -> tuple[int, str]:
+    if wanted.step is not None:
+        return wanted.step, "--step"
+    counted: dict[str, int] = {}
+    for way, number in graph.below(0):
+        tensor = graph.nodes[number].tensor
+        name = way.rpartition("/")[2]
+        if tensor is not None and (name == _ITERATIONS or way in _COUNTERS):
+            value = bundle.values[tensor]
+            if value.shape.rank == 0 and value.dtype.is_integer:
+                counted[way] = int(value)
+    if not counted:
+        raise SettingsError(
+            f"{bundle.prefix}: has no optimizer and no variable `step` that would say at which "
+            "step it was saved.\nSay it: --step N, the optimizer steps that were made."
+        )
+    optimizers = {way: value for way, value in counted.items() if way.endswith(_ITERATIONS)}
+    return _agree_on_step(bundle.prefix, optimizers, counted)
+
+
+def _capture_graph(
+    bundle: Any, graph: Any, states: dict[str, int], epoch: int
+) -> tuple[Captured, dict[str, int]]:
+    """As a run would capture it: each tensor once, under the first path to it."""
+    adapter = adapter_of("tensorflow")
+    specs: list[TensorSpec] = []
+    values: list[Any] = []
+    tree: dict[str, Any] = {}
+    numbers: dict[str, int] = {}
+    counts: dict[str, int] = {}
+    for name in states:
+        tree[name] = {}
+        for way, below in graph.below(graph.nodes[0].children[name]):
+            key = graph.nodes[below].tensor
+            if key is None:
+                continue
+            if key not in numbers:
+                numbers[key] = len(specs)
+                values.append(bundle.values[key])
+                path = f"{name}.{way.replace('/', '.')}" if way else name
+                specs.append(adapter.spec(path, values[-1]))
+            tree[name][way or name] = {"$t": numbers[key]}
+        counts[name] = len(tree[name])
+    for node in graph.nodes:
+        if node.tensor is not None:
+            known = numbers.get(node.tensor)
+            node.tensor = None if known is None else specs[known].name
+    data = graph.to_bytes()
+    extra = {"generators": None, "position": _position_of(epoch), OBJECTS: {"$t": len(specs)}}
+    plain = adapter_of("bytes")
+    specs.append(plain.spec(f"holdfast.{OBJECTS}", data))
+    return Captured({"state": tree, "extra": extra}, specs, [*values, data]), counts

@@ -20,12 +20,11 @@ from typing import Any
 
 from holdfast._environment import variables
 from holdfast._store.folder.supervised import led_modules
-from holdfast._supervise.child import Streams, start
+from holdfast._supervise.child import Outlet, Streams, start
 from holdfast._supervise.record import SupervisionRecord
-from holdfast._supervise.relay import Outlet
 from holdfast._text import size
 
-_PROGRAM = Path(__file__).with_name("process.py")
+_PROGRAM = Path(__file__).with_name("spare_process.py")
 _LOOK_SECONDS = 0.5
 _ANSWER_SECONDS = 5.0  # it compares some files, which may be on a slow disk
 _END_SECONDS = 1.0

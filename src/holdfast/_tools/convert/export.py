@@ -27,8 +27,14 @@ from holdfast._store.read.damage import find_damage
 from holdfast._store.read.find import attempts_in_memory
 from holdfast._store.read.merge_ranks import read_checkpoint
 from holdfast._store.read.verify import Loaded
-from holdfast._tools.convert.export.stored_tree import ExportRequest, Selected, put_together
-from holdfast._tools.convert.export.writers import SUFFIXES, WRITERS, is_taken
+from holdfast._tools.convert.writers import (
+    SUFFIXES,
+    WRITERS,
+    ExportRequest,
+    Selected,
+    is_taken,
+    put_together,
+)
 
 _FOLDERS = ("dcp", "huggingface", "tensorflow")
 

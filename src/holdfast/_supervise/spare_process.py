@@ -1,9 +1,9 @@
 """The spare process: it has run the leading statements of the script, and waits to run the rest.
 
-    python OPTIONS process.py ORDERS ANSWERS MODULES [-m MODULE | SCRIPT] ARGS…
+    python OPTIONS spare_process.py ORDERS ANSWERS MODULES [-m MODULE | SCRIPT] ARGS…
 
 `holdfast run` starts it with the streams, the environment and the session of the next attempt.
-It runs the script's leading statements (see program.py). Then it imports the modules that the
+It runs the script's leading statements (see spare_program.py). Then it imports the modules that the
 first process has imported later from packages that are here by now, such as torch._dynamo; with an
 empty MODULES it does not. It reports on ANSWERS what it takes, or why it cannot be used, and waits
 for an order. After the order the script goes on in it. The end of ORDERS means that there is no
@@ -45,8 +45,13 @@ def main() -> None:
     import contextlib
     import json
 
-    from holdfast._supervise.spare.effects import ImportAudit, SpareRefused, found_alive, open_files
-    from holdfast._supervise.spare.program import Program
+    from holdfast._supervise.spare_program import (
+        ImportAudit,
+        Program,
+        SpareRefused,
+        found_alive,
+        open_files,
+    )
 
     score = ""
     with contextlib.suppress(OSError):
@@ -67,7 +72,7 @@ def main() -> None:
         if name in globals():
             main_module.__dict__[name] = value
     sys.modules["__main__"] = main_module
-    sys.modules["holdfast._supervise.spare.process"] = _THIS
+    sys.modules["holdfast._supervise.spare_process"] = _THIS
     files, audit = open_files(), ImportAudit()
     try:
         program = Program(module, main_module)

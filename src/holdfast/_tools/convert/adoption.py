@@ -30,16 +30,18 @@ from holdfast._store.folder.attempts import claim, note_origin, open_folder, rea
 from holdfast._store.folder.layout import RunLayout
 from holdfast._store.format.version import __version__
 from holdfast._text import say
-from holdfast._tools.convert.adopt.foreign import (
+from holdfast._tools.convert.foreign import (
     ROOT,
+    TRAINER_FILES,
+    TRAINER_STATE,
     Adoption,
     Foreign,
     Prepared,
     guess_parts,
     number_of,
     prepare_foreign,
+    prepare_tensorflow,
 )
-from holdfast._tools.convert.adopt.tensorflow_bundle import prepare_tensorflow
 
 _NAMED = 8
 _WEIGHTS = (
@@ -48,8 +50,6 @@ _WEIGHTS = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
-_TRAINER_STATE = "trainer_state.json"
-_OF_TRAINER = {"optimizer": "optimizer.pt", "scheduler": "scheduler.pt", "scaler": "scaler.pt"}
 _RANDOM = "rng_state.pth"
 _ORBAX = ("_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt")
 _KNOWN = (
@@ -334,14 +334,14 @@ def _lightning(path: Path, whole: dict[str, Any]) -> Foreign:
 
 def _read_hugging_face(folder: Path) -> Foreign:
     whole: dict[str, Any] = {"model": _shards(folder)}
-    for name, file in _OF_TRAINER.items():
+    for name, file in TRAINER_FILES.items():
         if (folder / file).is_file():
             whole[name] = _read(folder / file, "read_file")
     foreign = Foreign(str(folder), "Hugging Face", whole, {name: name for name in whole})
-    if (folder / _TRAINER_STATE).is_file():
-        about = _read_json(folder / _TRAINER_STATE)
+    if (folder / TRAINER_STATE).is_file():
+        about = _read_json(folder / TRAINER_STATE)
         steps = number_of(about.get("global_step"))
-        foreign.counted = None if steps is None else (_TRAINER_STATE, steps)
+        foreign.counted = None if steps is None else (TRAINER_STATE, steps)
         epochs = about.get("epoch")
         if isinstance(epochs, int | float) and 0 <= epochs < 2**53:  # JSON's NaN and Infinity, too
             foreign.epochs = epochs
@@ -416,5 +416,5 @@ def _read_orbax(folder: Path) -> Foreign:
 _FOLDERS: tuple[tuple[tuple[str, ...], str, Callable[[Path], Foreign]], ...] = (
     ((".metadata",), r"\D*?(\d+)", _read_dcp),
     (_ORBAX, r"(\d+)", _read_orbax),
-    ((*_WEIGHTS, _TRAINER_STATE), r"checkpoint-(\d+)", _read_hugging_face),
+    ((*_WEIGHTS, TRAINER_STATE), r"checkpoint-(\d+)", _read_hugging_face),
 )

@@ -1,1 +1,0 @@
-"""`holdfast run --spare`: a process that has done the imports, and waits for its attempt."""

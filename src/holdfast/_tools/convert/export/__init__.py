@@ -1,1 +1,0 @@
-"""`holdfast export`: a checkpoint of a run in the formats that other programs read."""
