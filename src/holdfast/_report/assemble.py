@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from holdfast import _text
 from holdfast._report import attempts as outcomes
 from holdfast._report import goodput, verdicts, view
-from holdfast._report.attempts import AttemptHistory, Point
+from holdfast._report.attempts import AttemptHistory, Point, read_config
 from holdfast._report.events import Counted, EventMarks, SampledEvents, list_checkpoints
 from holdfast._report.labels import Labels
 from holdfast._report.series import Curve, Rows, Times
-from holdfast._report.started import read_config
 from holdfast._report.status.gather import RunSummary
 from holdfast._report.status.parts import (
     describe_death,

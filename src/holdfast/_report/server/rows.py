@@ -12,8 +12,8 @@ from typing import Any
 
 from holdfast import _text
 from holdfast._report.assemble import warnings_of
+from holdfast._report.attempts import Config
 from holdfast._report.labels import Labels
-from holdfast._report.started import Config
 from holdfast._report.status.gather import RunSummary
 from holdfast._report.status.parts import JobSummary
 from holdfast._report.status.progress import main_metric
