@@ -13,7 +13,7 @@ from typing import Literal, TypedDict
 
 from holdfast._report.attempts import AttemptHistory, Config, Scalar, at_step
 from holdfast._report.model import RunModel
-from holdfast._report.status.progress import main_metric
+from holdfast._report.status.parts import main_metric
 from holdfast._report.view import Metric, View
 from holdfast._store.format import version
 

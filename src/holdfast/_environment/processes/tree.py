@@ -12,9 +12,8 @@ import json
 import os
 from collections.abc import Callable
 
-from holdfast._environment.processes.proc import field, read_bytes, stat_fields
+from holdfast._environment.processes.proc import PAGE_BYTES, field, read_bytes, stat_fields
 
-_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 # In the command line of every keeper: see `command` in identity.py, which starts them.
 _KEEPER = b"holdfast._keeper"
 _LOGGER = b"holdfast.loggers._child"
@@ -66,7 +65,7 @@ def parent(pid: int) -> int:
 def rss(pid: int) -> int | None:
     """Bytes in memory; shared pages count for each process."""
     fields = (read_bytes(f"/proc/{pid}/statm") or b"").split(None, 2)
-    return int(fields[1]) * _PAGE if len(fields) > 1 else None
+    return int(fields[1]) * PAGE_BYTES if len(fields) > 1 else None
 
 
 def swap(pid: int) -> int | None:

@@ -29,7 +29,7 @@
   const alphabet = new Intl.Collator("en", { numeric: true });
   const byName = (a, b) => alphabet.compare(a.name, b.name);
   const orders = {
-    // Live ones by name: all of them have just changed, and rows must not dance.
+    // Live ones by name: all of them have just changed, and rows must not move around.
     attention: (a, b) => rank(a) - rank(b) || (a.live ? 0 : b.at - a.at) || byName(a, b),
     recent: (a, b) => Number(b.live) - Number(a.live) || (a.live ? 0 : b.at - a.at) || byName(a, b),
     name: byName,
