@@ -36,7 +36,7 @@ from hypothesis import strategies as st
 
 from holdfast import HoldfastError
 from holdfast._adapters.registry import adapter_of
-from holdfast._environment.slurm.batch import digest_of
+from holdfast._environment.slurm.controller import digest_of
 from holdfast._run.data.course import Position
 from holdfast._state.capture import restore_generators
 from holdfast._state.restore import decode_extra, decode_state, restore_state

@@ -33,7 +33,7 @@ def complete_start(layout: RunLayout, attempt: int) -> None:
             found["git"] = {**git, **read_changes(Path(text(git.get("folder"))))}
         job = text(before.get("job"))
         if job and "batch" not in before:
-            from holdfast._environment.slurm.batch import read_batch
+            from holdfast._environment.slurm.controller import read_batch
 
             batch = read_batch(job)
             if batch is not None:

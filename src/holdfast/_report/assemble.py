@@ -10,14 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast import _text
 from holdfast._report import attempts as outcomes
-from holdfast._report import checkpoints as saved
 from holdfast._report import goodput, verdicts, view
-from holdfast._report.attempts import AttemptHistory, Point
-from holdfast._report.checkpoints import Frequent
-from holdfast._report.events import EventMarks
+from holdfast._report.attempts import AttemptHistory, Point, read_config
+from holdfast._report.events import Counted, EventMarks, SampledEvents, list_checkpoints
 from holdfast._report.labels import Labels
 from holdfast._report.series import Curve, Rows, Times
-from holdfast._report.started import read_config
 from holdfast._report.status.gather import RunSummary
 from holdfast._report.status.parts import (
     describe_death,
@@ -53,7 +50,8 @@ class Records:
     verdicts: verdicts.Verdicts
     histories: dict[int, AttemptHistory] = field(default_factory=dict)
     marks: EventMarks = field(default_factory=EventMarks)
-    frequent: Frequent = field(default_factory=Frequent)
+    checkpoints: SampledEvents = field(default_factory=SampledEvents)
+    save_requests: SampledEvents = field(default_factory=SampledEvents)
     current: int | None = None  # the attempt whose events are being read
     stragglers: dict[tuple[int | None, int | None], str] = field(default_factory=dict)
     origins: Mapping[int, Origin] = field(default_factory=dict)
@@ -125,12 +123,12 @@ def assemble(
     """The whole view; `reading` is the share of the files that has been read."""
     histories = known.in_order()
     live = run.attempt if run.is_live else None
-    checkpoints, requests = known.frequent.checkpoints, known.frequent.requests
-    _add_saved_points(histories, checkpoints.events())
+    _add_saved_points(histories, known.checkpoints.events())
     ends = _ends(known, histories, run)
     cuts = _cuts(known, histories, run)
     segments, held = goodput.tile(histories, cuts, now, live)
-    folded = [checkpoints.marks(), requests.marks(known.current), known.rows.snapshots.events()]
+    folded = [known.checkpoints.marks(), known.save_requests.marks()]
+    folded.append(known.rows.snapshots.events())
     silent = [end.history for end in ends if end.outcome == "lost" and not end.history.has_exit]
     folded.append([_silence(each) for each in silent if each.last_seen is not None])
     hangs = _hangs(known, histories, run, now)
@@ -139,7 +137,7 @@ def assemble(
         schema=view.SCHEMA,
         made_at=now,
         version=version.__version__,
-        run=_run(known, histories, run, now, ends[-1].how if ends else ""),
+        run=_run(known, histories, run, ends[-1].how if ends else ""),
         time=view.Span(start=span[0], end=span[1]),
         attempts=[_attempt(known, end, live, now) for end in ends],
         segments=goodput.simplify(segments),
@@ -151,7 +149,7 @@ def assemble(
         stragglers=list(dict.fromkeys(known.stragglers.values())),
         memory=known.rows.memory_view(),
         gpus=known.rows.gpu_view(),
-        checkpoints=saved.checkpoints(checkpoints.events(), _kept(known.layout)),
+        checkpoints=list_checkpoints(known.checkpoints.events(), _kept(known.layout)),
         deaths=_deaths(known, ends, {each["attempt"] for each in hangs}),
         hangs=hangs,
         proofs=proofs,
@@ -161,7 +159,7 @@ def assemble(
     return found
 
 
-def _add_saved_points(histories: Sequence[AttemptHistory], events: Sequence[saved.Counted]) -> None:
+def _add_saved_points(histories: Sequence[AttemptHistory], events: Sequence[Counted]) -> None:
     """Where there is no series, the checkpoints show how far it was."""
     bare = {history.number: history for history in histories if not history.course.points}
     found: dict[int, list[Point]] = {number: [] for number in bare}
@@ -300,10 +298,8 @@ def _hangs(
 
 
 def _run(
-    known: Records, histories: Sequence[AttemptHistory], run: RunSummary, now: float, how: str
+    known: Records, histories: Sequence[AttemptHistory], run: RunSummary, how: str
 ) -> view.RunView:
-    rate = known.rows.rate(now) if run.is_live else None
-    left = None if run.total is None or run.step is None else max(0, run.total - run.step)
     job: view.JobView | None = None
     if run.job is not None:
         text = describe_job(run.job, is_live=run.is_live)
@@ -322,8 +318,8 @@ def _run(
         epochs=run.outlook.epochs,
         phase=run.outlook.phase,
         attempt=run.attempt,
-        rate_per_second=rate,
-        eta_seconds=left / rate if rate and left is not None else None,
+        rate_per_second=run.outlook.rate_per_second,
+        eta_seconds=run.outlook.eta_seconds,
         memory_step=run.safe.memory_step,
         memory_age_seconds=run.safe.memory_age_seconds,
         disk_step=run.safe.disk_step,

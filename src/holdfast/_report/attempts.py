@@ -6,6 +6,7 @@ may have been removed. Missing values stay unknown.
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,6 +16,8 @@ from typing import Any, NamedTuple
 from holdfast import _errors, _text
 from holdfast._report.json_lines import Record
 from holdfast._report.view import Outcome
+from holdfast._store.folder.attempts import read_json
+from holdfast._store.folder.layout import RunLayout
 from holdfast._text import real, record, text, whole
 
 _MOST_POINTS = 4096
@@ -403,3 +406,45 @@ def sentence(history: AttemptHistory, outcome: Outcome, state: str = "training")
     if why != ".":
         return f"It {_text.sentence(how)}" if how.startswith("was ") else f"It died{why}"
     return "It ended without a message: its end was not recorded."
+
+
+# -- What it was started with ----------------------------------------------------------------------
+
+Scalar = str | int | float | bool | None
+Config = dict[str, Scalar]
+
+_MOST_KEYS = 200
+_MOST_DEPTH = 4
+_MOST_TEXT = 200
+
+
+def read_config(layout: RunLayout, attempt: int | None) -> Config:
+    """The hyperparameters of an attempt, flat; empty if none were recorded.
+
+    >>> flatten({"lr": 0.1, "model": {"width": 64, "layers": [1, 2]}})
+    {'lr': 0.1, 'model.width': 64, 'model.layers': '[1, 2]'}
+    """
+    if not attempt:
+        return {}
+    return flatten(record(read_json(layout.start(attempt)).get("config")))
+
+
+def flatten(config: dict[str, Any], before: str = "", depth: int = _MOST_DEPTH) -> Config:
+    """One level: `model.width` for a key in a key. A list is one value, as text."""
+    found: Config = {}
+    for key, value in config.items():
+        path = _text.cut(_text.name(f"{before}{key}"), _MOST_TEXT)
+        if isinstance(value, dict) and value and depth > 1:
+            found |= flatten(value, f"{path}.", depth - 1)
+        else:
+            found[path] = _scalar(value)
+        if len(found) >= _MOST_KEYS:
+            break
+    return dict(list(found.items())[:_MOST_KEYS])
+
+
+def _scalar(value: Any) -> Scalar:
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    shown = value if isinstance(value, str) else json.dumps(value, default=str)
+    return _text.cut(_text.name(shown), _MOST_TEXT)

@@ -11,10 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypedDict
 
-from holdfast._report.attempts import AttemptHistory, at_step
+from holdfast._report.attempts import AttemptHistory, Config, Scalar, at_step
 from holdfast._report.model import RunModel
-from holdfast._report.started import Config, Scalar
-from holdfast._report.status.progress import main_metric
+from holdfast._report.status.parts import main_metric
 from holdfast._report.view import Metric, View
 from holdfast._store.format import version
 

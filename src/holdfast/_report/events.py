@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from heapq import merge
 
 from holdfast import _errors, _text
 from holdfast._report.json_lines import Record
-from holdfast._report.view import Event, Level
+from holdfast._report.series import Thinned
+from holdfast._report.view import Checkpoint, Event, Level
 from holdfast._text import real, text, whole
 
 MOST = 4000
 _MOST_OF_A_KIND = 2000
+MOST_SAMPLES = 2000
+_NEWEST_SAMPLES = 200  # that are all kept
 _MOST_FIELDS = 6
 _MOST_CHARACTERS = 2000
 _HIDDEN = ("time", "event", "attempt", "step")
 _HAVE_NO_MARK = ("loop", "put-back")
 
 Described = tuple[str, Level, str, str]  # kind, level, title, text
+Counted = tuple[Record, int]  # an event, and how many it stands for
 
 
 def describe(event: Record, t: float, attempt: int | None) -> Event | None:
@@ -36,6 +41,38 @@ def describe(event: Record, t: float, attempt: int | None) -> Event | None:
         title=_text.cut(title, _MOST_CHARACTERS),
         text=_text.cut(more, _MOST_CHARACTERS),
     )
+
+
+class SampledEvents(Thinned[Counted]):
+    """Events that come by the hundred thousand, as checkpoints do.
+
+    Of very many only samples are kept, evenly spread, and the newest ones.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(MOST_SAMPLES - _NEWEST_SAMPLES)
+        self._newest: deque[Counted] = deque()
+
+    def add(self, event: Record) -> None:
+        self._newest.append((event, 1))
+        if len(self._newest) > _NEWEST_SAMPLES:
+            self.put(self._newest.popleft())
+
+    def merge(self, first: Counted, second: Counted) -> Counted:
+        return first[0], first[1] + second[1]
+
+    def events(self) -> list[Counted]:
+        """The kept ones, oldest first."""
+        return [*self.points, *self._newest]
+
+    def marks(self) -> list[Event]:
+        found: list[Event] = []
+        for event, count in self.events():
+            t = real(event.get("time"))
+            mark = None if t is None else describe(event, t, whole(event.get("attempt")))
+            if mark is not None:
+                found.append({**mark, "count": count} if count > 1 else mark)
+        return found
 
 
 class EventMarks:
@@ -59,6 +96,32 @@ class EventMarks:
             kinds.append(fold(longest))
         ordered = [sorted(each, key=_moment) for each in kinds]
         return list(merge(*ordered, key=_moment))
+
+
+def list_checkpoints(counted: list[Counted], kept: set[str]) -> list[Checkpoint]:
+    """For the page; `kept` has the names of those on disk."""
+    found = []
+    for event, _ in counted:
+        t, step = real(event.get("time")), whole(event.get("step"))
+        if t is None or step is None:
+            continue
+        size = whole(event.get("size_bytes"))
+        written = whole(event.get("written_bytes"))
+        name = text(event.get("name"), 200)
+        found.append(
+            Checkpoint(
+                t=t,
+                step=step,
+                attempt=whole(event.get("attempt")),
+                size_bytes=size,
+                written_bytes=size if written is None else written,
+                seconds=real(event.get("seconds")),
+                reason=text(event.get("reason"), 300),
+                name=name,
+                is_kept=name in kept,
+            )
+        )
+    return found
 
 
 def fold(events: list[Event]) -> list[Event]:

@@ -231,7 +231,6 @@ _LABELS: dict[PartKind, str] = {
 }
 _NEUTRAL: tuple[PartKind, ...] = (*PROGRESS, "stopped")  # neither is lost
 _MOST_NAMED = 4
-_CRUMB_SHARE = 2e-4  # of the whole time
 _LEAST_SHARE = 0.01  # of what was lost, to be named
 
 
@@ -251,7 +250,6 @@ def account(segments: Sequence[Segment], held: SpreadSeconds) -> Goodput:
         taken = min(max(0.0, wanted), seconds["progress"])
         seconds["progress"] -= taken
         seconds[kind] += taken
-    _fold_crumbs(seconds)
     wall = sum(seconds.values())
     progress, stopped = sum(seconds[kind] for kind in PROGRESS), seconds["stopped"]
     parts = [
@@ -267,17 +265,6 @@ def account(segments: Sequence[Segment], held: SpreadSeconds) -> Goodput:
         parts=parts,
         sentence=_sentence(parts, wall - stopped - progress),
     )
-
-
-def _fold_crumbs(seconds: dict[PartKind, float]) -> None:
-    """Add losses too small to be seen to the greatest."""
-    wall = sum(seconds.values())
-    lost = [kind for kind in seconds if kind not in _NEUTRAL and seconds[kind] > 0]
-    greatest = max(lost, key=lambda kind: seconds[kind], default=None)
-    for kind in lost:
-        if kind != greatest and seconds[kind] < _CRUMB_SHARE * wall and greatest is not None:
-            seconds[greatest] += seconds[kind]
-            seconds[kind] = 0.0
 
 
 def _label(kind: PartKind, segments: Sequence[Segment]) -> str:

@@ -111,7 +111,7 @@ class RunModel:
                 self._begin()
                 self._journal = journal
             is_new = True
-            for event in parse(self._known.frequent.sort_out(piece)):
+            for event in parse(piece):
                 self._take(event)
             if deadline is not None and time.monotonic() > deadline:
                 break
@@ -126,6 +126,12 @@ class RunModel:
         if kind == "start":
             known.current = number
         number = known.current if number is None else number
+        # Only samples of these are kept: there may be hundreds of thousands.
+        is_save = kind == "request" and event.get("kind") == "save"
+        if kind == "checkpoint" or is_save:
+            event["attempt"] = number
+            (known.save_requests if is_save else known.checkpoints).add(event)
+            return
         self._history.take(event)
         if number is not None and number > 0:
             self._history_of(number).take(kind, t, event)

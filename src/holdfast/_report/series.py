@@ -6,7 +6,6 @@ no second reading of the rows, and keeps the lowest and the highest values.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -23,7 +22,6 @@ _MOST_BAD = 200
 _MOST_TIMES = 600
 _MOST_MARKS = 400  # of snapshots
 _MOST_METRICS = 200
-_RATE_SECONDS = 60.0
 _HUGE = 1e300  # beyond it nothing is drawn
 
 _OF_CGROUP = "the limit of its cgroup"
@@ -229,8 +227,6 @@ class Rows:
         self._memory = Levels(MOST_POINTS)  # used, limit, GPU, this run
         self._limit_name = ""
         self._gpus = Levels(MOST_POINTS)  # as read_gpus has them
-        self._recent: deque[tuple[float, int]] = deque()
-        self._newest = 0
 
     def read(self, history: AttemptHistory) -> bool | None:
         """Whether there was something new; None if the file was replaced: all starts over."""
@@ -246,18 +242,6 @@ class Rows:
                     self._take(history, row)
                     is_new = True
         return is_new
-
-    def rate(self, now: float) -> float | None:
-        """Steps in a second, in the last minute; None if none was made."""
-        recent = self._recent
-        while recent and recent[0][0] < recent[-1][0] - _RATE_SECONDS:
-            recent.popleft()
-        if len(recent) < 2 or now - recent[-1][0] > 2 * _RATE_SECONDS:
-            return None
-        first, last = recent[0], recent[-1]
-        if last[0] <= first[0] or last[1] <= first[1]:
-            return None
-        return (last[1] - first[1]) / (last[0] - first[0])
 
     def memory_view(self) -> MemoryView:
         t, used, limit, gpu, run = self._memory.columns(5)
@@ -277,10 +261,6 @@ class Rows:
         if t is None or step is None or step < 0:
             return
         history.take_row(t, step, row)
-        if history.number != self._newest:
-            self._newest = history.number
-            self._recent.clear()
-        self._recent.append((t, step))
         histogram = row.get("h")
         if isinstance(histogram, list) and histogram:
             self.times.add(history.number, t, histogram)

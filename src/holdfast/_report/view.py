@@ -6,7 +6,7 @@ change of the meaning of one raises SCHEMA.
 
 from __future__ import annotations
 
-from typing import Literal, NotRequired, TypedDict, get_args
+from typing import Literal, NotRequired, TypedDict
 
 SCHEMA = 1
 
@@ -25,7 +25,6 @@ Outcome = Literal[
     "out-of-memory",
     "lost",  # with its machine, or for an unknown reason
 ]
-OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 # What a stretch of time was spent on. Segments tile the run's time and never overlap.
 SegmentKind = Literal[
@@ -41,7 +40,6 @@ SegmentKind = Literal[
     "down",  # no process, and no job in the queue
     "stopped",  # no process: a person had stopped it, or it had left by itself
 ]
-SEGMENT_KINDS: tuple[SegmentKind, ...] = get_args(SegmentKind)
 
 # Where the time went that made no progress: segments, and two that are spread over all of them.
 PartKind = Literal[

@@ -24,7 +24,6 @@ from holdfast._environment import variables
 from holdfast._environment.processes.identity import host_name
 from holdfast._environment.secrets import LEFT_OUT
 from holdfast._environment.slurm import controller
-from holdfast._environment.slurm.batch import digest_of
 from holdfast._environment.started import environment_again
 from holdfast._errors import FolderError, SettingsError
 from holdfast._report.status.gather import summarize
@@ -271,7 +270,7 @@ def _submission(folder: Path, batch: dict[str, Any]) -> tuple[list[str], str | N
     with contextlib.suppress(OSError, ValueError):
         # It may be a link, but no FIFO: the record may name anything.
         script = read_plain(Path(os.path.realpath(path))).decode() if path else ""
-        is_same = path and digest_of(script) == batch.get("digest")
+        is_same = path and controller.digest_of(script) == batch.get("digest")
         if is_same and not any(LEFT_OUT in each for each in arguments):
             return ["sbatch", "--parsable", *options, path, *arguments], None
     if batch.get("has_left_out") or not isinstance(text, str):

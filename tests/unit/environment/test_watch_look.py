@@ -18,8 +18,7 @@ from holdfast._environment.processes.activity import (
     is_users,
     state_between,
 )
-from holdfast._environment.processes.fault_stacks import parse_stacks
-from holdfast._environment.processes.pyspy import _reason, find_pyspy
+from holdfast._environment.processes.stacks import _reason, find_pyspy, parse_stacks
 from holdfast._run.signals import stack_dump
 from tests.processes.looking import innermost
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from holdfast._environment.processes.pyspy import dump_stacks
+from holdfast._environment.processes.stacks import dump_stacks
 from holdfast._report.status import ask
 
 _THREADS = '[{"thread_id": 1, "os_thread_id": 1, "frames": []}]'

@@ -105,22 +105,6 @@ def test_a_later_look_finds_the_new_and_not_the_gone(parent: Parent, way: None) 
     wait_until(lambda: looked.look() == [])
 
 
-def test_strangers_are_read_once(parent: Parent, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tree, "_has_lists", lambda: False)
-    looked, read = Tree(parent.pid), []
-    monkeypatch.setattr(tree, "parent", lambda pid: read.append(pid) or tree_parent(pid))
-    pid = parent.start()
-    assert looked.look() == [pid]
-    first, read[:] = len(read), []
-    assert looked.look() == [pid]
-    assert {parent.pid, pid} <= set(read)
-    assert len(read) < first
-    assert os.getppid() not in read
-
-
-tree_parent = tree.parent
-
-
 def test_who_looks_is_not_among_them() -> None:
     """A keeper is a child of the trainer that it looks at."""
     program = (

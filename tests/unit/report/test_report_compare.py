@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast._report import html
+from holdfast._report.attempts import flatten, read_config
 from holdfast._report.compare import (
     ComparedFacts,
     RunComparison,
@@ -17,7 +18,6 @@ from holdfast._report.compare import (
     gather_facts,
 )
 from holdfast._report.model import RunModel
-from holdfast._report.started import flatten, read_config
 from holdfast._store.folder.layout import RunLayout
 from tests.many_runs import make_one
 from tests.report_runs import SCRIPTS

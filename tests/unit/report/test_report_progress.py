@@ -8,7 +8,7 @@ import time
 import pytest
 
 from holdfast._report.status.gather import summarize
-from holdfast._report.status.progress import main_metric, read_progress, share_done
+from holdfast._report.status.parts import main_metric, read_progress, share_done
 from tests.unit.report_folder import BEGIN, Book
 
 

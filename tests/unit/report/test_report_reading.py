@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast._report import json_lines
-from holdfast._report.checkpoints import MOST, Frequent
+from holdfast._report.events import MOST_SAMPLES, SampledEvents
 from holdfast._report.json_lines import Lines, parse
+from holdfast._report.model import RunModel
+from tests.unit.report_folder import Book
 
 
 def take(lines: Lines) -> list[object]:
@@ -78,55 +80,48 @@ def test_a_line_that_is_longer_than_a_piece_is_read(tmp_path, monkeypatch):
     assert take(Lines(path)) == [1, 2]
 
 
-def checkpoint(step: int) -> str:
-    event = {"time": 1e9 + step, "event": "checkpoint", "step": step, "attempt": 1}
-    return json.dumps({**event, "name": f"step-{step:012d}-a0001", "reason": "cadence"})
-
-
-def request(kind: str, at: float) -> str:
-    return json.dumps({"time": at, "event": "request", "attempt": 1, "kind": kind})
-
-
-@pytest.mark.parametrize("bulk_bytes", [1, 1 << 30])
-def test_frequent_lines_are_few_and_stand_for_all(monkeypatch, bulk_bytes):
-    monkeypatch.setattr("holdfast._report.checkpoints._BULK_BYTES", bulk_bytes)
-    frequent = Frequent()
-    count = 20_000
-    left = []
-    for begin in range(0, count, 5000):
-        lines = [checkpoint(step) for step in range(begin, begin + 5000)]
-        lines += [request("save", 1.5), request("stop", 2.5), '{"time": 1, "event": "start"}']
-        left += parse(frequent.sort_out(("\n".join(lines) + "\n").encode()))
-    assert [each["event"] for each in left] == ["request", "start"] * 4
-    assert {each.get("kind") for each in left} == {"stop", None}
-    found = frequent.checkpoints.events()
-    assert len(found) <= MOST
+@pytest.mark.parametrize("count", [0, 7, 201, 20_000])
+def test_frequent_events_are_few_and_stand_for_all(count):
+    frequent = SampledEvents()
+    for step in range(count):
+        frequent.add({"time": 1e9 + step, "event": "checkpoint", "step": step, "attempt": 1})
+    found = frequent.events()
+    assert len(found) <= MOST_SAMPLES
     assert sum(number for _, number in found) == count
+    assert sum(mark.get("count", 1) for mark in frequent.marks()) == count
     steps = [event["step"] for event, _ in found]
     assert steps == sorted(steps)
-    assert steps[-100:] == list(range(count - 100, count))
-    assert max(b - a for a, b in itertools.pairwise(steps)) <= count // 100
-    assert sum(number for _, number in frequent.requests.events()) == 4
+    assert steps[-100:] == list(range(max(0, count - 100), count))
+    assert max((b - a for a, b in itertools.pairwise(steps)), default=0) <= max(1, count // 100)
 
 
-@given(
-    st.lists(st.sampled_from(["checkpoint", "save", "stop", "start", "torn", ""]), max_size=60),
-    st.lists(st.integers(0, 60), max_size=5),
-)
-def test_no_event_is_lost_however_the_lines_come(kinds, cuts):
+_KINDS = ["checkpoint", "save", "stop", "start", "torn", ""]
+
+
+@given(st.lists(st.sampled_from(_KINDS), max_size=60), st.lists(st.integers(0, 60), max_size=5))
+def test_no_event_is_lost_however_the_lines_come(tmp_path_factory, kinds, cuts):
     lines = {
-        "checkpoint": checkpoint(7),
-        "save": request("save", 1.0),
-        "stop": request("stop", 1.0),
-        "start": '{"time": 1, "event": "start"}',
+        "checkpoint": event("checkpoint", step=7, name="step-000000000007-a0001"),
+        "save": event("request", kind="save"),
+        "stop": event("request", kind="stop"),
+        "start": event("start", step=0),
         "torn": '{"time": 1, "event": "checkpoint", "step',
         "": "",
     }
-    frequent, rest = Frequent(), []
+    folder = Book(tmp_path_factory.mktemp("run")).folder
+    model = RunModel(folder)
     edges = sorted({0, *(min(cut, len(kinds)) for cut in cuts), len(kinds)})
     for low, high in itertools.pairwise(edges):
-        piece = "".join(lines[kind] + "\n" for kind in kinds[low:high]).encode()
-        rest += parse(frequent.sort_out(piece))
-    assert len(frequent.checkpoints.events()) == kinds.count("checkpoint")
-    assert len(frequent.requests.events()) == kinds.count("save")
-    assert len(rest) == kinds.count("stop") + kinds.count("start")
+        with (folder / "journal.jsonl").open("a") as file:
+            file.write("".join(lines[kind] + "\n" for kind in kinds[low:high]))
+        model.update()
+    view = model.view()
+    assert len(view["checkpoints"]) == kinds.count("checkpoint")
+    told = [mark["kind"] for mark in view["events"]]
+    assert told.count("checkpoint") == kinds.count("checkpoint")
+    assert told.count("request") == kinds.count("save") + kinds.count("stop")
+    assert told.count("start") == kinds.count("start")
+
+
+def event(kind: str, /, **fields: object) -> str:
+    return json.dumps({"time": 1.5, "event": kind, "attempt": 1, **fields})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import get_args
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -11,11 +12,11 @@ from hypothesis import strategies as st
 
 from holdfast._report.attempts import AttemptHistory, Point, Stretch, at_step
 from holdfast._report.goodput import Layer, SpreadSeconds, account, paint, simplify, tile
-from holdfast._report.view import SEGMENT_KINDS
+from holdfast._report.view import SegmentKind
 
 moments = st.floats(0, 1000)
 stretches = st.tuples(moments, moments).map(lambda pair: Stretch(min(pair), max(pair)))
-kinds = st.sampled_from(SEGMENT_KINDS)
+kinds = st.sampled_from(get_args(SegmentKind))
 
 
 @given(st.lists(st.tuples(kinds, moments, moments), max_size=20), moments, st.floats(0.001, 1000))

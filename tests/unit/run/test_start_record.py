@@ -15,7 +15,7 @@ import pytest
 from holdfast._environment import started
 from holdfast._environment.git import find_repository, read_changes, read_commit
 from holdfast._environment.secrets import LEFT_OUT, redact_tree
-from holdfast._environment.slurm.batch import submitted_options
+from holdfast._environment.slurm.controller import submitted_options
 from holdfast._environment.started import environment_again, own_folder, relevant
 from holdfast._errors import SettingsError
 from holdfast._run.attempt import checked_config, find_changes

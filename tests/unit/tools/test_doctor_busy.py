@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from holdfast._environment.processes.proc import FairDeadline
-from holdfast._environment.processes.pyspy import Dump
+from holdfast._environment.processes.stacks import Dump
 from holdfast._tools.doctor import doctor, question, ranks, software
 from holdfast._tools.doctor.check import Check
 from holdfast._tools.doctor.question import Question

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast._environment.processes.pyspy import Dump
+from holdfast._environment.processes.stacks import Dump
 from holdfast._tools.doctor.check import worst
 from holdfast._tools.doctor.environment import _OURS, Around, judge_environment, nodes_of
 from holdfast._tools.doctor.machine import (

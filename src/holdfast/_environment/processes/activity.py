@@ -12,7 +12,7 @@ from typing import Any
 
 from holdfast._environment.processes.cgroup import find_folder
 from holdfast._environment.processes.proc import field, read_bytes
-from holdfast._environment.processes.pyspy import PythonThread
+from holdfast._environment.processes.stacks import PythonThread
 from holdfast._environment.processes.threads import ProcessSample, ThreadSample, is_terminal
 
 _COMPUTES_CORES = 0.2

@@ -23,10 +23,15 @@ from holdfast._environment.processes.activity import (
     wakes_between,
 )
 from holdfast._environment.processes.cgroup import cpu_quota
-from holdfast._environment.processes.fault_stacks import FaultStacks
 from holdfast._environment.processes.identity import host_name
 from holdfast._environment.processes.memory_sample import shm_room
-from holdfast._environment.processes.pyspy import Dump, PythonThread, dump_stacks, find_pyspy
+from holdfast._environment.processes.stacks import (
+    Dump,
+    FaultStacks,
+    PythonThread,
+    dump_stacks,
+    find_pyspy,
+)
 from holdfast._environment.processes.threads import (
     FREEZERS,
     ProcessSample,

@@ -9,7 +9,7 @@ from typing import Any
 
 from holdfast._environment.processes.cgroup import MemoryCgroup
 from holdfast._environment.processes.gpu import Gpus
-from holdfast._environment.processes.proc import field, read_bytes, stat_fields
+from holdfast._environment.processes.proc import TICKS_PER_SECOND, field, read_bytes, stat_fields
 from holdfast._environment.processes.tree import Tree, rss, swap
 
 
@@ -47,7 +47,6 @@ _PAUSE_SECONDS = 1.0
 _HURRY_SECONDS = 0.1
 _LONGEST_SECONDS = 30.0
 _LIMITED_MOST = 8  # processes below the first whose limits are read
-_TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 _MOVED_SECONDS = 10.0  # a process may be moved into another cgroup
 
 
@@ -130,6 +129,6 @@ def read_limits(pids: list[int]) -> dict[str, Any]:
             if hard and hard[0].isdigit():
                 found[key] = min(int(hard[0]), found.get(key, int(hard[0])))
         if "cpu_limit" in found:
-            used = sum(map(int, stat_fields(pid)[11:13])) / _TICKS
+            used = sum(map(int, stat_fields(pid)[11:13])) / TICKS_PER_SECOND
             found["cpu_seconds"] = max(used, found.get("cpu_seconds", 0.0))
     return found

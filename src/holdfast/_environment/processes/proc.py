@@ -7,6 +7,8 @@ import os
 import time
 from collections.abc import Callable, Iterable
 
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 _ENOUGH = 1 << 16
 _EXITING = 4  # PF_EXITING, in the flags of a process
 
@@ -53,9 +55,16 @@ def field(text: bytes, name: bytes) -> int | None:
 
 def stat_fields(pid: int) -> list[bytes]:
     """The fields of /proc/PID/stat from the state on; empty if there is no such process."""
-    # The name comes before them, in brackets, and may contain any character.
-    fields = (read_bytes(f"/proc/{pid}/stat") or b"").rpartition(b")")[2].split()
-    return fields if len(fields) >= 22 else []
+    return read_stat(f"/proc/{pid}/stat")[1]
+
+
+def read_stat(path: str) -> tuple[str, list[bytes]]:
+    """The name of a process or thread, and the fields from the state on; none if it is gone."""
+    # The name is in brackets, and may contain any character.
+    before, _, after = (read_bytes(path) or b"").rpartition(b")")
+    fields = after.split()
+    name = before.partition(b"(")[2].decode(errors="replace")
+    return name, fields if len(fields) >= 22 else []
 
 
 def is_leaving(stat: bytes) -> bool:

@@ -11,11 +11,15 @@ import os
 import time
 from dataclasses import dataclass, field
 
+from holdfast._environment.processes.proc import (
+    PAGE_BYTES,
+    TICKS_PER_SECOND,
+    read_bytes,
+    read_schedstat,
+    read_stat,
+)
 from holdfast._environment.processes.proc import field as number_after
-from holdfast._environment.processes.proc import read_bytes, read_schedstat
 
-_TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
-_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 _MOST_THREADS = 1024
 _MOST_LETTERS = 200  # of a command line
 # A process writes its stacks into a file with this name, followed by the number of the signal.
@@ -67,10 +71,9 @@ class ProcessSample:
 
 def sample_process(pid: int) -> ProcessSample | None:
     """None if it is gone."""
-    found = _stat(f"/proc/{pid}/stat")
-    if found is None:
+    name, fields = read_stat(f"/proc/{pid}/stat")
+    if not fields:
         return None
-    name, fields = found
     status = read_bytes(f"/proc/{pid}/status") or b""
     swapped = number_after(status, b"VmSwap:")
     return ProcessSample(
@@ -82,7 +85,7 @@ def sample_process(pid: int) -> ProcessSample | None:
         at=time.monotonic(),
         cpu_seconds=_cpu_seconds(fields),
         major_faults=int(fields[9]),
-        rss=int(fields[21]) * _PAGE,
+        rss=int(fields[21]) * PAGE_BYTES,
         swap=None if swapped is None else swapped * 1024,
         tracer=number_after(status, b"TracerPid:") or 0,
         io=_io(pid),
@@ -98,10 +101,9 @@ def sample_threads(pid: int) -> dict[int, ThreadSample]:
     found: dict[int, ThreadSample] = {}
     for tid in sorted(tids, key=lambda tid: (tid != pid, tid))[:_MOST_THREADS]:
         folder = f"/proc/{pid}/task/{tid}"
-        read = _stat(f"{folder}/stat")
-        if read is None:
+        name, fields = read_stat(f"{folder}/stat")
+        if not fields:
             continue  # it has just ended
-        name, fields = read
         status = read_bytes(f"{folder}/status") or b""
         counted = read_schedstat(folder)  # to the nanosecond; else by ticks of the kernel's clock
         found[tid] = ThreadSample(
@@ -144,17 +146,8 @@ def command_of(pid: int) -> str | None:
     return (text if len(text) <= _MOST_LETTERS else f"{text[: _MOST_LETTERS - 1]}…") or None
 
 
-def _stat(path: str) -> tuple[str, list[bytes]] | None:
-    # The name comes second, in brackets, and may contain any character.
-    before, found, after = (read_bytes(path) or b"").rpartition(b")")
-    fields = after.split()
-    if not found or len(fields) < 22:
-        return None
-    return before.partition(b"(")[2].decode(errors="replace"), fields
-
-
 def _cpu_seconds(fields: list[bytes]) -> float:
-    return (int(fields[11]) + int(fields[12])) / _TICKS
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND
 
 
 def _io(pid: int) -> int | None:

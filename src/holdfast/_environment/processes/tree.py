@@ -10,11 +10,10 @@ import contextlib
 import functools
 import json
 import os
+from collections.abc import Callable
 
-from holdfast._environment.processes.proc import field, read_bytes, stat_fields
+from holdfast._environment.processes.proc import PAGE_BYTES, field, read_bytes, stat_fields
 
-_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
-_FORGET_AFTER_LOOKS = 60
 # In the command line of every keeper: see `command` in identity.py, which starts them.
 _KEEPER = b"holdfast._keeper"
 _LOGGER = b"holdfast.loggers._child"
@@ -27,22 +26,33 @@ def is_known() -> bool:
 
 
 def children(pid: int) -> list[int]:
-    if not _has_lists():
-        return [each for each in _all() if parent(each) == pid]
-    found: list[int] = []
-    with contextlib.suppress(OSError):
-        for task in os.scandir(f"/proc/{pid}/task"):
-            found += map(int, (read_bytes(f"{task.path}/children") or b"").split())
-    return found
+    return [*_children_of()(pid)]
 
 
 def descendants(pid: int) -> list[int]:
     """All processes below one, each after its parent."""
-    if not _has_lists():
-        return _below(pid, {each: parent(each) for each in _all()})
-    found = children(pid)
+    children_of = _children_of()
+    found = [*children_of(pid)]
     for each in found:  # grows during the loop
-        found += children(each)
+        found += children_of(each)
+    return found
+
+
+def _children_of() -> Callable[[int], list[int]]:
+    """What gives the children of a process; without the kernel's lists, by one pass over /proc."""
+    if _has_lists():
+        return _listed
+    found: dict[int, list[int]] = {}
+    for each in sorted(_all()):
+        found.setdefault(parent(each), []).append(each)
+    return lambda pid: found.get(pid, [])
+
+
+def _listed(pid: int) -> list[int]:
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for task in os.scandir(f"/proc/{pid}/task"):
+            found += map(int, (read_bytes(f"{task.path}/children") or b"").split())
     return found
 
 
@@ -55,7 +65,7 @@ def parent(pid: int) -> int:
 def rss(pid: int) -> int | None:
     """Bytes in memory; shared pages count for each process."""
     fields = (read_bytes(f"/proc/{pid}/statm") or b"").split(None, 2)
-    return int(fields[1]) * _PAGE if len(fields) > 1 else None
+    return int(fields[1]) * PAGE_BYTES if len(fields) > 1 else None
 
 
 def swap(pid: int) -> int | None:
@@ -98,27 +108,19 @@ def _runs(pid: int, *modules: bytes) -> bool:
 
 
 class Tree:
-    """The processes below one, polled again and again at a lower cost.
-
-    A kernel without lists of children makes us read all processes of the machine. A process that
-    was not below ours at the last poll is not below it now, so only new ones are read.
-    """
+    """The processes below one, polled again and again."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        self._strangers: set[int] = set()
         self._ours: set[int] = set()  # keepers, loggers and guards
         self._readings: dict[int, int] = {}  # of the command lines of all others
-        self._looks = 0
 
     def look(self) -> list[int]:
         """All below it now, each after its parent; without this process and without keepers."""
-        if not _has_lists():
-            found = [each for each in self._read_all() if not self._is_ours(each)]
-        else:
-            found = self._others(children(self._pid))
-            for each in found:  # grows during the loop
-                found += self._others(children(each))
+        children_of = _children_of()
+        found = self._others(children_of(self._pid))
+        for each in found:  # grows during the loop
+            found += self._others(children_of(each))
         self._readings = {each: self._readings[each] for each in found}
         return found
 
@@ -133,30 +135,6 @@ class Tree:
             if is_ours(pid):
                 self._ours.add(pid)
         return pid in self._ours
-
-    def _read_all(self) -> list[int]:
-        self._looks += 1
-        if self._looks % _FORGET_AFTER_LOOKS == 0:
-            self._strangers.clear()  # the system may have given a pid to one of ours
-        there = set(_all())
-        self._strangers &= there
-        # Ours are read each time: when one ends, its children get another parent.
-        parents = {each: parent(each) for each in there - self._strangers - {os.getpid()}}
-        found = _below(self._pid, parents)
-        # If the parent is unknown, both may have just started: read the child again.
-        known = {each for each, above in parents.items() if above in there or above == 0}
-        self._strangers |= known - {self._pid, *found}
-        return found
-
-
-def _below(pid: int, parents: dict[int, int]) -> list[int]:
-    of: dict[int, list[int]] = {}
-    for each, above in parents.items():
-        of.setdefault(above, []).append(each)
-    found = sorted(of.get(pid, ()))
-    for each in found:  # grows during the loop
-        found += sorted(of.get(each, ()))
-    return found
 
 
 @functools.cache

@@ -19,11 +19,11 @@ from pathlib import Path
 
 from holdfast import _text
 from holdfast._errors import HoldfastError
+from holdfast._report.attempts import read_config
 from holdfast._report.json_lines import Lines
 from holdfast._report.labels import read_labels
 from holdfast._report.server.find import Odd, PlainCheck, RunFinder, changed_ns
 from holdfast._report.server.rows import Row, RunTable, odd_row, row_of
-from holdfast._report.started import read_config
 from holdfast._report.status.gather import JournalHistory, RunSummary, summarize
 from holdfast._store.folder.attempts import SILENT_SECONDS, is_live_here, read_json
 from holdfast._store.folder.layout import RunLayout

@@ -12,11 +12,10 @@ from typing import Any
 
 from holdfast import _text
 from holdfast._report.assemble import warnings_of
+from holdfast._report.attempts import Config
 from holdfast._report.labels import Labels
-from holdfast._report.started import Config
 from holdfast._report.status.gather import RunSummary
-from holdfast._report.status.parts import JobSummary
-from holdfast._report.status.progress import main_metric
+from holdfast._report.status.parts import JobSummary, main_metric
 
 Row = dict[str, Any]
 
@@ -111,7 +110,6 @@ def _short(text: str, most: int = _MOST_TEXT) -> str:
 
 # Each change of a row gives it the next revision, and the table is in the order of revisions. So an
 # answer costs as much as has changed since the revision that a page has.
-_MOST_GONE = 5_000
 
 
 @dataclass(slots=True)
@@ -129,7 +127,6 @@ class RunTable:
         self._entries: OrderedDict[str, _TableEntry] = OrderedDict()
         self._revision = 0
         self._gone = 0
-        self._forgotten = 0  # the newest revision of a removal that was dropped
 
     def put(self, key: str, row: Row) -> bool:
         """Set a row; False if it is not new."""
@@ -149,10 +146,6 @@ class RunTable:
                 return
             self._gone += 1
             self._set(key, None, json.dumps({"key": key, "gone": True}))
-            if self._gone > _MOST_GONE:
-                oldest = next(key for key, each in self._entries.items() if each.row is None)
-                self._forgotten = self._entries.pop(oldest).revision
-                self._gone -= 1
 
     def _set(self, key: str, row: Row | None, text: str) -> None:
         self._revision += 1
@@ -169,7 +162,7 @@ class RunTable:
     def since(self, revision: int, limit: int) -> tuple[str, int, bool, bool]:
         """(a JSON list of rows, revision reached, whether there is more, whether to start over)."""
         with self._lock:
-            starts_over = revision > self._revision or 0 < revision < self._forgotten
+            starts_over = revision > self._revision
             revision = 0 if starts_over else revision
             newer: list[_TableEntry] = []
             for entry in reversed(self._entries.values()):

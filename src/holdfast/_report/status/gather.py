@@ -30,11 +30,12 @@ from holdfast._report.status.parts import (
     read_job,
     read_mirror,
     read_paused,
+    read_progress,
     read_ranks,
     read_straggler,
     read_stuck,
+    seconds_left,
 )
-from holdfast._report.status.progress import read_progress, seconds_left
 from holdfast._store.folder import journal
 from holdfast._store.folder.attempts import (
     find_run,

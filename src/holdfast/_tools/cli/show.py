@@ -17,6 +17,7 @@ from rich.text import Text
 from holdfast import _text
 from holdfast._report.status.gather import RunSummary, describe_waiting
 from holdfast._report.status.parts import (
+    bar,
     describe_death,
     describe_disturbed,
     describe_job,
@@ -25,8 +26,9 @@ from holdfast._report.status.parts import (
     describe_ranks,
     describe_straggler,
     describe_stuck,
+    main_metric,
+    share_done,
 )
-from holdfast._report.status.progress import bar, main_metric, share_done
 
 _STYLES = {
     **dict.fromkeys(("training", "starting"), "green"),

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast._environment.processes.proc import read_bytes, read_number
-from holdfast._environment.processes.pyspy import Dump, dump_stacks, find_pyspy
+from holdfast._environment.processes.stacks import Dump, dump_stacks, find_pyspy
 from holdfast._text import duration, size
 from holdfast._tools.doctor.check import Check, slow
 from holdfast._tools.doctor.machine_facts import sleep_for_doctor

@@ -53,7 +53,7 @@
             return { ...told, ok, sentence: told.sentence || (ok ? "Done." : words) };
         } catch (problem) {
             const isLate = problem.name === "AbortError";
-            const late = "No answer within a minute; it may still come to pass.";
+            const late = "No answer within a minute; it may still happen.";
             return { ok: false, sentence: isLate ? late : "The server could not be reached." };
         }
     };

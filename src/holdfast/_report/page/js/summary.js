@@ -1,4 +1,4 @@
-/* The top of the page: the run in one sentence, what is safe, and where the time went. */
+/* The top of the page: the run in one sentence, what is safe, where the time went, its labels. */
 (function (hf) {
     "use strict";
     const { el, id, joined, say } = hf;
@@ -203,6 +203,56 @@
             id("foot").replaceChildren(el("p", foot), el("p", el("span.mono", run.folder)));
         }
     };
+
+    // -- tags, a note and the archive: shown here, changed in a dialog -------------------------
+
+    let held = { tags: [], note: "", is_archived: false };
+
+    const canChange = () => Boolean(document.documentElement.dataset.labels);
+
+    hf.labels = function (view) {
+        held = { tags: view.run.tags, note: view.run.note, is_archived: view.run.is_archived };
+        if (!hf.changed("labels", held)) return;
+        const words = held.tags.length || held.note ? "Edit labels" : "Add tags or a note";
+        const edit = hf.button(words, "", open, ".is-quiet");
+        edit.id = "labels-edit";
+        id("labels").replaceChildren(
+            ...held.tags.map((tag) => el("span.tag", tag)),
+            ...(held.is_archived ? [el("span.tag.is-plain", "archived")] : []),
+            ...(canChange() ? [edit] : []),
+            ...(held.note ? [el("p.note", held.note)] : []),
+        );
+        id("labels").hidden = !id("labels").firstChild;
+    };
+
+    function open() {
+        id("labels-tags").value = held.tags.join(", ");
+        id("labels-note").value = held.note;
+        id("labels-archived").checked = held.is_archived;
+        say(id("labels-answer"), "");
+        id("labels-dialog").showModal();
+    }
+
+    async function save(event) {
+        event.preventDefault();
+        const wanted = {
+            tags: id("labels-tags").value.split(",").map((tag) => tag.trim()).filter(Boolean),
+            note: id("labels-note").value,
+            is_archived: id("labels-archived").checked,
+        };
+        const told = await hf.post(document.documentElement.dataset.labels, wanted);
+        if (!told.ok) {
+            say(id("labels-answer"), String(told.sentence));
+            return;
+        }
+        id("labels-dialog").close();
+        hf.view.run = { ...hf.view.run, ...told.labels };
+        hf.labels(hf.view);
+        if (id("labels-edit")) id("labels-edit").focus();
+    }
+
+    id("labels-form").addEventListener("submit", save);
+    id("labels-cancel").addEventListener("click", () => id("labels-dialog").close());
 
     /** Links to the sections that have something to say. */
     hf.places = function () {
