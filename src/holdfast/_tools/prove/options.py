@@ -16,6 +16,7 @@ from holdfast._errors import FolderError, SettingsError
 from holdfast._settings import parse_seconds
 from holdfast._store.folder.attempts import find_run
 from holdfast._tools.prove.proof import SIGNALS, ProofRequest
+from holdfast._tools.workplace import check_is_new
 
 _RANKS = "{ranks}"
 _TORCHRUN = re.compile(r"--nproc[-_]per[-_]node(?:=(.*))?")
@@ -166,6 +167,8 @@ def make_request(
         # It may know its number of ranks from the checkpoint.
         resume = set_ranks(tuple(resume_cmd), ranks, is_needed=False)
         _check_program(resume, where)
+    if keep is not None:
+        check_is_new(Path(keep))
     wanted = parse_count(kills, "--kills")
     return ProofRequest(
         command=words,
@@ -179,7 +182,7 @@ def make_request(
             _relative(each, where) for each in ([compare] if isinstance(compare, str) else compare)
         ),
         reference=None if reference is None else find_run(Path(reference))[0].folder,
-        keep=None if keep is None else _check_keep(Path(keep)),
+        keep=None if keep is None else Path(keep).absolute(),
         folder=where,
         ranks=ranks,
     )
@@ -219,12 +222,6 @@ def _relative(text: str, folder: Path) -> str:
             "{dir}."
         )
     return str(path)
-
-
-def _check_keep(keep: Path) -> Path:
-    if keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
-        raise FolderError(f"{keep}: exists already.\nChoose a folder that does not exist yet.")
-    return keep.absolute()
 
 
 def _name(text: object) -> str:

@@ -13,10 +13,12 @@ import math
 import os
 import re
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -161,10 +163,11 @@ class Client:
 class EventListener:
     """Receives the events of all processes, at one address."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self) -> None:
+        # A folder of its own: the path of a socket has room for about a hundred characters.
+        self.path = Path(tempfile.mkdtemp(prefix="holdfast-")) / "socket"
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.bind(str(path))
+        self._socket.bind(str(self.path))
         self._socket.listen(64)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._socket, selectors.EVENT_READ, None)
@@ -193,7 +196,7 @@ class EventListener:
         self.drop_all()
         self._selector.close()
         self._socket.close()
-        self.path.unlink(missing_ok=True)
+        shutil.rmtree(self.path.parent, ignore_errors=True)
 
     def _drop(self, client: Client) -> None:
         self._selector.unregister(client.connection)
@@ -377,7 +380,7 @@ class ScriptRun:
         self.end = self.folder / "end"
         for path in (self.work, self.end, self.folder / "runs", self.folder / "dir"):
             path.mkdir(parents=True, exist_ok=True)
-        self.linked = copy_folder(request.folder, self.work, without=[workplace.resolve()])
+        self.linked = copy_folder(request.folder, self.work, without=[workplace])
         self._given = {path for path in self.work.rglob("*") if path.is_file()}
         self.file_log = FileLog(self.work)
         self.starts = 0
