@@ -23,7 +23,6 @@ FRAMEWORKS = {"torch": "PyTorch", "numpy": "NumPy"}
 class DemoAttempt:
     status: int = 0
     begin: int = 0
-    attempt: int = 0
     accuracy: float = 0.0
     step_times: dict[int, float] = field(default_factory=dict)  # when each step was complete
     digests: dict[str, str] = field(default_factory=dict)  # of all state, at the end
