@@ -70,14 +70,13 @@ def parse_signals(names: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(words))
 
 
-def parse_ranks(text: str | Sequence[int]) -> tuple[int, ...]:
+def parse_ranks(text: str) -> tuple[int, ...]:
     """Numbers of ranks, the smallest first: a fault among few is easier to find.
 
     >>> parse_ranks("4,1,2")
     (1, 2, 4)
     """
-    found = text.split(",") if isinstance(text, str) else list(text)
-    numbers = {parse_count(word, "--ranks") for word in found if str(word).strip()}
+    numbers = {parse_count(word, "--ranks") for word in text.split(",") if word.strip()}
     if not numbers:
         raise SettingsError("--ranks names no number.\nValid: for example --ranks 1,2,4.")
     return tuple(sorted(numbers))
