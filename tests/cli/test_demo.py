@@ -70,7 +70,7 @@ def test_the_numpy_story_ends_equal_and_its_runs_can_be_kept_and_looked_at(tmp_p
     assert (found["state"], found["step"], found["attempt"]) == ("finished", STEPS, 2)
     again = holdfast("demo", "--keep", keep)
     assert again.returncode == 2
-    assert again.stderr.startswith(f"{keep}: is there already")
+    assert again.stderr.startswith(f"{keep}: exists already")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -42,11 +42,11 @@ UNSEEDED = Difference(
 def interruptions() -> list[Interruption]:
     """One of each kind of end."""
     return [
-        Interruption(1, "TERM", "start", None, -15, 0, struck=True),
-        Interruption(2, "KILL", "update", 41, -9, 40, struck=True),
-        Interruption(3, "STOP", "phase", 50, None, None, struck=True),
-        Interruption(4, "INT", "boundary", 60, 130, 60, struck=True),
-        Interruption(5, "USR2", "commit", None, None, None, struck=False),
+        Interruption(1, "TERM", "start", 0, -15, 0),
+        Interruption(2, "KILL", "update", 41, -9, 40),
+        Interruption(3, "STOP", "phase", 50, None, None),
+        Interruption(4, "INT", "boundary", 60, 130, 60),
+        Interruption(5, "USR2", "commit", 70, -12, 70),
     ]
 
 

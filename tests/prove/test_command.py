@@ -41,7 +41,9 @@ def test_the_status_is_the_verdicts(verdict, prover, monkeypatch, capsys):
     prover.outcomes[None] = PROOFS[verdict]
     assert call(monkeypatch, "-- python3 train.py") == EXIT_STATUSES[verdict]
     out, err = capsys.readouterr()
-    assert err.startswith("holdfast: undisturbed\nholdfast: interruption 1 of 20: TERM, start-up\n")
+    assert err.startswith(
+        "holdfast: undisturbed\nholdfast: interruption 1 of 20: TERM, start-up, at step 0\n"
+    )
     assert "holdfast:" not in out
 
 

@@ -25,7 +25,7 @@ FORGOTTEN = {
 def test_a_good_script_is_equal(name, prove):
     proof = prove(HERE / "good" / f"{name}.py", kills=8, seed=7)
     assert proof.verdict == "equal", plain_text(proof)
-    assert sum(interruption.struck for interruption in proof.interruptions) >= 6
+    assert len(proof.interruptions) >= 6
 
 
 @pytest.mark.parametrize("name", few(FORGOTTEN, ("learning_rate",)))

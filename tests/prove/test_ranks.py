@@ -69,10 +69,10 @@ def test_fifty_interruptions_of_four_ranks_change_no_bit(command, tmp_path):
     assert targets(proof) == {
         (name, whom) for name in IN_EARNEST for whom in ("rank", "the", "all")
     }, plain_text(proof)
-    reference, again = (next(keep.glob(f"proof-*/{name}/*/run")) for name in UNDISTURBED)
+    reference, again = (next(keep.glob(f"{name}/*/run")) for name in UNDISTURBED)
     unseeded = unlike_generators(reference, again)
     assert not any(name.startswith("torch") for name in unseeded)
-    for run in keep.glob("proof-*/interrupted-*/*/run"):
+    for run in keep.glob("interrupted-*/*/run"):
         assert compare_runs(reference, run, unseeded) is None
         wait_until(lambda run=run: not keepers(run), 60, "the end of the keepers")
         assert arena_files(run) == []

@@ -30,16 +30,11 @@ def said(text):
 
 def test_equal_says_what_was_compared_how_often_and_how_long():
     shown = report.plain_text(PROOFS[EQUAL])
-    assert shown.startswith("Equal to the bit: interrupted 4 times and started again")
+    assert shown.startswith("Equal to the bit: interrupted 5 times and started again")
     assert "12 tensors of weights, the loss" in shown
-    assert "100 steps, 4 of 5 interruptions, 5 starts, in 12 s (seed 7)" in shown
+    assert "100 steps, 5 interruptions, 5 starts, in 12 s (seed 7)" in shown
     assert "The budget was used up after 5 of 20." in shown
     assert "replay" not in shown
-
-
-def test_a_proof_in_which_nothing_struck_shows_nothing():
-    proof = make(EQUAL, interruptions=[])
-    assert report.headline(proof) == "Equal, but no interruption struck: nothing is shown by this."
 
 
 def test_a_difference_is_named_with_its_cause_its_remedy_and_the_way_to_see_it_again():
@@ -92,13 +87,13 @@ def test_what_could_not_be_tried_is_its_own_two_lines():
 
 def test_every_interruption_has_its_row():
     assert report.interruption_rows(PROOFS[EQUAL]) == [
-        ("1", "TERM", "start-up", "", "SIGTERM", "the beginning"),
+        ("1", "TERM", "start-up", "0", "SIGTERM", "the beginning"),
         ("2", "KILL", "optimizer's update", "41", "SIGKILL", "step 40"),
         ("3", "STOP", "evaluation", "50", "lived on", ""),
         ("4", "INT", "between two steps", "60", "status 130", "step 60"),
-        ("5", "USR2", "commit", "", "over before it came", ""),
+        ("5", "USR2", "commit", "70", "SIGUSR2", "step 70"),
     ]
-    odd = Interruption(1, "KILL", "some day", 3, -250, 2, struck=True)
+    odd = Interruption(1, "KILL", "some day", 3, -250, 2)
     assert (report.moment(odd), report.ended_with(odd)) == ("some day", "signal 250")
 
 

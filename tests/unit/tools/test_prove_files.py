@@ -177,18 +177,12 @@ def written(path):
     """A file of results of the format that its name says."""
     if path.suffix == ".pt":
         torch.save(checkpoint(), path)
-    elif path.suffix == ".safetensors":
-        write_safetensors(path, {"w": np.arange(6, dtype=np.float32)})
-    elif path.suffix == ".npz":
-        np.savez(path, w=np.arange(6), v=np.ones(2))
-    elif path.suffix == ".npy":
-        np.save(path, np.arange(600))
     else:
-        path.write_text(json.dumps({"loss": [1.5, 2.5]}))
+        write_safetensors(path, {"w": np.arange(6, dtype=np.float32)})
     return path.read_bytes()
 
 
-@pytest.mark.parametrize("suffix", [".pt", ".safetensors", ".npz", ".npy", ".json"])
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
 @pytest.mark.parametrize("part", [0.0, 0.3, 0.6, 0.99])
 def test_a_truncated_file_cannot_be_read(pair, suffix, part):
     expected, found = pair(f"last{suffix}")
@@ -200,7 +194,7 @@ def test_a_truncated_file_cannot_be_read(pair, suffix, part):
     assert compare((found, expected)) is not None
 
 
-@pytest.mark.parametrize("suffix", [".pt", ".safetensors", ".npz", ".npy", ".json"])
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
 @settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=15
 )
@@ -301,34 +295,6 @@ def test_an_exported_checkpoint_may_come_from_another_attempt(pair):
         about = json.dumps({"step": 5, "attempt": attempt})
         write_safetensors(path, {"a": np.ones(2, np.float32)}, {"holdfast": about})
     assert compare((expected, found)) is None
-
-
-def test_arrays_are_compared_by_name(pair):
-    expected, found = pair("m.npz")
-    np.savez(expected, a=np.ones(2), b=np.array([{"x": 1}]))
-    np.savez_compressed(found, a=np.ones(2), b=np.array([{"x": 1}]))
-    assert compare((expected, found)) is None
-    np.savez(found, a=np.ones(2), b=np.array([{"x": 2}]))
-    assert compare((expected, found)).item == "b"
-
-
-def test_an_array_in_another_order_of_memory_is_the_same(pair):
-    expected, found = pair("m.npy")
-    array = np.arange(6.0).reshape(2, 3)
-    np.save(expected, array)
-    np.save(found, np.asfortranarray(array))
-    assert compare((expected, found)) is None
-    np.save(found, array.astype(">f8"))
-    assert compare((expected, found)) is None
-
-
-def test_json_is_compared_by_value(pair):
-    expected, found = pair("m.json")
-    expected.write_text('{"loss": 0.1, "n": [1, 2], "bad": NaN}')
-    found.write_text('{ "n": [1,2],\n "bad": NaN, "loss": 1e-1}')
-    assert compare((expected, found)) is None
-    found.write_text('{"loss": 0.1, "n": [1, 3], "bad": NaN}')
-    assert compare((expected, found)).item == "n[1]"
 
 
 def test_text_is_told_by_its_line(pair):

@@ -8,7 +8,6 @@ message is sent, and not while an answer is awaited.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import json
 import math
@@ -17,7 +16,6 @@ import os
 import signal
 import socket
 import threading
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -356,7 +354,7 @@ def plain_text(items: Sequence[Any]) -> str | None:
 
 _HOST_BYTES = 1 << 20
 _DEVICE_BYTES = 1 << 16
-_LOOKED_AT = 2000  # items of a batch
+_MOST_LEAVES = 2000
 
 
 def batch_print(batch: Any) -> str | None:
@@ -364,44 +362,15 @@ def batch_print(batch: Any) -> str | None:
 
     An array of a single value, such as a mask of ones, is in many batches.
     """
-    hasher, is_telling = xxhash.xxh3_64(), False
-    waiting, looked_at = deque([batch]), 0
-    while waiting and looked_at < _LOOKED_AT:
-        item = waiting.popleft()
-        looked_at += 1
-        adapter = array_adapter(item)
+    hasher, is_telling = xxhash.xxh3_64(type(batch).__name__.encode()), False
+    for path, leaf in itertools.islice(walk(batch), _MOST_LEAVES):
+        hasher.update(f"{path};".encode(errors="replace"))
+        adapter = array_adapter(leaf)
         if adapter is None:
-            parts = _parts_of(item)
-            hasher.update(_describe(item, parts))
-            waiting += parts or ()
+            hasher.update(leaf_of(leaf)[0].encode(errors="replace"))
         else:
-            is_telling = _add_array(hasher, adapter, item) or is_telling
+            is_telling = _add_array(hasher, adapter, leaf) or is_telling
     return hasher.hexdigest() if is_telling else None
-
-
-def _parts_of(item: Any) -> list[Any] | None:
-    """The items of a container; None for anything else."""
-    if isinstance(item, Mapping):
-        return [part for pair in _first(item.items()) for part in pair]
-    if isinstance(item, list | tuple):
-        return list(item[:_LOOKED_AT])
-    if dataclasses.is_dataclass(item) and not isinstance(item, type):
-        return [getattr(item, each.name, None) for each in dataclasses.fields(item)]
-    if type(item).__module__ == "builtins":
-        return None
-    # A batch of the user's own class: its attributes.
-    return list(_first(getattr(item, "__dict__", {}).values()))
-
-
-def _first(items: Any) -> Any:
-    return [item for _, item in zip(range(_LOOKED_AT), items, strict=False)]
-
-
-def _describe(item: Any, parts: list[Any] | None) -> bytes:
-    text = f"{type(item).__name__}{'' if parts is None else len(parts)};"
-    if isinstance(item, str | int | float | complex | bytes):  # the repr of others has an address
-        text += repr(item[:_DEVICE_BYTES] if isinstance(item, str | bytes) else item)
-    return text.encode(errors="replace")
 
 
 def _add_array(hasher: xxhash.xxh3_64, adapter: Adapter, array: Any) -> bool:

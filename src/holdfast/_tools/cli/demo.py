@@ -16,6 +16,7 @@ from holdfast import _text
 from holdfast._tools.cli.group import FOLDER
 from holdfast._tools.cli.show import Screen, some
 from holdfast._tools.demo import story
+from holdfast._tools.workplace import check_is_new, ended_by_signals, open_workplace
 
 _NAMED = 6
 _DRAW_SECONDS = 0.1
@@ -47,7 +48,9 @@ def demo(framework: str, keep: Path | None, sabotage: bool) -> int:
     framework = story.choose_framework(framework)
     screen = Screen()
     name = story.FRAMEWORKS[framework]
-    with story.open_stage(keep) as folder:
+    if keep is not None:
+        check_is_new(keep)
+    with ended_by_signals(), open_workplace("holdfast-demo-", keep) as folder:
         screen.write(
             f"A small {name} model learns two spirals: {story.STEPS} steps, with dropout, shuffled "
             "data and AdamW."

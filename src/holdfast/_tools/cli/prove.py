@@ -28,7 +28,6 @@ from holdfast._tools.cli.group import (
     print_json,
 )
 from holdfast._tools.cli.show import Screen
-from holdfast._tools.demo.story import ended_by_signals
 from holdfast._tools.prove import report
 from holdfast._tools.prove.options import make_request, parse_ranks
 from holdfast._tools.prove.proof import (
@@ -42,6 +41,7 @@ from holdfast._tools.prove.proof import (
     ProofRequest,
     Watcher,
 )
+from holdfast._tools.workplace import ended_by_signals
 
 _LEAST_SECONDS = 1.0  # of a budget that is used up: enough to say so
 
@@ -246,8 +246,5 @@ class LiveWatcher(Watcher):
 
 
 def _describe(interruption: Interruption, total: int) -> str:
-    where = "" if interruption.step is None else f", at step {interruption.step}"
     number = f"{interruption.number} of {total}" if total else str(interruption.number)
-    whom = "" if interruption.target is None else f" to {interruption.target}"
-    moment = report.moment(interruption)
-    return f"interruption {number}: {interruption.signal}{whom}, {moment}{where}"
+    return f"interruption {number}: {report.describe(interruption)}"

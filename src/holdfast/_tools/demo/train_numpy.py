@@ -101,7 +101,7 @@ def main() -> None:
         order=order,
     )
     with run:
-        child.report(begin=run.step, attempt=run.attempt)
+        child.report(begin=run.step)
         if arguments.sabotage:
             weights["w0"][0, 0] += 1e-3
         per_epoch = child.POINTS // child.BATCH

@@ -35,7 +35,7 @@ def main() -> None:
         order=order,
     )
     with run:
-        child.report(begin=run.step, attempt=run.attempt)
+        child.report(begin=run.step)
         if arguments.sabotage:
             with torch.no_grad():
                 next(model.parameters()).view(-1)[0] += 1e-3

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
@@ -159,7 +159,6 @@ class Deviation:
     found: Leaf | None
     _: KW_ONLY
     cause: str = ""  # once it is judged
-    is_ambiguous: bool = False  # another interruption may decide between two causes
     others: tuple[str, ...] = ()  # where the cause is not sure: all else that differs
 
     @classmethod
@@ -171,10 +170,8 @@ class Deviation:
     def step(self) -> int | None:
         return None if self.place is None else self.place + 1
 
-    def because(
-        self, cause: str, *, is_ambiguous: bool = False, others: tuple[str, ...] = ()
-    ) -> Deviation:
-        return replace(self, cause=cause, is_ambiguous=is_ambiguous, others=others)
+    def because(self, cause: str, others: tuple[str, ...] = ()) -> Deviation:
+        return replace(self, cause=cause, others=others)
 
 
 @dataclass(frozen=True)
@@ -204,13 +201,13 @@ def judge(case: DeviationCase) -> Deviation:
         return _first(case).because("saved-in-mid-step")
     if "batch" in case.differing and case.update is not None:
         return _judge_batch(case, case.update)
-    offset = _counter_offset(case)
+    is_one_off = _is_one_off(case)
     generator = next((v for k, v in case.deviations.items() if is_in_use(k, v.expected)), None)
     for kind in ORDER:
         found = _of_kind(case, kind)
         if found is None:
             continue
-        if kind in ("setting", "weight") and offset:
+        if kind in ("setting", "weight") and is_one_off:
             return _first(case).because("off-by-one-step")
         if kind == "setting":
             return found.because(_judge_setting(case, found))
@@ -223,7 +220,7 @@ def judge(case: DeviationCase) -> Deviation:
         if kind == "value" and generator is not None and _is_initial(case, generator):
             continue  # it was drawn again
         return found.because(cause_of(case, found))
-    if offset:
+    if is_one_off:
         return _first(case).because("off-by-one-step")
     held = _held_input(case, generator)
     if held is not None:
@@ -455,8 +452,10 @@ def _judge_batch(case: DeviationCase, update: UpdateRecord) -> Deviation:
     expected, found = case.expected.batches[-1], update.batches[-1]
     places = case.reference.by_batch.get(found["bytes"], [])
     if case.since_start == 0 and (case.place - 1 in places or case.place + 1 in places):
-        is_first = found["at"] == 0 and expected["at"] == 1
-        return batch.because("off-by-one-step", is_ambiguous=is_first)
+        is_start = found["at"] == 0 and expected["at"] == 1
+        if is_start and not _is_step_wrong(case, found["at"]):
+            return batch.because("data-position-lost")
+        return batch.because("off-by-one-step")
     if found["indices"] is not None and found["indices"] == expected["indices"]:
         if found["workers"] and not places:
             return batch.because("workers-reseeded")
@@ -470,10 +469,21 @@ def _judge_batch(case: DeviationCase, update: UpdateRecord) -> Deviation:
     return batch.because("generator-not-restored")
 
 
-def _counter_offset(case: DeviationCase) -> int:
-    """-1 or 1 if a number that the script counts steps with is one off, else 0."""
+def _is_one_off(case: DeviationCase) -> bool:
+    """Whether a number that the script counts steps with is one step off."""
+    return any(abs(offset) == 1 for _, offset in _step_counters(case))
+
+
+def _is_step_wrong(case: DeviationCase, batch: int) -> bool:
+    """Whether the script counts another step, not only another batch of its pass."""
+    offsets = [offset for value, offset in _step_counters(case) if value != batch]
+    return bool(offsets) and 0 not in offsets
+
+
+def _step_counters(case: DeviationCase) -> Iterator[tuple[int, float]]:
+    """The value of each number that counts steps, and by how many steps it is off."""
     if case.update is None or case.since_start or not 0 < case.place < _last(case):
-        return 0
+        return
     updates = case.reference.updates
     before, here, behind = (updates[case.place + i].counters for i in (-1, 0, 1))
     for name, value in case.update.counters.items():
@@ -482,13 +492,8 @@ def _counter_offset(case: DeviationCase) -> int:
         if not all(isinstance(number, int) for number in (value, here[name], before[name])):
             continue
         stride = here[name] - before[name]
-        if (
-            stride
-            and behind[name] - here[name] == stride
-            and abs(value - here[name]) == abs(stride)
-        ):
-            return int(value - here[name]) // int(stride)
-    return 0
+        if stride and behind[name] - here[name] == stride:
+            yield int(value), (value - here[name]) / stride
 
 
 def _value_offset(case: DeviationCase) -> bool:

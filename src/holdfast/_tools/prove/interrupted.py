@@ -260,10 +260,10 @@ class InterruptedRun:
         plan: list[Planned],
         volatile: frozenset[str],
         watcher: Watcher,
-        deadline: float | None,
+        deadline: float,
         compares: bool,
     ) -> None:
-        self._script = script
+        self.script = script
         self._reference = reference
         self._plan = list(plan)
         self._watcher = watcher
@@ -288,7 +288,7 @@ class InterruptedRun:
 
     def notes(self) -> list[str]:
         found = [note for comparison in self._comparisons.values() for note in comparison.notes]
-        file_log = self._script.file_log
+        file_log = self.script.file_log
         goes_on = any(each.resumed_at for each in self.interruptions)
         if file_log.saved and not file_log.loaded and self.repeated and not goes_on:
             found.append("The script saves but loads nothing: it starts over each time.")
@@ -301,7 +301,7 @@ class InterruptedRun:
         return [*found, *self._unfinished_runs()]
 
     def _unfinished_runs(self) -> Iterator[str]:
-        for name, folder in self._script.runs.items():
+        for name, folder in self.script.runs.items():
             with contextlib.suppress(HoldfastError, OSError):  # the script may have removed it
                 known = summarize(Path(folder))
                 if known.state == "closed" and known.step:
@@ -331,7 +331,7 @@ class InterruptedRun:
             self._begin_attempt()
             try:
                 reference = self._reference.script
-                status = self._script.run_once(
+                status = self.script.run_once(
                     self._receive, self._tick, reference.longest_silence, reference.file_log
                 )
             except Hung:
@@ -354,7 +354,7 @@ class InterruptedRun:
                 return
 
     def _begin_attempt(self) -> None:
-        self._attempt = _Attempt(self._script.file_log.newest)
+        self._attempt = _Attempt(self.script.file_log.newest)
         for comparison in self._comparisons.values():
             self._begin_comparison(comparison)
         self._take_next()
@@ -362,14 +362,14 @@ class InterruptedRun:
             self._due = time.monotonic() + self._present.delay * self._reference.start_seconds
 
     def _begin_comparison(self, comparison: RankComparison) -> None:
-        newest = self._script.file_log.newest
+        newest = self.script.file_log.newest
         is_in_handler = newest is not None and newest.in_handler
         comparison.begin_attempt(self.blamed, newest.place if newest else 0, is_in_handler)
 
     def _take_next(self, *, in_this_attempt: bool = False) -> None:
         """The next interruption; in a process that survives, none that is for a start."""
         self._due = self._present = None
-        if self._deadline is not None and time.monotonic() > self._deadline:
+        if time.monotonic() > self._deadline:
             self._plan.clear()
         found = self._candidates(in_this_attempt)
         if found:
@@ -410,7 +410,7 @@ class InterruptedRun:
 
     def _find_lost_progress(self) -> None:
         """A checkpoint that could not be read, and a training that silently starts over."""
-        failed, newest = self._script.file_log.failed, self._attempt.newest_at_start
+        failed, newest = self.script.file_log.failed, self._attempt.newest_at_start
         comparison = self._comparisons.get(0)
         if self.finding is not None or not failed or newest is None or not newest.place:
             return
@@ -437,15 +437,15 @@ class InterruptedRun:
         )
 
     def _fail_to_resume(self, status: int) -> None:
-        if self._script.file_log.failed:
+        if self.script.file_log.failed:
             self._fail_to_load("resume-fails", "it can be loaded", "cannot be")
             return
-        words = self._script.last_lines().splitlines()[-1:] or ["nothing"]
+        words = self.script.last_lines().splitlines()[-1:] or ["nothing"]
         ended = f"exit status {status}" if status >= 0 else f"signal {-status}"
         self._fail("resume-fails", "the script goes on", f"{ended}: {words[0][:160]}")
 
     def _fail_to_load(self, cause: str, expected: str, found: str) -> None:
-        file_log = self._script.file_log
+        file_log = self.script.file_log
         name, error = next(iter(file_log.failed.items()))
         cause = "torn-checkpoint" if name in file_log.torn_failed else cause
         self._fail(cause, expected, f"{found}: {error}", f"checkpoint {name}")
@@ -461,7 +461,7 @@ class InterruptedRun:
         kind = event["event"]
         comparison = self._comparisons.get(client.rank)
         if client.rank == 0:
-            self._script.file_log.record(event, self._place())
+            self.script.file_log.record(event, self._place())
         if kind == "end" and client.trains:
             self._attempt.has_ended = True
             self._attempt.ends[client.rank] = event["items"]
@@ -570,14 +570,14 @@ class InterruptedRun:
             self._strike(client)
 
     def _clients(self) -> list[Client]:
-        return [] if self._script.process is None else self._script.process.listener.clients
+        return [] if self.script.process is None else self.script.process.listener.clients
 
     def _strike(self, client: Client | None) -> None:
-        planned, process = self._present, self._script.process
+        planned, process = self._present, self.script.process
         assert planned is not None
         assert process is not None
         self._attempt.struck = Interruption(
-            planned.number, planned.signal, planned.moment, self._place(), struck=True
+            planned.number, planned.signal, planned.moment, self._place()
         )
         self.interruptions.append(self._attempt.struck)
         self._attempt.updates_since = self._attempt.saves_here = 0

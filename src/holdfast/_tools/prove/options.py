@@ -16,6 +16,7 @@ from holdfast._errors import FolderError, SettingsError
 from holdfast._settings import parse_seconds
 from holdfast._store.folder.attempts import find_run
 from holdfast._tools.prove.proof import SIGNALS, ProofRequest
+from holdfast._tools.workplace import check_is_new
 
 _RANKS = "{ranks}"
 _TORCHRUN = re.compile(r"--nproc[-_]per[-_]node(?:=(.*))?")
@@ -69,14 +70,13 @@ def parse_signals(names: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(words))
 
 
-def parse_ranks(text: str | Sequence[int]) -> tuple[int, ...]:
+def parse_ranks(text: str) -> tuple[int, ...]:
     """Numbers of ranks, the smallest first: a fault among few is easier to find.
 
     >>> parse_ranks("4,1,2")
     (1, 2, 4)
     """
-    found = text.split(",") if isinstance(text, str) else list(text)
-    numbers = {parse_count(word, "--ranks") for word in found if str(word).strip()}
+    numbers = {parse_count(word, "--ranks") for word in text.split(",") if word.strip()}
     if not numbers:
         raise SettingsError("--ranks names no number.\nValid: for example --ranks 1,2,4.")
     return tuple(sorted(numbers))
@@ -166,6 +166,8 @@ def make_request(
         # It may know its number of ranks from the checkpoint.
         resume = set_ranks(tuple(resume_cmd), ranks, is_needed=False)
         _check_program(resume, where)
+    if keep is not None:
+        check_is_new(Path(keep))
     wanted = parse_count(kills, "--kills")
     return ProofRequest(
         command=words,
@@ -179,7 +181,7 @@ def make_request(
             _relative(each, where) for each in ([compare] if isinstance(compare, str) else compare)
         ),
         reference=None if reference is None else find_run(Path(reference))[0].folder,
-        keep=None if keep is None else _check_keep(Path(keep)),
+        keep=None if keep is None else Path(keep).absolute(),
         folder=where,
         ranks=ranks,
     )
@@ -219,12 +221,6 @@ def _relative(text: str, folder: Path) -> str:
             "{dir}."
         )
     return str(path)
-
-
-def _check_keep(keep: Path) -> Path:
-    if keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
-        raise FolderError(f"{keep}: exists already.\nChoose a folder that does not exist yet.")
-    return keep.absolute()
 
 
 def _name(text: object) -> str:

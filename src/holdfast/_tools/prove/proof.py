@@ -67,15 +67,14 @@ class ProofRequest:
 
 @dataclass
 class Interruption:
-    """One interruption, as planned and as it went."""
+    """One interruption that was made."""
 
     number: int  # from 1, the one that --only takes
     signal: str  # KILL, TERM, …
     moment: str  # start, step, update, save, load, boundary, commit, phase
-    step: int | None = None  # steps of the undisturbed run behind it
+    step: int  # steps of the undisturbed run behind it
     status: int | None = None  # of the process, negative for a signal; None: it survived
     resumed_at: int | None = None  # the step from which the next attempt went on
-    struck: bool = False  # False: the script ended before its moment came
     target: str | None = None  # among several ranks: "rank 1", "the agent", "all"
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
+import math
 import time
 from pathlib import Path
 
@@ -15,7 +18,6 @@ from holdfast._tools.prove.causes import (
     judge_repeat,
     volatile_items,
 )
-from holdfast._tools.prove.copying import open_workplace
 from holdfast._tools.prove.interrupted import InterruptedRun
 from holdfast._tools.prove.proof import (
     DIFFERS,
@@ -23,7 +25,6 @@ from holdfast._tools.prove.proof import (
     UNREPEATABLE,
     UNTRIED,
     Difference,
-    Planned,
     Proof,
     ProofRequest,
     Watcher,
@@ -42,6 +43,7 @@ from holdfast._tools.prove.script_run import (
     UndisturbedRun,
     start_process,
 )
+from holdfast._tools.workplace import open_workplace
 
 _MOST_RUNS = 3
 _ORDER_OF_A_SET = "data-order-not-fixed"
@@ -54,27 +56,33 @@ def prove(request: ProofRequest, watcher: Watcher, start: Starter = start_proces
     """Interrupt the script at random, and compare it with itself undisturbed."""
     proof = Proof(request.command, request.seed, request.kills, request.signals, more=request.more)
     began = time.monotonic()
-    with open_workplace(request.keep) as (workplace, kept):
-        proof.kept = None if kept is None else str(kept)
-        listener = EventListener(workplace / "socket")
-        try:
-            _Prover(request, watcher, proof, workplace, listener, start, began).prove()
-        finally:
-            listener.close()
+    workplace = open_workplace("holdfast-prove-", request.keep)
+    with workplace as folder, contextlib.closing(EventListener()) as listener:
+        proof.kept = None if request.keep is None else str(folder)
+        _Prover(request, watcher, proof, folder, listener, start).prove()
     proof.seconds = time.monotonic() - began
     return proof
 
 
-@dataclasses.dataclass
 class _Prover:
-    _request: ProofRequest
-    _watcher: Watcher
-    _proof: Proof
-    _workplace: Path
-    _listener: EventListener
-    _start: Starter
-    _began: float
-    _runs: int = 0
+    def __init__(
+        self,
+        request: ProofRequest,
+        watcher: Watcher,
+        proof: Proof,
+        workplace: Path,
+        listener: EventListener,
+        start: Starter,
+    ) -> None:
+        self._request = request
+        self._watcher = watcher
+        self._proof = proof
+        self._workplace = workplace
+        self._listener = listener
+        self._start = start
+        self._deadline = time.monotonic() + (request.budget_seconds or math.inf)
+        # Another one for each run, as without a proof, but one that can be repeated.
+        self._hash_seeds = itertools.count(_FIRST_HASH_SEED, _STARTS_OF_A_RUN)
 
     def prove(self) -> None:
         proof = self._proof
@@ -112,11 +120,8 @@ class _Prover:
         """Whether the undisturbed run can be repeated with its own order of sets."""
         if self._is_late() or variables.text("PYTHONHASHSEED"):
             return False
-        self._watcher.stage("undisturbed, with the same order of sets", 0, self._request.kills)
         script = self._script("same-order", _FIRST_HASH_SEED)
-        other = UndisturbedRun(script)
-        status = other.run(lambda step: self._watcher.step(step, None))
-        self._proof.lives += script.starts
+        status, other = self._train(script, "undisturbed, with the same order of sets")
         return status == 0 and all(
             judge_repeat(history, other.histories.get(rank, RankHistory())) is None
             for rank, history in reference.histories.items()
@@ -124,19 +129,20 @@ class _Prover:
 
     def _script(self, name: str, hash_seed: int | None = None) -> ScriptRun:
         if hash_seed is None:
-            hash_seed = _FIRST_HASH_SEED + _STARTS_OF_A_RUN * self._runs
-            self._runs += 1
+            hash_seed = next(self._hash_seeds)
         place = (self._workplace, self._listener, self._start)
         return ScriptRun(name, self._request, *place, hash_seed)
 
-    def _run_undisturbed(self, name: str, text: str) -> UndisturbedRun | None:
+    def _train(self, script: ScriptRun, text: str) -> tuple[int, UndisturbedRun]:
         self._watcher.stage(text, 0, self._request.kills)
-        script = self._script(name)
         undisturbed = UndisturbedRun(script)
-        try:
-            status = undisturbed.run(lambda step: self._watcher.step(step, None))
-        finally:
-            self._proof.lives += script.starts
+        status = undisturbed.run(lambda step: self._watcher.step(step, None))
+        self._proof.lives += script.starts
+        return status, undisturbed
+
+    def _run_undisturbed(self, name: str, text: str) -> UndisturbedRun | None:
+        script = self._script(name)
+        status, undisturbed = self._train(script, text)
         if script.linked:
             note = f"{len(script.linked)} large or linked files are shared, not copied: "
             self._add_note(note + "the script must not write to them.")
@@ -148,8 +154,7 @@ class _Prover:
         if outside:
             self._cannot(
                 f"The script saves {outside[0]}, outside of its folder, where every run would meet "
-                "those before it.\nLet its command say where, with {dir} in place of that folder.",
-                None,
+                "those before it.\nLet its command say where, with {dir} in place of that folder."
             )
             return None
         if not undisturbed.steps:
@@ -172,18 +177,28 @@ class _Prover:
             plan = draw(request.seed, request.kills, request.signals, reference.moments())
         if request.only is not None:
             plan = [planned for planned in plan if planned.number == request.only]
-        wanted, left, repeated = len(plan), plan, 0
+        wanted, repeated = len(plan), 0
         for number in range(_MOST_RUNS):
-            self._watcher.stage("interrupted", wanted - len(left), wanted)
-            script = self._script(f"interrupted-{number + 1}")
-            interrupted = self._run_interrupted(script, reference, left, volatile)
+            self._watcher.stage("interrupted", wanted - len(plan), wanted)
+            interrupted = InterruptedRun(
+                self._script(f"interrupted-{number + 1}"),
+                reference,
+                plan,
+                volatile,
+                self._watcher,
+                self._deadline,
+                compares=proof.unrepeatable is None,
+            )
+            interrupted.run()
+            proof.interruptions += interrupted.interruptions
+            proof.lives += interrupted.script.starts
             repeated += interrupted.repeated
             if interrupted.interruptions:
-                self._decide(reference, again, script, interrupted)
+                self._decide(reference, again, interrupted)
             is_over = proof.verdict in (DIFFERS, UNREPEATABLE) or self._is_late()
-            if is_over or len(interrupted.leftover) in (0, len(left)):
+            if is_over or len(interrupted.leftover) in (0, len(plan)):
                 break
-            left = interrupted.leftover
+            plan = interrupted.leftover
         if repeated and proof.verdict == EQUAL:
             steps = "1 step was" if repeated == 1 else f"{repeated} steps were"
             self._add_note(f"{steps} repeated: made after the last save, lost, and made again.")
@@ -200,48 +215,18 @@ class _Prover:
             )
 
     def _is_late(self) -> bool:
-        budget = self._request.budget_seconds
-        return budget is not None and time.monotonic() > self._began + budget
-
-    def _run_interrupted(
-        self,
-        script: ScriptRun,
-        reference: UndisturbedRun,
-        plan: list[Planned],
-        volatile: frozenset[str],
-    ) -> InterruptedRun:
-        proof, budget = self._proof, self._request.budget_seconds
-        interrupted = InterruptedRun(
-            script,
-            reference,
-            plan,
-            volatile,
-            self._watcher,
-            deadline=None if budget is None else self._began + budget,
-            compares=proof.unrepeatable is None,
-        )
-        try:
-            interrupted.run()
-        finally:
-            proof.interruptions += interrupted.interruptions
-            proof.lives += script.starts
-        return interrupted
+        return time.monotonic() > self._deadline
 
     def _decide(
-        self,
-        reference: UndisturbedRun,
-        again: UndisturbedRun,
-        script: ScriptRun,
-        interrupted: InterruptedRun,
+        self, reference: UndisturbedRun, again: UndisturbedRun, interrupted: InterruptedRun
     ) -> None:
-        proof, finding = self._proof, interrupted.finding
+        proof, script, finding = self._proof, interrupted.script, interrupted.finding
         if finding is None and proof.unrepeatable is not None:
             self._decide_by_spread(reference, again, script)
             return
         rank, distance = interrupted.finding_rank or 0, None
         if finding is None and isinstance(reference, ReferenceRun):
-            finding = reference.compare(script, interrupted.blamed)
-            proof.notes += reference.notes
+            finding = reference.compare(script, interrupted.blamed, self._add_note)
         elif finding is None:
             trio = (reference.script, again.script, script)
             finding = compare_results(
@@ -249,7 +234,6 @@ class _Prover:
             )
             finding = finding and (interrupted.suspect() or finding)
         else:
-            finding = self._resolve_ambiguity(finding, reference)
             distance = end_distance(reference.script, script)
         if finding is None:
             for note in interrupted.notes():
@@ -265,27 +249,6 @@ class _Prover:
         proof.difference = self._difference(
             finding, reference.histories.get(rank, RankHistory()), rank, at_the_end
         )
-
-    def _resolve_ambiguity(self, finding: Deviation, reference: UndisturbedRun) -> Deviation:
-        """Decide between two causes by other interruptions.
-
-        One batch into a pass, one step too early and the pass's beginning are the same.
-        """
-        if not finding.is_ambiguous:
-            return finding
-        for number, share in enumerate((0.35, 0.55, 0.75, 0.9)):
-            self._watcher.stage("interrupted once more, to tell the cause", 0, 1)
-            plan = [Planned(1, "KILL", "gradient", share, 0.0)]
-            script = self._script(f"opinion-{number}")
-            quiet = InterruptedRun(
-                script, reference, plan, frozenset(), Watcher(), deadline=None, compares=True
-            )
-            quiet.run()
-            self._proof.lives += script.starts
-            other = quiet.finding
-            if other is not None and not other.is_ambiguous:
-                return dataclasses.replace(finding, cause=other.cause, is_ambiguous=False)
-        return finding
 
     def _decide_by_spread(
         self, reference: UndisturbedRun, again: UndisturbedRun, script: ScriptRun
@@ -327,7 +290,7 @@ class _Prover:
             at_the_end=at_the_end,
         )
 
-    def _cannot(self, why: str, script: ScriptRun | None) -> None:
+    def _cannot(self, why: str, script: ScriptRun | None = None) -> None:
         words = script.last_lines() if script is not None else ""
         self._proof.verdict = UNTRIED
         self._proof.trouble = f"{why}\n{words}" if words else why

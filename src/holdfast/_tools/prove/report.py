@@ -50,10 +50,8 @@ _TARGET_AT = 2  # behind the signal, where there are several ranks
 
 def headline(proof: Proof) -> str:
     if proof.verdict == EQUAL:
-        struck = _count(proof)
-        if not struck:
-            return "Equal, but no interruption struck: nothing is shown by this."
-        times = "once" if struck == 1 else f"{struck} times"
+        made = len(proof.interruptions)
+        times = "once" if made == 1 else f"{made} times"
         return (
             f"Equal to the bit: interrupted {times} and started again, the script ends as if "
             "nothing had happened."
@@ -110,7 +108,7 @@ def interruption_rows(proof: Proof) -> list[tuple[str, ...]]:
             str(each.number),
             each.signal,
             moment(each),
-            "" if each.step is None else str(each.step),
+            str(each.step),
             ended_with(each),
             "the beginning" if each.resumed_at == 0 else resumed,
         )
@@ -123,8 +121,6 @@ def moment(interruption: Interruption) -> str:
 
 
 def ended_with(interruption: Interruption) -> str:
-    if not interruption.struck:
-        return "over before it came"
     status = interruption.status
     if status is None:
         return "lived on"
@@ -206,27 +202,25 @@ def _where(proof: Proof) -> str:
     found = next((each for each in proof.interruptions if each.number == after), None)
     if found is None:
         return f"after interruption {after}"
-    step = "" if found.step is None else f", at step {found.step}"
-    whom = "" if found.target is None else f" to {found.target}"
-    return f"after interruption {after} ({found.signal}{whom}, {moment(found)}{step})"
+    return f"after interruption {after} ({describe(found)})"
+
+
+def describe(interruption: Interruption) -> str:
+    """The signal, its target among ranks, the moment and the step."""
+    target = f" to {interruption.target}" if interruption.target else ""
+    when = f"{moment(interruption)}, at step {interruption.step}"
+    return f"{interruption.signal}{target}, {when}"
 
 
 def _made(proof: Proof) -> str:
-    struck = _count(proof)
-    meant = len(proof.interruptions)
-    count = f"{struck} of {meant}" if struck < meant else str(struck)
     parts = [
         _text.count(proof.steps, "step"),
-        f"{count} {'interruption' if count == '1' else 'interruptions'}",
+        _text.count(len(proof.interruptions), "interruption"),
         _text.count(proof.lives, "start"),
     ]
     if proof.ranks > 1:
         parts += [f"{proof.ranks} ranks"]
     return f"{', '.join(parts)}, in {proof.seconds:.0f} s (seed {proof.seed})"
-
-
-def _count(proof: Proof) -> int:
-    return sum(each.struck for each in proof.interruptions)
 
 
 def _align(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -182,7 +182,6 @@ class ReferenceRun(UndisturbedRun):
         self.folder = folder
         self._steps = _newest(folder).step
         self.start_seconds = 2.0
-        self.notes: list[str] = []
 
     @property
     def steps(self) -> int:
@@ -191,7 +190,9 @@ class ReferenceRun(UndisturbedRun):
     def moments(self) -> list[str]:
         return ["start", "step", "boundary", "commit"]
 
-    def compare(self, script: ScriptRun, after: int | None) -> Deviation | None:
+    def compare(
+        self, script: ScriptRun, after: int | None, note: Callable[[str], None]
+    ) -> Deviation | None:
         """The first difference of the newest checkpoints."""
         folder = self._counterpart(script)
         if folder is None:
@@ -203,7 +204,7 @@ class ReferenceRun(UndisturbedRun):
         if difference is None:
             if unlike:
                 names = ", ".join(sorted(unlike))
-                self.notes.append(f"Not compared, since they may never be seeded: {names}.")
+                note(f"Not compared, since they may never be seeded: {names}.")
             return None
         return _judged(difference, difference.item, "reference-differs", after)
 

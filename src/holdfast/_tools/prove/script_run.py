@@ -13,10 +13,12 @@ import math
 import os
 import re
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,23 +48,6 @@ _DIGITS = re.compile(r"[0-9]+")
 Event = dict[str, Any]
 
 
-def find_job(socket: Path, leader: int, known: Iterable[int] = ()) -> list[psutil.Process]:
-    """All live processes that inherited this `ProveConfig`, or belong to the leader's session.
-
-    A launcher gives each rank a session of its own, and may die before them.
-    """
-    wanted = set(known)
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            is_ours = process.pid in wanted or os.getsid(process.pid) == leader
-            if not is_ours and process.pid != os.getpid():
-                is_ours = str(socket) in process.environ().get(_ERRAND, "")
-            if is_ours and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
-
-
 def find_ranks(job: Iterable[psutil.Process]) -> dict[int, int]:
     """The pids of the ranks by the number that their launcher gave them, without their children."""
     numbers: dict[int, int] = {}
@@ -73,16 +58,6 @@ def find_ranks(job: Iterable[psutil.Process]) -> dict[int, int]:
             if text.isdigit():
                 numbers[process.pid], parents[process.pid] = int(text), process.ppid()
     return {number: pid for pid, number in numbers.items() if parents[pid] not in numbers}
-
-
-def end_job(job: Iterable[psutil.Process]) -> None:
-    left = list(job)
-    for process in left:
-        with contextlib.suppress(psutil.Error):
-            process.kill()
-    deadline = time.monotonic() + _END_SECONDS
-    while any(map(_lives, left)) and time.monotonic() < deadline:
-        time.sleep(0.005)
 
 
 def _lives(process: psutil.Process) -> bool:
@@ -161,10 +136,11 @@ class Client:
 class EventListener:
     """Receives the events of all processes, at one address."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self) -> None:
+        # A folder of its own: the path of a socket has room for about a hundred characters.
+        self.path = Path(tempfile.mkdtemp(prefix="holdfast-")) / "socket"
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.bind(str(path))
+        self._socket.bind(str(self.path))
         self._socket.listen(64)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._socket, selectors.EVENT_READ, None)
@@ -193,7 +169,7 @@ class EventListener:
         self.drop_all()
         self._selector.close()
         self._socket.close()
-        self.path.unlink(missing_ok=True)
+        shutil.rmtree(self.path.parent, ignore_errors=True)
 
     def _drop(self, client: Client) -> None:
         self._selector.unregister(client.connection)
@@ -259,17 +235,34 @@ class ScriptProcess:
         return found if len(found) > 1 else {**find_ranks(self.job()), **found}
 
     def job(self) -> list[psutil.Process]:
-        """All of its live processes."""
-        return find_job(self.listener.path, self.leader.pid, self._training_pids())
+        """All live processes that inherited its `ProveConfig`, or belong to the leader's session.
+
+        A launcher gives each rank a session of its own, and may die before them.
+        """
+        wanted = set(self._training_pids())
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                is_ours = process.pid in wanted or os.getsid(process.pid) == self.leader.pid
+                if not is_ours and process.pid != os.getpid():
+                    is_ours = str(self.listener.path) in process.environ().get(_ERRAND, "")
+                if is_ours and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
 
     def outlives_its_leader(self) -> bool:
         """Whether ranks of the job live though their launcher is gone."""
         return not self._leader_trains and bool(self.job())
 
     def end(self) -> None:
-        end_job(self.job())
+        left = self.job()
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
         deadline = time.monotonic() + _END_SECONDS
-        while self.leader.poll() is None and time.monotonic() < deadline:
+        while self.leader.poll() is None or any(map(_lives, left)):
+            if time.monotonic() > deadline:
+                return
             time.sleep(0.005)
 
     def _training_pids(self) -> list[int]:
@@ -377,7 +370,7 @@ class ScriptRun:
         self.end = self.folder / "end"
         for path in (self.work, self.end, self.folder / "runs", self.folder / "dir"):
             path.mkdir(parents=True, exist_ok=True)
-        self.linked = copy_folder(request.folder, self.work, without=[workplace.resolve()])
+        self.linked = copy_folder(request.folder, self.work, without=[workplace])
         self._given = {path for path in self.work.rglob("*") if path.is_file()}
         self.file_log = FileLog(self.work)
         self.starts = 0
