@@ -44,26 +44,6 @@ def daly_interval(cost_seconds: float, mtbf_seconds: float) -> float:
     return young_interval(cost_seconds, mtbf_seconds) * series - cost_seconds
 
 
-def exact_goodput(
-    interval_seconds: float, cost_seconds: float, restart_seconds: float, mtbf_seconds: float
-) -> float:
-    """The share of the time that makes progress, by Daly's sum for the whole run.
-
-    A restart may be interrupted too. What is left out: waiting, warnings, and all that is in
-    memory.
-
-    >>> round(exact_goodput(200.0, 2.0, 60.0, 10_000.0), 4)
-    0.9741
-    """
-    if math.isinf(mtbf_seconds):
-        return interval_seconds / (interval_seconds + cost_seconds)
-    exponent = (interval_seconds + cost_seconds) / mtbf_seconds
-    if exponent + restart_seconds / mtbf_seconds > 700:  # e to that is beyond any float
-        return 0.0
-    spent = mtbf_seconds * math.exp(restart_seconds / mtbf_seconds) * math.expm1(exponent)
-    return interval_seconds / spent
-
-
 # -- The expected time to the next death, and the interval that follows ----------------------------
 # The prior is one death a day with the weight of half a death (Jeffreys' prior for a rate), so the
 # run's own deaths soon count for more: two of them are four fifths of the estimate, and a week

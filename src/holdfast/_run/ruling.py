@@ -22,10 +22,9 @@ from holdfast._state.capture import capture
 from holdfast._store.commit.write import Policy
 from holdfast._store.folder.layout import rank_file
 from holdfast._store.folder.lineage import is_on_line, note_void, set_aside_void
-from holdfast._store.folder.plain_file import open_file
 from holdfast._store.format import manifest
-from holdfast._store.format.image import TensorSpec, parse_header
-from holdfast._store.format.manifest import DataFile, Part
+from holdfast._store.format.image import ImagePlan, TensorSpec, header_bytes, parse_header
+from holdfast._store.read.merge_ranks import FileSource
 from holdfast._text import say
 from holdfast.rules._judge import Judge, RuleVerdict
 from holdfast.rules._rules import FAILURE
@@ -266,49 +265,40 @@ def first_tainted(
 
 def _inspect_checkpoint(folder: Path, name: str) -> _Inspect:
     def inspect(names: frozenset[str], only_nan: bool) -> frozenset[str]:
-        with contextlib.suppress(OSError, ValueError, CheckpointError):
+        with contextlib.suppress(OSError, ValueError, KeyError, CheckpointError):
             # A damaged or removed checkpoint says nothing.
-            stored = manifest.read(folder)
-            file = next((each for each in stored.files if each.name == name), None)
-            if file is not None:
-                return _inspect_parts(folder, file, names, only_nan=only_nan)
+            for file in manifest.read(folder).files:
+                if file.name == name:
+                    stored = FileSource(folder, file)
+                    return _inspect_tensors(stored.plan, stored.data, names, only_nan=only_nan)
         return frozenset()
 
     return inspect
 
 
-def _inspect_parts(
-    folder: Path, file: DataFile, names: frozenset[str], *, only_nan: bool
-) -> frozenset[str]:
-    """The tensors of one rank that are not finite, in any of its files."""
-
-    def read(part: Part) -> bytes:
-        with open_file(folder / (part.file or file.name)) as opened:
-            opened.seek(part.offset)
-            return opened.read(part.size_bytes)
-
-    stored_as = {spec.name: spec.stored_as for spec in parse_header(read(file.parts[0])).specs}
-    return frozenset(
-        part.name
-        for part in file.parts
-        if part.name in names
-        and part.name in stored_as
-        and has_not_finite(read(part), stored_as[part.name], only_nan=only_nan)
-    )
-
-
 def _inspect_image(image: memoryview) -> _Inspect:
     def inspect(names: frozenset[str], only_nan: bool) -> frozenset[str]:
-        plan = parse_header(bytes(image[: 8 + int.from_bytes(image[:8], "little")]))
-        found = set()
-        for spec, offset in zip(plan.specs, plan.offsets, strict=True):
-            if spec.name in names:
-                with image[offset : offset + spec.size_bytes] as data:
-                    if has_not_finite(data, spec.stored_as, only_nan=only_nan):
-                        found.add(spec.name)
-        return frozenset(found)
+        plan = parse_header(bytes(image[: header_bytes(image[:8])]))
+
+        def read(index: int) -> memoryview:
+            offset = plan.offsets[index]
+            return image[offset : offset + plan.specs[index].size_bytes]
+
+        return _inspect_tensors(plan, read, names, only_nan=only_nan)
 
     return inspect
+
+
+def _inspect_tensors(
+    plan: ImagePlan, read: Callable[[int], memoryview], names: frozenset[str], *, only_nan: bool
+) -> frozenset[str]:
+    found = set()
+    for index, spec in enumerate(plan.specs):
+        if spec.name in names:
+            with read(index) as data:  # released at once: the arena may be closed next
+                if has_not_finite(data, spec.stored_as, only_nan=only_nan):
+                    found.add(spec.name)
+    return frozenset(found)
 
 
 # -- Which tensors of a state are not finite: searched when a rule has called it bad ---------------

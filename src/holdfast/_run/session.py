@@ -29,8 +29,7 @@ from holdfast._run.resume.start import Resumed, Start, resume
 from holdfast._run.ruling import Ruling
 from holdfast._run.saving import keeper_client
 from holdfast._run.saving.cadence import Cadence, begin_cadence
-from holdfast._run.saving.job import JobClient, start_facts
-from holdfast._run.saving.keeper_client import KeeperClient
+from holdfast._run.saving.keeper_client import JobClient, KeeperClient, start_facts
 from holdfast._run.saving.rank_orders import RankAgreement, join_ranks, prepare_ranks
 from holdfast._run.saving.saver import Saver
 from holdfast._run.saving.script_state import watch_optimizers

@@ -155,7 +155,7 @@ def test_a_fork_in_the_middle_of_a_draw_leaves_the_child_a_free_lock(watch):
         import threading
         from tqdm import tqdm
         progress.begin()
-        lock = progress._display.fork_lock
+        lock = progress._display._lock
         taken = threading.Event()
 
         def draw():

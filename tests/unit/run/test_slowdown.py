@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from holdfast._run.saving.cadence import Cadence
-from holdfast._run.saving.slowdown import SlowdownMeter
+from holdfast._run.saving.cadence import Cadence, SlowdownMeter
 from holdfast._settings import Settings
 
 _BEGAN = 1000.0

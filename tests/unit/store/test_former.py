@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from holdfast._errors import DamagedCheckpoint
-from holdfast._run.saving.direct import write_direct
+from holdfast._run.saving.saver import write_direct
 from holdfast._state.capture import capture
 from holdfast._store.commit import dedup as former_module
 from holdfast._store.commit.write import Policy
@@ -150,7 +150,7 @@ def test_a_file_that_is_another_one_by_now_is_not_linked(training, monkeypatch):
     found = former_module.PreviousCheckpoint.read(first, 0)
     shutil.copy(first / rank_file(0), first / "copy")
     (first / "copy").replace(first / rank_file(0))
-    monkeypatch.setattr("holdfast._run.saving.direct.newest_former", lambda *_: found)
+    monkeypatch.setattr("holdfast._run.saving.saver.newest_former", lambda *_: found)
     folder = training.save("w1")
     assert file_of(folder).linked == ()
     training.check(folder)
@@ -191,7 +191,7 @@ def test_where_a_little_of_everything_changes_it_is_soon_left_be(training, monke
     def keep(*_args):
         return formers[-1] if formers else None
 
-    monkeypatch.setattr("holdfast._run.saving.direct.newest_former", keep)
+    monkeypatch.setattr("holdfast._run.saving.saver.newest_former", keep)
     written = former_module.PreviousCheckpoint.written
     monkeypatch.setattr(
         former_module.PreviousCheckpoint,

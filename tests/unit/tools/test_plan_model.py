@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast._run.checkpoint_interval import daly_interval, exact_goodput, young_interval
+from holdfast._run.checkpoint_interval import daly_interval, young_interval
 from holdfast._tools.plan.advice import make_plan
 from holdfast._tools.plan.model import (
     GPU_MTBF_SECONDS,
@@ -24,6 +24,23 @@ DAY = 86_400.0
 costs = st.floats(0.01, 100.0)
 mtbfs = st.floats(300.0, 1e6)
 shares = st.floats(0.0, 1.0)
+
+
+def exact_goodput(
+    interval_seconds: float, cost_seconds: float, restart_seconds: float, mtbf_seconds: float
+) -> float:
+    """The share of the time that makes progress, by Daly's sum for the whole run.
+
+    A restart may be interrupted too. What is left out: waiting, warnings, and all that is in
+    memory.
+    """
+    if math.isinf(mtbf_seconds):
+        return interval_seconds / (interval_seconds + cost_seconds)
+    exponent = (interval_seconds + cost_seconds) / mtbf_seconds
+    if exponent + restart_seconds / mtbf_seconds > 700:  # e to that is beyond any float
+        return 0.0
+    spent = mtbf_seconds * math.exp(restart_seconds / mtbf_seconds) * math.expm1(exponent)
+    return interval_seconds / spent
 
 
 @given(cost=costs, mtbf=mtbfs)

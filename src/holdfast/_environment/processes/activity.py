@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from holdfast._environment.processes.cgroup import find_folder
@@ -130,47 +130,58 @@ _NOT_USERS = re.compile(
 
 
 CLIENT = "debugpy, which waits for a client"  # as in `_store/memory/control.py`
-# What waits for a person: a function, a part of its file's path, and its name in
+# What waits for a person: by function, parts of its file's path and the tool's name in
 # `_store/memory/control.py`.
-_WAITS = (
-    ("do_wait_suspend", "pydevd", "debugpy"),
-    ("_do_wait_suspend", "pydevd", "debugpy"),
-    ("_wait_for_attach", "pydevd", CLIENT),
-    ("wait_for_client", "debugpy/", CLIENT),
-    ("interaction", "/pdb.py", "pdb"),
-    ("breakpoint", "torch/distributed/", "pdb"),  # the other ranks wait here
-    ("interaction", "IPython/", "pdb"),
-    ("interaction", "pudb/", "a debugger"),
-    ("__init__", "remote_pdb", "a debugger"),  # waits for a connection
-    ("__init__", "rpdb/", "a debugger"),
-    ("cmdloop", "/cmd.py", "a prompt"),
-    ("interact", "/code.py", "a prompt"),
-    ("interact", "_pyrepl/", "a prompt"),
-    ("multiline_input", "_pyrepl/", "a prompt"),
-    ("mainloop", "IPython/terminal/", "a prompt"),
-    ("prompt_for_code", "IPython/", "a prompt"),
-    ("prompt", "prompt_toolkit/", "a prompt"),
-    ("_input_request", "ipykernel/", "a prompt"),
-    ("unix_getpass", "/getpass.py", "a prompt"),
-)
+_WAITS = {
+    "do_wait_suspend": (("pydevd", "debugpy"),),
+    "_do_wait_suspend": (("pydevd", "debugpy"),),
+    "_wait_for_attach": (("pydevd", CLIENT),),
+    "wait_for_client": (("debugpy/", CLIENT),),
+    "interaction": (("/pdb.py", "pdb"), ("IPython/", "pdb"), ("pudb/", "a debugger")),
+    "breakpoint": (("torch/distributed/", "pdb"),),  # the other ranks wait here
+    "__init__": (("remote_pdb", "a debugger"), ("rpdb/", "a debugger")),  # waits for a connection
+    "cmdloop": (("/cmd.py", "a prompt"),),
+    "interact": (("/code.py", "a prompt"), ("_pyrepl/", "a prompt")),
+    "multiline_input": (("_pyrepl/", "a prompt"),),
+    "mainloop": (("IPython/terminal/", "a prompt"),),
+    "prompt_for_code": (("IPython/", "a prompt"),),
+    "prompt": (("prompt_toolkit/", "a prompt"),),
+    "_input_request": (("ipykernel/", "a prompt"),),
+    "unix_getpass": (("/getpass.py", "a prompt"),),
+}
 _PYDEVD = "pydevd"  # where PyCharm has it, it looks like the user's own code
 _STRONGEST_FIRST = (CLIENT, "debugpy", "pdb", "a debugger", "a prompt")
+
+
+def tool_that_waits(file: str, function: str) -> str | None:
+    """The tool that waits for a person in this function."""
+    for part, word in _WAITS.get(function, ()):
+        if part in file.replace("\\", "/") and not _is_of_script(file):
+            # PyCharm and others have pydevd without debugpy.
+            is_other = word in (CLIENT, "debugpy") and "debugpy" not in file
+            return "a debugger" if is_other else word
+    return None
+
+
+def _is_of_script(file: str) -> bool:
+    return is_users(file) and _PYDEVD not in file
+
+
+def strongest_tool(found: Collection[str]) -> str | None:
+    return next((word for word in _STRONGEST_FIRST if word in found), None)
 
 
 def _debugger_in(frames: Sequence[Mapping[str, Any]]) -> str | None:
     """Only frames above the user's code count: what lies below has started that code."""
     found = set()
     for frame in frames:
-        file = _text(frame, "file").replace("\\", "/")
-        if is_users(file) and _PYDEVD not in file:
+        file = _text(frame, "file")
+        if _is_of_script(file):
             break
-        name = _text(frame, "name").rpartition(".")[2]
-        for function, part, word in _WAITS:
-            if name == function and part in file:
-                # PyCharm and others have pydevd without debugpy.
-                is_other = word in (CLIENT, "debugpy") and "debugpy" not in file
-                found.add("a debugger" if is_other else word)
-    return next((word for word in _STRONGEST_FIRST if word in found), None)
+        tool = tool_that_waits(file, _text(frame, "name").rpartition(".")[2])
+        if tool is not None:
+            found.add(tool)
+    return strongest_tool(found)
 
 
 _SHELLS = ("bash", "sh", "zsh", "dash", "fish", "ksh", "tcsh", "csh")

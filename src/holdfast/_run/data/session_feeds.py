@@ -41,6 +41,8 @@ from holdfast._run.data.tensorflow_feed import feed_of_tensorflow
 if TYPE_CHECKING:
     from holdfast.torch.loader import Drawing, Rest, Share, Tickets
 
+END = object()  # in place of a batch
+
 
 class Feeds:
     """Finds the feed for the arguments of `run.batches`."""
@@ -119,9 +121,6 @@ class Feeds:
 # would be ahead of the state; the rest of its work is done here.
 
 
-_END = object()
-
-
 class PreparedFeed(FeedAround):
     """A loader of which each rank reads its own share; the wrapper is referenced weakly."""
 
@@ -171,11 +170,11 @@ class PreparedFeed(FeedAround):
             yield batch, number == self.length
 
     def _look_ahead(self, batches: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
-        ahead = next(batches, _END)
-        while ahead is not _END:
+        ahead = next(batches, END)
+        while ahead is not END:
             batch, self._state = ahead, self._inner.state()
-            ahead = next(batches, _END)
-            yield batch, ahead is _END
+            ahead = next(batches, END)
+            yield batch, ahead is END
         self._state = None
 
 
@@ -220,9 +219,6 @@ def refuse_other_counts(accelerate: Any, source: Any, accumulate: int, length: i
 
 
 # -- Where in its data a session is, and what of that a snapshot stores ----------------------------
-
-
-END = object()  # in place of a batch
 
 
 class DataCursor:

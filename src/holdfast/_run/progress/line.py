@@ -12,16 +12,16 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import math
 import os
 import sys
 import threading
 import time
 import unicodedata
-import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from holdfast._environment.variables import progress_wish, terminal_is_dumb
 from holdfast._text import is_terminal, minutes, say, short_number, stopwatch
@@ -40,25 +40,17 @@ _JOIN_SECONDS = 1.0
 class PlainLines:
     def __init__(self) -> None:
         self.tick_seconds = min(2.0, PLAIN_GAPS_SECONDS[0])
-        self.fork_lock = threading.RLock()
         self._gaps = iter(PLAIN_GAPS_SECONDS)
         self._due = time.monotonic() + next(self._gaps)
-        self._is_closed = False
 
     def show(self, standing: Standing, rate: float | None, idle_seconds: float | None) -> None:
         now = time.monotonic()
-        if now < self._due:
-            return
-        self._due = now + next(self._gaps, PLAIN_GAPS_SECONDS[-1])
-        with self.fork_lock:
-            if not self._is_closed:
-                say(plain_line(standing, rate, idle_seconds))
+        if now >= self._due:
+            self._due = now + next(self._gaps, PLAIN_GAPS_SECONDS[-1])
+            say(plain_line(standing, rate, idle_seconds))
 
     def close(self) -> None:
-        locked = self.fork_lock.acquire(timeout=_JOIN_SECONDS)
-        self._is_closed = True
-        if locked:
-            self.fork_lock.release()
+        self._due = math.inf
 
 
 class Progress:
@@ -76,7 +68,6 @@ class Progress:
             return
         self._pid = os.getpid()
         self._display, self._over = display, threading.Event()
-        _shown.add(self)
         # The interpreter must not end while the thread is in the middle of a write.
         atexit.register(self.close)
         thread = threading.Thread(
@@ -93,10 +84,9 @@ class Progress:
         self._display = None
         self._over.set()
         display.close()
-        _shown.discard(self)
         atexit.unregister(self.close)
         if thread is not None and thread is not threading.current_thread():
-            thread.join(_JOIN_SECONDS)
+            thread.join(_JOIN_SECONDS)  # a plain line may be half written
 
     def _show(self, display: Display, over: threading.Event) -> None:
         pace = ShownPace()
@@ -104,7 +94,8 @@ class Progress:
             with contextlib.suppress(Exception):  # a line of text must not cost a run
                 standing = self._look()
                 pace.observe(standing)
-                display.show(standing, pace.rate, pace.idle_seconds)
+                if not over.is_set():
+                    display.show(standing, pace.rate, pace.idle_seconds)
             over.wait(display.tick_seconds)
 
 
@@ -119,27 +110,6 @@ def _choose_display() -> Display | None:
 
         return TerminalLine(sys.stderr)
     return PlainLines()
-
-
-_shown: weakref.WeakSet[Progress] = weakref.WeakSet()
-_locked_to_fork: list[Any] = []
-
-
-def _before_fork() -> None:
-    for display in [each._display for each in _shown]:
-        if display is not None and display.fork_lock.acquire(timeout=_JOIN_SECONDS):
-            _locked_to_fork.append(display.fork_lock)
-
-
-def _after_fork() -> None:
-    while _locked_to_fork:
-        _locked_to_fork.pop().release()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork
-    )
 
 
 # -- The text of the progress line, and the pace of the steps --------------------------------------

@@ -36,9 +36,9 @@ from holdfast._text import count, say
 
 if TYPE_CHECKING:
     from holdfast._run.ranks.meeting import RankGroup
+    from holdfast._run.saving.arena_builder import WaitingArena
     from holdfast._run.saving.keeper_client import KeeperClient
     from holdfast._run.saving.snapshots import Snapshots
-    from holdfast._run.saving.takeover import WaitingArena
 
 
 class Background:
@@ -123,7 +123,7 @@ class Resumed:
             if found.leftover is not None and not self._is_on_disk(found):
                 spare = self._salvage(found, found.leftover, keeper)
             elif snapshots is not None and (waiting := self._find_waiting(found)) is not None:
-                from holdfast._run.saving.takeover import WaitingArena  # only on Linux
+                from holdfast._run.saving.arena_builder import WaitingArena  # only on Linux
 
                 spare = {waiting.path}
                 self.start.leftovers.remove(waiting)  # it is not closed with the others

@@ -7,18 +7,21 @@ still there and fits.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from holdfast._adapters.registry import adapter_of
 from holdfast._run.saving.slot_memory import SlotMemory, only_one
 from holdfast._run.saving.slots import Generation, shareable
-from holdfast._run.saving.takeover import WaitingArena
 from holdfast._state.capture import Captured
 from holdfast._store.format.image import ImagePlan, TensorSpec, plan_image
 from holdfast._store.memory.arena import Arena, arena_bytes
-from holdfast._store.memory.backing import Backing, reserve
+from holdfast._store.memory.backing import Backing, arena_path, reserve
+from holdfast._store.memory.waiting import claim
 from holdfast._text import size
 
 _SMALL_BYTES = 32 << 20  # three slots that are built at once, and stay
@@ -270,3 +273,52 @@ def _is_small(specs: list[TensorSpec], scalars_bytes: int) -> bool:
 def _slots_of(number: int, plan: ImagePlan) -> str:
     slots = "two slots" if number == 2 else "one slot"
     return f"{slots} of {size(plan.size_bytes)}"
+
+
+# -- The arena of the previous attempt, which this one takes over instead of building its own ------
+# Its slots are reserved and touched already. Until the first snapshot it stays a waiting arena with
+# the state that this attempt began from, guarded by its own process. So a kill before that leaves
+# it to the attempt after this one. The claim ends with a rename. A kill within it finds the same
+# state on disk: only an arena whose newest state is durable waits at all.
+
+
+class WaitingArena:
+    """A waiting arena that this attempt has read its state from."""
+
+    def __init__(
+        self, arena: Arena, path: Path, plan: ImagePlan, attempt: int, slot: int = 0
+    ) -> None:
+        self.arena = arena
+        self._slot = slot  # the verified one
+        self.plan = plan  # of the verified slot
+        self._path = path
+        self._attempt = attempt
+        self._taken = arena_path(arena.run_id, attempt, 1)
+        self._is_free = False
+
+    @property
+    def backing(self) -> Backing:
+        """As it will be once it is taken."""
+        return Backing(self.arena.descriptor, self._taken)
+
+    def free(self) -> None:
+        """The state in it is not needed any more: the slots may be written to."""
+        self._is_free = True
+
+    def repair_headers(self) -> None:
+        """Give every slot the header of the verified one: those of others are not verified."""
+        for slot in self.arena.present():
+            self.arena.image(slot)[: len(self.plan.header)] = self.plan.header
+
+    def take(self) -> bool:
+        """Make it the empty arena of this attempt; False if it is gone, or still read."""
+        if not self._is_free:
+            return False
+        # The slot that was read is mapped into this process already.
+        prepare = functools.partial(self.arena.take_over, self._attempt, self._slot)
+        return claim(self.arena.descriptor, self._path, self._taken, prepare)
+
+    def drop(self) -> None:
+        """Remove it: it does not fit, or the run ends without it."""
+        with contextlib.suppress(OSError):
+            self._path.unlink()

@@ -22,38 +22,15 @@ import time
 from collections.abc import Iterable, Iterator
 from types import FrameType
 
+from holdfast._environment.processes.activity import strongest_tool, tool_that_waits
 from holdfast._environment.processes.proc import read_bytes
-from holdfast._store.memory.control import CLIENT, DEBUGGERS
+from holdfast._store.memory.control import DEBUGGERS
 
-_PDB = DEBUGGERS.index("pdb")
-_DEBUGPY = DEBUGGERS.index("debugpy")
-_CLIENT = DEBUGGERS.index(CLIENT)
-_PROMPT = DEBUGGERS.index("a prompt")
-_OTHER = DEBUGGERS.index("a debugger")
-_STRONGEST_FIRST = (_CLIENT, _DEBUGPY, _PDB, _OTHER, _PROMPT)
-
-# By function: the files in which it waits for a person, and by which tool.
-_PYTHON = os.__file__.rpartition("/")[0]
-_WAITS: dict[str, tuple[tuple[str, int], ...]] = {
-    "interaction": ((f"{_PYTHON}/pdb.py", _PDB), ("/pudb/", _OTHER)),
-    "do_wait_suspend": (("/pydevd.py", _DEBUGPY),),
-    "wait_for_client": (("/debugpy/", _CLIENT),),
-    "_wait_for_attach": (("/pydevd.py", _CLIENT),),
-    # The other ranks wait there for one of them.
-    "breakpoint": (("/torch/distributed/__init__.py", _PDB),),
-    "__init__": (("/remote_pdb.py", _OTHER), ("/rpdb/", _OTHER)),  # waits for a connection
-    "interact": ((f"{_PYTHON}/code.py", _PROMPT),),
-    "cmdloop": ((f"{_PYTHON}/cmd.py", _PROMPT),),
-    "mainloop": (("/IPython/terminal/embed.py", _PROMPT),),
-    "prompt_for_code": (("/IPython/", _PROMPT),),
-    "prompt": (("/prompt_toolkit/", _PROMPT),),
-    "_input_request": (("/ipykernel/", _PROMPT),),
-    "multiline_input": (("/_pyrepl/", _PROMPT),),
-}
 # bdb calls these when it has stopped, in any debugger that derives from it.
 _STOPPED = frozenset(("user_line", "user_call", "user_return", "user_exception"))
-_BDB = f"{_PYTHON}/bdb.py"
+_BDB = f"{os.__file__.rpartition('/')[0]}/bdb.py"
 _KERNEL = "/ipykernel/"
+_PROMPT = "a prompt"
 _CELL = frozenset(("run_cell", "run_code", "run_cell_async", "run_ast_nodes"))
 _STANDING_LOOKS = 2
 _MOST_BYTES = 1 << 22
@@ -79,7 +56,7 @@ class DebuggerWatch:
         self._native = 0
         self._around = 0  # waiting functions that surround the training itself
         self._stood = 0  # polls without a boundary
-        self._found = 0
+        self._found = ""  # the tool
         self._next_look = 0.0
         self._file = -1
         with contextlib.suppress(OSError):
@@ -96,27 +73,27 @@ class DebuggerWatch:
         """What holds it, as an index into DEBUGGERS; `stands`: it passed no boundary meanwhile."""
         self._stood = self._stood + 1 if stands else 0
         if not stands or self._file < 0:
-            self._found = 0
+            self._found = ""
         elif (now := time.monotonic()) >= self._next_look:
             before = time.thread_time()
             self._found = self._look_at_stacks()
             if not self._found and self._waits_for_terminal():
                 self._found = _PROMPT
             self._next_look = now + (time.thread_time() - before) / _MOST_SHARE
-        return self._found
+        return DEBUGGERS.index(self._found)
 
     def close(self) -> None:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
-    def _look_at_stacks(self) -> int:
+    def _look_at_stacks(self) -> str:
         stacks = self._read_stacks()
         if self._thread not in stacks:
-            return 0  # faulthandler shows a hundred threads, the newest first
+            return ""  # faulthandler shows a hundred threads, the newest first
         stack, is_whole = stacks.pop(self._thread)
         if not stack:
-            return _PROMPT if hasattr(sys, "ps1") else 0  # at Python's own prompt
+            return _PROMPT if hasattr(sys, "ps1") else ""  # at Python's own prompt
         found = _strongest(_waits(stack), self._around if is_whole else 0)
         if not found and _is_idle_kernel(stack):
             return _PROMPT
@@ -124,7 +101,7 @@ class DebuggerWatch:
             # Another thread in a debugger need not hold this one, unless this one waits for it.
             for other, _ in stacks.values():
                 found = found or _strongest(_waits(other), 0)
-            return found if found != _PROMPT else 0
+            return found if found != _PROMPT else ""
         return found
 
     def _read_stacks(self) -> dict[int, tuple[Stack, bool]]:
@@ -165,29 +142,21 @@ def _own_frames(frame: FrameType | None) -> Iterator[tuple[str, str]]:
         frame = frame.f_back
 
 
-def _waits(stack: Iterable[tuple[str, str]]) -> list[int]:
+def _waits(stack: Iterable[tuple[str, str]]) -> list[str]:
     """The tools that wait for a person in this stack, the innermost first."""
-    found: list[int] = []
+    found: list[str] = []
     is_stopped = False
     for file, function in stack:
         if is_stopped and file == _BDB:
-            found.append(_OTHER)
+            found.append("a debugger")
         is_stopped = function in _STOPPED
-        for where, kind in _WAITS.get(function, ()):
-            if where in file:
-                found.append(_named(kind))
+        if tool := tool_that_waits(file, function):
+            found.append(tool)
     return found
 
 
-def _strongest(found: list[int], around: int) -> int:
-    inside = found[: max(0, len(found) - around)]
-    return next((kind for kind in _STRONGEST_FIRST if kind in inside), 0)
-
-
-def _named(kind: int) -> int:
-    """PyCharm and others have pydevd without debugpy."""
-    is_other = kind in (_CLIENT, _DEBUGPY) and "debugpy" not in sys.modules
-    return _OTHER if is_other else kind
+def _strongest(found: list[str], around: int) -> str:
+    return strongest_tool(found[: max(0, len(found) - around)]) or ""
 
 
 def _is_idle_kernel(stack: Stack) -> bool:

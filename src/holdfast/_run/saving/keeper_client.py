@@ -1,4 +1,4 @@
-"""The trainer's client of its keeper: sends orders, and replaces a keeper that dies.
+"""The trainer's client of its keeper: sends orders and questions, and replaces a keeper that dies.
 
 Where there is no keeper (no Linux, or it cannot be started) `has_keeper` is False, and the trainer
 writes its checkpoints itself.
@@ -7,7 +7,9 @@ writes its checkpoints itself.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import signal
 import sys
 import threading
 import time
@@ -18,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 from holdfast import _errors
 from holdfast._adapters.metrics import ready
 from holdfast._environment import variables
-from holdfast._environment.processes.identity import of_process
+from holdfast._environment.processes.identity import host_name, of_process
+from holdfast._environment.processes.proc import FairDeadline
 from holdfast._environment.slurm.job import find_job
-from holdfast._errors import HoldfastError, SaveFailed, SettingsError
+from holdfast._errors import HoldfastError, SaveFailed, SettingsError, Stopped
 from holdfast._keeper.metric_batches import Logged
 from holdfast._run.saving.pulse import OomScore, Pulse
 from holdfast._run.signals.handlers import uninterruptible
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
 _LOOK_SECONDS = 0.1
 _GIVE_UP_AFTER = 3
 _SOON_SECONDS = 5.0
+_ANSWER_LOOK_SECONDS = 0.05
 
 
 class Handle:
@@ -281,6 +285,24 @@ class KeeperClient:
                     handle.resolve(f"it took longer than {timeout_seconds:.0f} s")
         handle.wait()
 
+    def wait_for_answer(
+        self,
+        changed: threading.Condition,
+        is_there: Callable[[], bool],
+        seconds: float,
+        ask_again: Callable[[], None],
+    ) -> None:
+        """Wait until an answer is there; a keeper that replaces one that died is asked again."""
+        deadline, keeper = FairDeadline(seconds, self.keeper_pids), self.keeper_pid
+        while not is_there() and not deadline.is_over() and self.has_keeper:
+            with changed:
+                if not is_there():
+                    changed.wait(_ANSWER_LOOK_SECONDS)
+            self.check_keeper()
+            if keeper != self.keeper_pid:
+                keeper = self.keeper_pid  # the keeper that died may not have passed it on
+                ask_again()
+
     def check_keeper(self) -> None:
         """Replace a keeper that died, and give the new one all open orders."""
         if self._pulse is not None:
@@ -433,7 +455,83 @@ class KeeperClient:
                 self._hear_run({**message, "step": self.durable_step})
 
 
+# -- The job of a single process: its keeper finds out why a stop came, and requeues the job -------
+
+
+_ANSWER_SECONDS = 50.0  # several questions to SLURM, each with its own bound
+_OF_SCHEDULERS = (_errors.TERMINATED, _errors.REQUEUE)
+
+
+class JobClient:
+    """Asks the keeper of a single process about its job when it stops."""
+
+    def __init__(self, keeper: KeeperClient) -> None:
+        self._keeper = keeper
+        self._heard: dict[str, dict[str, Any]] = {}
+        self._changed = threading.Condition()
+        self._asked: dict[str, Any] = {}
+        self.is_requeued = False
+
+    def hear(self, message: dict[str, Any]) -> bool:
+        """In the thread that receives: False if the message is no answer."""
+        if message["kind"] not in ("settled", "requeued"):
+            return False
+        with self._changed:
+            self._heard[message["kind"]] = message
+            self._changed.notify_all()
+        return True
+
+    def resolve_stop(self, stopped: Stopped, number: int, durable_step: int | None) -> None:
+        """Find out why the run was asked to stop, and set status and reason by it."""
+        if stopped.status not in _OF_SCHEDULERS:
+            return
+        if stopped.status == _errors.TERMINATED:
+            number = signal.SIGTERM  # outside the loop it acted at once
+        told = {"reason": stopped.reason, "status": stopped.status, "signal": number}
+        self._asked = {**told, "step": durable_step}
+        self._keeper.send("settle", **self._asked)
+        found = self._wait_for("settled")
+        if found is not None:
+            stopped.change(found["status"], found["reason"])
+
+    def requeue(self, stopped: Stopped) -> None:
+        """Wait until the job is requeued, and say so: its keeper may not outlive this process."""
+        if stopped.status != _errors.REQUEUE:
+            return
+        found = self._wait_for("requeued")
+        if found is None:
+            say("there is no keeper to requeue the job. Submit it again to go on.")
+            return
+        self.is_requeued = True
+        stopped.change(found["status"], stopped.reason)
+        say(found["said"])
+
+    def _wait_for(self, kind: str) -> dict[str, Any] | None:
+        def ask_again() -> None:
+            self._keeper.send("settle", **self._asked)
+
+        is_there = functools.partial(self._heard.__contains__, kind)
+        self._keeper.wait_for_answer(self._changed, is_there, _ANSWER_SECONDS, ask_again)
+        return self._heard.get(kind)
+
+
+def start_facts(settings: Settings) -> dict[str, Any]:
+    """What the journal says of an attempt: host, job and settings."""
+    facts = {"host": host_name(), "settings": asdict(settings)}
+    job = find_job(variables.of_job())
+    if job is None:
+        return facts
+    return {**facts, "job": job.id, "job_started": job.started, "restarts": job.restarts}
+
+
 # -- Times that settings and environment give the keeper -------------------------------------------
+
+
+def _seconds_in(text: str) -> float | None:
+    """A variable's seconds, or its duration such as 5min; None if it is no time."""
+    with contextlib.suppress(SettingsError):
+        return parse_seconds(text if text[-1].isalpha() else f"{text}s", "")
+    return None
 
 
 def hang_policy(settings: Settings) -> dict[str, Any]:
@@ -443,9 +541,8 @@ def hang_policy(settings: Settings) -> dict[str, Any]:
     """
     wish = variables.text("HOLDFAST_HANG_TIMEOUT").lower()
     seconds = settings.hang_seconds
-    if wish and wish != "auto":
-        with contextlib.suppress(SettingsError):
-            seconds = parse_seconds(wish if wish[-1].isalpha() else f"{wish}s", "--hang-timeout")
+    if wish and wish != "auto" and (given := _seconds_in(wish)) is not None:
+        seconds = given
     return {"hang_seconds": seconds or None, "hang_restarts": bool(wish)}
 
 
@@ -460,8 +557,8 @@ def keep_memory_of(settings: Settings, *, in_job: bool) -> float:
     text = variables.text("HOLDFAST_KEEP_MEMORY")
     if settings.keep_memory is not None or not text:
         return settings.keep_memory_seconds
-    with contextlib.suppress(SettingsError):
-        return parse_seconds(text if text[-1].isalpha() else f"{text}s", "")
+    if (seconds := _seconds_in(text)) is not None:
+        return seconds
     say(
         f"HOLDFAST_KEEP_MEMORY={text!r} is not a time, and is ignored.\n"
         "Write seconds, or a duration such as 5min; 0 keeps nothing."
@@ -474,11 +571,7 @@ def grace_of(settings: Settings) -> float | None:
     text = variables.text("HOLDFAST_GRACE_SECONDS")
     if settings.grace_seconds is not None or not text:
         return settings.grace_seconds
-    try:
-        seconds = parse_seconds(text if text[-1].isalpha() else f"{text}s", "")
-    except SettingsError:
-        seconds = 0.0
-    if seconds > 0:
+    if (seconds := _seconds_in(text)) is not None and seconds > 0:
         return seconds
     say(
         f"HOLDFAST_GRACE_SECONDS={text!r} is not a time, and is ignored.\n"

@@ -238,16 +238,14 @@ class RankAgreement:
         agreed = self._stops or self.stands_at() is not None
         told = {"clean": clean, "status": status, "reason": reason, "error": error}
         self._words[WORK] = AGREES
-        self._keeper.send("farewell", agreed=agreed, **told)
-        keeper = self._keeper.keeper_pid
-        deadline = FairDeadline(_FAREWELL_SECONDS, self._keeper.keeper_pids)
-        while self._bye is None and not deadline.is_over() and self._keeper.has_keeper:
-            with self._changed:
-                self._changed.wait(_LOOK_SECONDS)
-            self._keeper.check_keeper()
-            if keeper != self._keeper.keeper_pid:
-                keeper = self._keeper.keeper_pid  # the keeper that died may not have passed it on
-                self._keeper.send("farewell", agreed=agreed, **told)
+
+        def send_farewell() -> None:
+            self._keeper.send("farewell", agreed=agreed, **told)
+
+        send_farewell()
+        self._keeper.wait_for_answer(
+            self._changed, lambda: self._bye is not None, _FAREWELL_SECONDS, send_farewell
+        )
         return self._bye
 
 

@@ -32,6 +32,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 from holdfast import _errors
 from holdfast._environment import variables
 from holdfast._environment.processes.libc import c_handler
+from holdfast._environment.processes.proc import stat_fields
 from holdfast._errors import Stopped, is_interactive
 from holdfast._run.signals.stack_dump import CrashStacks
 from holdfast._store.folder.plain_file import open_plain
@@ -581,7 +582,6 @@ _LOOK_SECONDS = 2.0
 _MANY = 200  # zombies count towards a limit of processes
 # Signals that end a process by default, and that people and systems send.
 _DEADLY = ("SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGXCPU")
-_PROC = Path("/proc")
 
 
 def die_by_signals() -> None:
@@ -608,9 +608,8 @@ class Reaper:
     before: that tells them apart.
     """
 
-    def __init__(self, proc: Path = _PROC) -> None:
-        self._proc = proc
-        self._others: set[tuple[int, int]] = set()  # children of other processes, as (pid, start)
+    def __init__(self) -> None:
+        self._others: set[tuple[int, bytes]] = set()  # children of other processes, as (pid, start)
         self._has_told = False
         self._is_over = threading.Event()
 
@@ -626,12 +625,12 @@ class Reaper:
 
     def look(self) -> list[int]:
         """Reap the orphans that have ended; returns their pids."""
-        seen: set[tuple[int, int]] = set()
-        ended: list[tuple[int, int]] = []
-        for pid, parent, state, start in _processes(self._proc):
+        seen: set[tuple[int, bytes]] = set()
+        ended: list[tuple[int, bytes]] = []
+        for pid, parent, state, start in _processes():
             if parent != os.getpid():
                 seen.add((pid, start))
-            elif state == "Z":
+            elif state == b"Z":
                 ended.append((pid, start))
             elif (pid, start) in self._others:
                 seen.add((pid, start))  # an orphan that still runs
@@ -653,13 +652,8 @@ def _reap(pid: int) -> bool:
     return False
 
 
-def _processes(proc: Path) -> list[tuple[int, int, str, int]]:
-    found = []
-    for entry in proc.iterdir():
-        if not entry.name.isdigit():
-            continue
-        with contextlib.suppress(OSError, IndexError, ValueError):
-            # The name comes first, in brackets, and may contain any character.
-            fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
-            found.append((int(entry.name), int(fields[1]), fields[0], int(fields[19])))
-    return found
+def _processes() -> Iterator[tuple[int, int, bytes, bytes]]:
+    """Pid, parent, state and start time of every process."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and (fields := stat_fields(int(entry.name))):
+            yield int(entry.name), int(fields[1]), fields[0], fields[19]

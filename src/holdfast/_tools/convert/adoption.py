@@ -22,7 +22,7 @@ from holdfast._errors import (
     install_command,
 )
 from holdfast._run.exit.leaving import ExitRecord
-from holdfast._run.saving.direct import write_direct
+from holdfast._run.saving.saver import write_direct
 from holdfast._store.commit.write import Policy
 from holdfast._store.folder import journal
 from holdfast._store.folder.atomic import publish_folder, remove_folder, sync_folder
