@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast._environment import variables
-from holdfast._store.folder.opened import tell_leader_of_modules
-from holdfast._store.folder.supervised import led_modules
+from holdfast._store.folder.supervised import led_modules, tell_leader_of_modules
 from holdfast._supervise.spare.effects import is_installed, signature
 from holdfast._supervise.spare.program import count_leading, later_import
 from holdfast._supervise.spare.warm_spare import PythonCommand, parse_command

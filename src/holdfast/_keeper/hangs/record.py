@@ -16,7 +16,7 @@ from holdfast._environment import variables
 from holdfast._store.folder.atomic import write_atomic
 from holdfast._store.folder.attempts import write_json
 from holdfast._store.folder.layout import RunLayout
-from holdfast._store.folder.opened import tell_leader_of_hang
+from holdfast._store.folder.supervised import tell_leader_of_hang
 from holdfast._text import printable
 
 _MOST_BYTES = 32 << 20  # of the looks of all ranks together
