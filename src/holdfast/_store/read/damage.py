@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
@@ -16,11 +15,9 @@ import xxhash
 
 from holdfast._errors import CheckpointError
 from holdfast._store.folder.plain_file import open_file
-from holdfast._store.format.image import decode_scalars, parse_header
 from holdfast._store.format.manifest import DataFile, Part
-from holdfast._store.format.schema import check_head
 from holdfast._store.read.files import all_files, name_part, place_of
-from holdfast._store.read.verify import read_manifest
+from holdfast._store.read.verify import parse_ends, read_manifest
 
 _CHUNK_BYTES = 16 << 20
 
@@ -66,7 +63,12 @@ def check_file(folder: Path, file: DataFile) -> list[str]:
             opened["" if name == file.name else name] = data
         parts = [*file.parts] if file.wrapper is None else [file.wrapper, *file.parts]
         lines = [_describe(part) for part in parts if not _is_whole(opened[part.file], part)]
-        return lines or _check_contents(opened, file.parts)
+        if not lines:
+            # Intact bytes must also be a valid state: resuming requires the same.
+            ends = [*file.parts[:1], *file.parts[-1:]]
+            where = folder / file.name
+            parse_ends(file.parts, lambda: [_read(opened, part) for part in ends], where)
+        return lines
 
 
 def _describe(part: Part) -> str:
@@ -87,21 +89,6 @@ def _is_whole(data: IO[bytes], part: Part) -> bool:
     return bool(hasher.hexdigest() == part.checksum)
 
 
-def _check_contents(opened: dict[str, IO[bytes]], parts: Sequence[Part]) -> list[str]:
-    """Intact bytes must also be a valid state: resuming requires the same."""
-    try:
-        if len(parts) < 2:
-            raise ValueError("it has neither header nor scalars")
-        plan = parse_header(_read(opened, parts[0]))
-        found = plan.extents()
-        if [(e.name, e.size_bytes) for e in found] != [(p.name, p.size_bytes) for p in parts]:
-            raise ValueError("its header tells of other parts than the manifest")
-        check_head(decode_scalars(_read(opened, parts[-1])), plan.specs)
-    except ValueError as error:
-        return [f"is not a state of holdfast ({error})"]
-    return []
-
-
-def _read(opened: dict[str, IO[bytes]], part: Part) -> bytes:
+def _read(opened: dict[str, IO[bytes]], part: Part) -> memoryview:
     opened[part.file].seek(part.offset)
-    return opened[part.file].read(part.size_bytes)
+    return memoryview(opened[part.file].read(part.size_bytes))
