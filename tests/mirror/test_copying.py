@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast._store.read.damage import find_damage
+from holdfast._store.read.verify import find_damage
 from tests.cli.command import environment, holdfast, holdfast_process, succeed
 from tests.linked_files import link_unchanged, make_checkpoint
 from tests.mirror.conftest import (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._store.read.damage import find_damage
+from holdfast._store.read.verify import find_damage
 from tests.cli.command import environment, holdfast, holdfast_process, succeed
 from tests.mirror.conftest import SIZE, uploaders, wait_for_copy
 from tests.support import checkpoint_steps, journal_events, run_id, wait_for_keeper_gone, wait_until

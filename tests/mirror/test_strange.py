@@ -24,7 +24,7 @@ from holdfast._store.mirror.fetch import fetch_newest
 from holdfast._store.mirror.index import Holder, MirrorIndex
 from holdfast._store.mirror.store import FolderStore
 from holdfast._store.mirror.uploader import Upload, Uploader
-from holdfast._store.read.damage import find_damage
+from holdfast._store.read.verify import find_damage
 from holdfast._tools import mirror as by_hand
 from tests.cli.command import holdfast, succeed
 from tests.crash.small_disk import SmallDisk, mount_small_disk

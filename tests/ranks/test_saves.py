@@ -11,9 +11,8 @@ import pytest
 
 import holdfast
 from holdfast._store.folder.layout import RunLayout
-from holdfast._store.read.damage import find_damage
 from holdfast._store.read.merge_ranks import read_checkpoint
-from holdfast._store.read.verify import read_manifest
+from holdfast._store.read.verify import find_damage, read_manifest
 from tests.ranks.jobs import Jobs
 from tests.support import checkpoint_steps, wait_until
 

@@ -16,7 +16,7 @@ from holdfast import _errors
 from holdfast._keeper import protocol
 from holdfast._keeper.memory_alarm import Alarm
 from holdfast._keeper.storage import HeldArena
-from holdfast._keeper.time_limit import in_background
+from holdfast._keeper.timers import in_background
 from holdfast._keeper.trainer import PostMortem, SignalArrival, Trainer, state_of
 from holdfast._keeper.writer import Closing, WriteJob, WriteOutcome
 from holdfast._store.commit.retention import MEMORY

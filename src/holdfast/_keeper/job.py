@@ -18,6 +18,7 @@ from holdfast import _errors
 from holdfast._environment.slurm import controller
 from holdfast._environment.slurm.controller import EndingCause, why_terminated
 from holdfast._environment.slurm.job import Job
+from holdfast._keeper.timers import in_background
 from holdfast._store.folder import journal
 from holdfast._store.folder.attempts import read_json, write_json
 from holdfast._store.folder.layout import RunLayout
@@ -74,7 +75,7 @@ class JobWatch:
         if now < self._poll_at or not self._polling.acquire(blocking=False):
             return
         self._poll_at = now + _POLL_SECONDS[1]
-        threading.Thread(target=self._learn, name="job", daemon=True).start()
+        in_background(self._learn)
 
     def _learn(self) -> None:
         try:
@@ -165,7 +166,7 @@ class JobWatch:
     def heard(self, number: int) -> None:
         """Ask about a signal now: later SLURM may not know any more."""
         if number == signal.SIGTERM:
-            threading.Thread(target=self._learn_cause, name="job", daemon=True).start()
+            in_background(self._learn_cause)
         self._poll_at = 0.0  # the time that is left may have changed
 
     def _learn_cause(self) -> EndingCause:
@@ -211,7 +212,7 @@ class JobWatch:
         is_long = self._kill_wait is None or self._kill_wait >= _REQUEUE_SECONDS[1]
         if min(known) - time.time() < _REQUEUE_SECONDS[is_long]:
             self._is_asked_in_time = True
-            threading.Thread(target=self.requeue, args=(step,), name="job", daemon=True).start()
+            in_background(lambda: self.requeue(step))
 
     def requeue(self, step: int | None) -> Requeued:
         """Requeue the job, once; `step` is durable."""

@@ -26,8 +26,8 @@ from holdfast._keeper.memory_alarm import MemoryWatch
 from holdfast._keeper.series import SeriesWriter
 from holdfast._keeper.start_facts import complete_start
 from holdfast._keeper.storage import HeldArena, Storage
-from holdfast._keeper.time_limit import TimeLimit, in_background
-from holdfast._keeper.timers import Timers
+from holdfast._keeper.time_limit import TimeLimit
+from holdfast._keeper.timers import Timers, in_background
 from holdfast._keeper.trainer import PostMortem, SignalReader, Trainer, TrainerLink, age_of
 from holdfast._store.commit.write import is_replaced
 from holdfast._store.folder import journal

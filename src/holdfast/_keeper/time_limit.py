@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +21,6 @@ _WARNING_GRACE_SECONDS = 30.0
 _EXIT_SECONDS = 10.0
 _LEAST_SECONDS = 20.0
 _DECAY_PER_POLL = 0.9995  # four polls a second: half of it in six minutes
-
-
-def in_background(act: Callable[[], None]) -> None:
-    """Run it in a thread: the keeper's loop must not wait for SLURM."""
-    threading.Thread(target=act, name="job", daemon=True).start()
 
 
 class StepPace:

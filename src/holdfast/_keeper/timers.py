@@ -1,4 +1,4 @@
-"""What the keeper does by the clock: a heap of calls.
+"""What the keeper does by the clock: a heap of calls; and what it does in the background.
 
 A named timer replaces the older one of its name. Any thread may set a timer; only the keeper's
 loop runs them.
@@ -18,6 +18,11 @@ from collections.abc import Callable
 from holdfast._environment.processes.proc import FairDeadline
 
 Act = Callable[[], None]
+
+
+def in_background(act: Callable[[], object]) -> None:
+    """Run it in a thread: the keeper's loop must not wait for SLURM, git or a disk."""
+    threading.Thread(target=act, name="background", daemon=True).start()
 
 
 class Timers:

@@ -37,7 +37,7 @@ from holdfast._run.signals.handlers import Guard, children_deferred, uninterrupt
 from holdfast._run.witness.observer import RunObserver, open_run_observer
 from holdfast._store.commit.write import Policy, is_replaced
 from holdfast._store.folder.attempts import beating, cannot_write, open_folder, release
-from holdfast._store.folder.opened import tell_leader, tell_leader_of_modules
+from holdfast._store.folder.supervised import tell_leader, tell_leader_of_modules
 from holdfast._store.format.version import __version__
 from holdfast._store.memory.control import DONE, STAYS, WORK
 from holdfast._text import say, speak_as

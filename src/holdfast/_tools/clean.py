@@ -27,7 +27,7 @@ from holdfast._store.folder.atomic import remove_folder
 from holdfast._store.folder.attempts import find_run, is_live, lease_holder
 from holdfast._store.folder.layout import RunLayout, foreign_in, writer_of
 from holdfast._store.folder.lineage import is_on_line
-from holdfast._store.read.damage import find_damage
+from holdfast._store.read.verify import find_damage
 from holdfast._tools.convert.export import own_lineage
 
 if TYPE_CHECKING:

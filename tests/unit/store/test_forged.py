@@ -13,8 +13,8 @@ import pytest
 from holdfast._errors import DamagedCheckpoint, HoldfastError
 from holdfast._report.status.parts import keepers_of
 from holdfast._store.format import manifest
-from holdfast._store.read.damage import find_damage
 from holdfast._store.read.merge_ranks import read_checkpoint
+from holdfast._store.read.verify import find_damage
 from tests import fuzz_files
 from tests.cli.command import holdfast
 

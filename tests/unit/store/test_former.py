@@ -28,8 +28,8 @@ from holdfast._store.format.image import (
     plan_image,
     read_extents,
 )
-from holdfast._store.read.damage import find_damage
 from holdfast._store.read.merge_ranks import read_checkpoint
+from holdfast._store.read.verify import find_damage
 
 HEAD = {"metrics": {}, "world": 1, "common": ""}
 LINKED = "rank-00000.step-000000000001-a0001.safetensors"

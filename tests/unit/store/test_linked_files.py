@@ -15,9 +15,8 @@ from holdfast._state.restore import restore_state
 from holdfast._store.folder.layout import MANIFEST
 from holdfast._store.format import manifest
 from holdfast._store.read import files
-from holdfast._store.read.damage import find_damage
 from holdfast._store.read.merge_ranks import FileSource, read_checkpoint
-from holdfast._store.read.verify import read_manifest
+from holdfast._store.read.verify import find_damage, read_manifest
 from holdfast._tools.cli.checkpoints import list_with_reasons, verify_all
 from holdfast._tools.convert.export import ExportRequest, export
 from tests.linked_files import link_unchanged, make_checkpoint

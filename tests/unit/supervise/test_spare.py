@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast._environment import variables
-from holdfast._store.folder.opened import tell_leader_of_modules
-from holdfast._store.folder.supervised import led_modules
+from holdfast._store.folder.supervised import led_modules, tell_leader_of_modules
 from holdfast._supervise.spare_program import count_leading, is_installed, later_import, signature
 from holdfast._supervise.warm_spare import PythonCommand, parse_command
 from holdfast._tools.cli import _led_command

@@ -28,7 +28,7 @@ from holdfast._keeper.storage import Storage
 from holdfast._keeper.trainer import Trainer, TrainerLink, age_of, is_stopped_or_traced, state_of
 from holdfast._store.commit.write import Policy
 from holdfast._store.folder import journal
-from holdfast._store.folder.opened import tell_leader_of_hang
+from holdfast._store.folder.supervised import tell_leader_of_hang
 from holdfast._store.memory import control
 
 if TYPE_CHECKING:

@@ -6,17 +6,17 @@ import contextlib
 import json
 import os
 import shlex
-import threading
 import time
 import traceback
 from collections.abc import Callable
 from typing import Any
 
 from holdfast._environment import variables
+from holdfast._keeper.timers import in_background
 from holdfast._store.folder.atomic import write_atomic
 from holdfast._store.folder.attempts import write_json
 from holdfast._store.folder.layout import RunLayout
-from holdfast._store.folder.opened import tell_leader_of_hang
+from holdfast._store.folder.supervised import tell_leader_of_hang
 from holdfast._text import printable
 
 _MOST_BYTES = 32 << 20  # of the looks of all ranks together
@@ -83,7 +83,7 @@ def say_in_place_of(pid: int, text: str) -> None:
             finally:
                 os.close(descriptor)
 
-    threading.Thread(target=act, name="say", daemon=True).start()  # its disk may be what hangs
+    in_background(act)  # its disk may be what hangs
 
 
 def file_hang(
@@ -104,7 +104,7 @@ def file_hang(
             text = text_of(record)
             write_atomic(layout.hang_text(attempt), text.encode(errors="replace"), durable=False)
 
-    threading.Thread(target=act, name="hang-record", daemon=True).start()
+    in_background(act)
 
 
 def file_look(
@@ -122,7 +122,7 @@ def file_look(
         with contextlib.suppress(OSError):
             write_json(layout.look(attempt), record, durable=False)
 
-    threading.Thread(target=act, name="look-record", daemon=True).start()
+    in_background(act)
 
 
 def text_of(record: dict[str, Any]) -> str:

@@ -452,7 +452,6 @@ _SIGNS_OF_A_LOST_PEER = (
     "gloo",
     "nccl",
     "socket",
-    "tcpstore",
     "store",
     "timed out",
     "connection refused",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast._errors import SaveFailed
 from holdfast._keeper.protocol import FromHub
-from holdfast._keeper.time_limit import in_background
+from holdfast._keeper.timers import in_background
 from holdfast._keeper.writer import Closing
 from holdfast._store.commit.write import State, begin_checkpoint, explain, refuse_if_replaced
 from holdfast._store.commit.write_queue import Key

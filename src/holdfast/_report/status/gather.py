@@ -50,7 +50,8 @@ from holdfast._store.folder.layout import RunLayout
 from holdfast._store.folder.lineage import is_on_line, trace_line
 from holdfast._store.format import manifest
 from holdfast._store.format.image import decode_scalars
-from holdfast._store.read.find import attempts_in_memory, open_leftovers, runs_in_memory
+from holdfast._store.memory.backing import find_all
+from holdfast._store.read.find import attempts_in_memory, open_leftovers
 
 if TYPE_CHECKING:
     from holdfast._store.memory.arena import Arena, SlotRecord
@@ -338,7 +339,7 @@ class _OfAnotherMachine(Exception):
 def summarize_all(folders: list[Path]) -> list[RunSummary]:
     """One after the other; but those of other machines are watched all at once."""
     found: dict[Path, RunSummary] = {}
-    distant, with_arenas = [], runs_in_memory()
+    distant, with_arenas = [], {run_id for run_id, _ in find_all()}
     for folder in folders:
         try:
             found[folder] = summarize(folder, look=_look_here, with_arenas=with_arenas)

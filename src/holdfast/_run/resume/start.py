@@ -29,9 +29,8 @@ from holdfast._store.folder.layout import RunLayout
 from holdfast._store.folder.lineage import is_on_line, trace_line, void_steps, without_void
 from holdfast._store.format.checksum import digest_all
 from holdfast._store.read import find
-from holdfast._store.read.damage import check_file
 from holdfast._store.read.find import Candidate, Found, Leftover
-from holdfast._store.read.verify import read_manifest
+from holdfast._store.read.verify import check_file, read_manifest
 from holdfast._text import count, say
 
 if TYPE_CHECKING:

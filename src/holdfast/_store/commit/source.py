@@ -10,21 +10,19 @@ from typing import NamedTuple
 import xxhash
 
 from holdfast._store.commit.chunks import WorkQueue
-from holdfast._store.format.checksum import digest
+from holdfast._store.format.checksum import SMALL_BYTES, digest, portions
 from holdfast._store.format.image import Extent
 
 # -- The checksums of an image's ranges, computed in chunks ---------------------------------
 
 _LARGE_BYTES = 8 << 20
-_SMALL_BYTES = 64 << 10
-_BATCH = 256
 _MOST_THREADS = 8
 _WORTH_A_THREAD_BYTES = 16 << 20
 
 
 def threads_for(sizes: Sequence[int]) -> int:
     """How many threads hash these ranges: hashing small ones holds the GIL."""
-    large = sum(size for size in sizes if size >= _SMALL_BYTES)
+    large = sum(size for size in sizes if size >= SMALL_BYTES)
     return max(1, min(os.cpu_count() or 1, _MOST_THREADS, large // _WORTH_A_THREAD_BYTES))
 
 
@@ -34,15 +32,6 @@ class Begun(NamedTuple):
     number: int
     done: int
     hasher: xxhash.xxh3_128
-
-
-def portions(sizes: Sequence[int]) -> list[Sequence[int]]:
-    """The ranges in the order of hashing: the largest first, small ones in batches."""
-    small = [index for index, size in enumerate(sizes) if size < _SMALL_BYTES]
-    rest = [index for index, size in enumerate(sizes) if size >= _SMALL_BYTES]
-    rest.sort(key=sizes.__getitem__, reverse=True)
-    batches = [small[at : at + _BATCH] for at in range(0, len(small), _BATCH)]
-    return [*((index,) for index in rest), *batches]
 
 
 class Hashing(WorkQueue[Sequence[int] | Begun]):

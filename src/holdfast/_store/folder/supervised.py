@@ -6,6 +6,8 @@ led/20250102-030405-node1-4711/    one supervision, by its beginning, host and p
     run.json                       written by a run that opened in it: its folder and attempt
     hang.json                      by its keeper: that it hangs, and why
     modules.json                   by a run for which there will be a spare: what it has imported
+
+The last three are how a process of the command tells the supervisor about itself.
 """
 
 from __future__ import annotations
@@ -14,13 +16,14 @@ import contextlib
 import json
 import os
 import re
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from holdfast._environment import variables
-from holdfast._store.folder.atomic import write_atomic
+from holdfast._store.folder.atomic import create_atomic, write_atomic
 from holdfast._store.folder.plain_file import read_plain
 from holdfast._store.format.schema import parse_record
 
@@ -103,8 +106,12 @@ def led_modules(life: Path) -> Path:
 
 
 def write_led(path: Path, record: dict[str, Any]) -> None:
-    """Replace the record, without a flush to the disk."""
-    write_atomic(path, (json.dumps(record, indent=1) + "\n").encode(), durable=False)
+    """Replace a record, without a flush to the disk."""
+    write_atomic(path, _encode(record), durable=False)
+
+
+def _encode(record: dict[str, Any]) -> bytes:
+    return (json.dumps(record, indent=1) + "\n").encode()
 
 
 def read_runs(life: Path) -> list[dict[str, Any]]:
@@ -117,6 +124,52 @@ def read_runs(life: Path) -> list[dict[str, Any]]:
                 if isinstance(value.get("folder"), str):
                     found.append(value)
     return sorted(found, key=lambda run: run["rank"] if isinstance(run.get("rank"), int) else 0)
+
+
+# -- What a process under `holdfast run` tells the supervisor --------------------------------------
+
+
+def tell_leader(place: Path, folder: Path, attempt: int, rank: int) -> None:
+    """Record the run that this process has opened; of several ranks the first."""
+    mine: dict[str, Any] = {
+        "folder": str(folder.absolute()),
+        "attempt": attempt,
+        "rank": rank,
+        "pid": os.getpid(),
+    }
+    path = place / "run.json"
+    with contextlib.suppress(OSError):
+        if create_atomic(path, _encode(mine)):
+            return
+        there = next(iter(read_runs(place)), {})
+        is_same_life = all(there.get(key) == mine[key] for key in ("folder", "attempt"))
+        other = there.get("rank")
+        if not is_same_life or not isinstance(other, int) or other > rank:
+            write_led(path, mine)
+
+
+def tell_leader_of_modules(place: Path) -> None:
+    """Record what is imported, in the order of the imports, for a spare."""
+    specs = ((name, getattr(each, "__spec__", None)) for name, each in list(sys.modules.items()))
+    # An alias, such as os.path, cannot be imported under its own name.
+    names = [name for name, spec in specs if spec is not None and spec.name == name]
+    record = {"modules": names, "environment": variables.changed_since_start()}
+    with contextlib.suppress(OSError):
+        write_led(led_modules(place), record)
+
+
+def tell_leader_of_hang(place: Path, hang: dict[str, Any]) -> None:
+    """The same for each change of a hang: found, over, or not to be killed.
+
+    The supervisor does not read the run's folder: that may be on the file system that does not
+    answer, and then the supervisor would hang too.
+    """
+    kept = {key: value for key, value in hang.items() if key != "looks"}
+    with contextlib.suppress(OSError):
+        write_led(led_hang(place), kept)
+
+
+# -- Folders ---------------------------------------------------------------------------------------
 
 
 def _spare() -> Path:

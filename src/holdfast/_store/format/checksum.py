@@ -11,7 +11,7 @@ import xxhash
 from holdfast._store.format.threads import run_all
 
 _WORTH_A_THREAD_BYTES = 8 << 20
-_SMALL_BYTES = 1 << 16
+SMALL_BYTES = 64 << 10
 _BATCH = 256
 _MOST_THREADS = 8
 
@@ -34,16 +34,21 @@ def digest_all(views: Sequence[memoryview]) -> list[bytes]:
 def for_each(work: Callable[[int], None], sizes: Sequence[int]) -> None:
     """Call `work(i)` for every size, spread over threads; the first error is raised here."""
     count = min(os.cpu_count() or 1, max(1, sum(sizes) // _WORTH_A_THREAD_BYTES), _MOST_THREADS)
-    works: list[list[int]] = []
-    for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
-        # Small ones in batches: taking turns for each would cost more than its work.
-        if works and sizes[works[-1][0]] < _SMALL_BYTES and len(works[-1]) < _BATCH:
-            works[-1].append(index)
-        else:
-            works.append([index])
-    run_all([functools.partial(_each, work, taken) for taken in works], count)
+    run_all([functools.partial(_each, work, taken) for taken in portions(sizes)], count)
 
 
-def _each(work: Callable[[int], None], numbers: list[int]) -> None:
+def _each(work: Callable[[int], None], numbers: Sequence[int]) -> None:
     for number in numbers:
         work(number)
+
+
+def portions(sizes: Sequence[int]) -> list[Sequence[int]]:
+    """The ranges in the order of their work: the largest first, then small ones in batches.
+
+    To take turns for each small range would cost more than its work.
+    """
+    small = [index for index, size in enumerate(sizes) if size < SMALL_BYTES]
+    rest = [index for index, size in enumerate(sizes) if size >= SMALL_BYTES]
+    rest.sort(key=sizes.__getitem__, reverse=True)
+    batches = [small[at : at + _BATCH] for at in range(0, len(small), _BATCH)]
+    return [*((index,) for index in rest), *batches]

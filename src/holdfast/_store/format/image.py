@@ -104,19 +104,20 @@ class ImagePlan:
         return list(self._extents)
 
     def in_file_order(self) -> list[tuple[TensorSpec, int]]:
-        return list(self._ordered)
+        return [(self.specs[number], self.offsets[number]) for number in self.order]
 
     # Cached: a state may have a hundred thousand tensors.
 
     @cached_property
     def _extents(self) -> list[Extent]:
-        tensors = (Extent(s.name, o, s.size_bytes) for s, o in self._ordered)
+        tensors = (Extent(s.name, o, s.size_bytes) for s, o in self.in_file_order())
         return [Extent("header", 0, len(self.header)), *tensors, self.scalars]
 
     @cached_property
-    def _ordered(self) -> list[tuple[TensorSpec, int]]:
-        pairs = zip(self.specs, self.offsets, strict=True)
-        return sorted(pairs, key=lambda pair: (pair[1], pair[0].size_bytes))
+    def order(self) -> list[int]:
+        """The numbers of the tensors in the order in which they are stored."""
+        places = [(at, spec.size_bytes) for at, spec in zip(self.offsets, self.specs, strict=True)]
+        return sorted(range(len(places)), key=places.__getitem__)
 
 
 def plan_image(specs: Sequence[TensorSpec], scalars_bytes: int) -> ImagePlan:

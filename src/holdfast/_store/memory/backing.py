@@ -20,6 +20,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast._environment.processes.cgroup import MemoryCgroup
+from holdfast._environment.processes.proc import field, read_bytes
+
 SHM = Path("/dev/shm")
 _NAME = re.compile(r"holdfast-(\d+)-([0-9a-f]{32})-a(\d+)-g(\d+)(?:-r(\d+))?")
 _RESERVE_BYTES = 256 << 20
@@ -140,7 +143,9 @@ def find_leftovers(run_id: str) -> list[Path]:
 
 
 def find_all() -> Iterator[tuple[str, Path]]:
-    """The arena files of this user, each with the id of its run."""
+    """The arena files of this user, each with the id of its run; only Linux has any."""
+    if not SHM.is_dir():
+        return
     prefix = f"holdfast-{os.geteuid()}-"
     with contextlib.suppress(OSError):
         for name in os.listdir(SHM):  # noqa: PTH208  thousands of files, few of them ours
@@ -200,7 +205,11 @@ def open_leftover(path: Path) -> int | None:
 
 def available_bytes() -> int:
     """Free memory of the machine and the cgroup."""
-    return min(_machine_bytes(), _cgroup_bytes())
+    cgroup = MemoryCgroup.find(os.getpid())
+    usage = None if cgroup is None else cgroup.usage()
+    if usage is None or usage.limit is None:
+        return _machine_bytes("MemAvailable")
+    return min(_machine_bytes("MemAvailable"), usage.limit - usage.used)
 
 
 def reserve_bytes(available: int) -> int:
@@ -210,61 +219,11 @@ def reserve_bytes(available: int) -> int:
 
 def total_bytes() -> int:
     """All memory of the machine, or the limit of the cgroup if that is less."""
-    limits = [_limit(limit) for limit, *_ in _cgroup_files()]
-    return min([_machine_bytes("MemTotal"), *limits])
+    cgroup = MemoryCgroup.find(os.getpid())
+    limit = None if cgroup is None else cgroup.limit()
+    return min(_machine_bytes("MemTotal"), _UNLIMITED if limit is None else limit)
 
 
-def _machine_bytes(field: str = "MemAvailable") -> int:
-    try:
-        text = Path("/proc/meminfo").read_text(encoding="ascii")
-    except OSError:
-        return _UNLIMITED
-    found = re.search(rf"^{field}:\s+(\d+) kB", text, re.MULTILINE)
-    return int(found[1]) * 1024 if found else _UNLIMITED
-
-
-def _cgroup_bytes() -> int:
-    """The memory that is left in this process's cgroups, v1 or v2."""
-    return min((_left(*files) for files in _cgroup_files()), default=_UNLIMITED)
-
-
-def _cgroup_files() -> Iterator[tuple[Path, Path, Path]]:
-    """The limit, the use and the statistics of each cgroup of this process."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, group = line.split(":", 2)
-        if controllers == "":
-            root, limit, used = Path("/sys/fs/cgroup"), "memory.max", "memory.current"
-        elif "memory" in controllers.split(","):
-            root = Path("/sys/fs/cgroup/memory")
-            limit, used = "memory.limit_in_bytes", "memory.usage_in_bytes"
-        else:
-            continue
-        folder = root / group.lstrip("/")
-        for place in (folder, *folder.parents):
-            if not place.is_relative_to(root):
-                break
-            yield place / limit, place / used, place / "memory.stat"
-
-
-def _limit(limit: Path) -> int:
-    try:
-        text = limit.read_text().strip()
-        return _UNLIMITED if text == "max" else min(int(text), _UNLIMITED)
-    except (OSError, ValueError):
-        return _UNLIMITED
-
-
-def _left(limit: Path, used: Path, detail: Path) -> int:
-    if (most := _limit(limit)) == _UNLIMITED:
-        return _UNLIMITED
-    try:
-        # Page cache counts as use, but is freed on demand.
-        found = re.search(r"^(?:total_)?inactive_file (\d+)", detail.read_text(), re.MULTILINE)
-        cache = int(found[1]) if found else 0
-        return most - int(used.read_text()) + cache
-    except (OSError, ValueError):
-        return _UNLIMITED
+def _machine_bytes(name: str) -> int:
+    kilobytes = field(read_bytes("/proc/meminfo") or b"", f"{name}:".encode())
+    return _UNLIMITED if kilobytes is None else kilobytes * 1024

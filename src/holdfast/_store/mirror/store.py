@@ -47,7 +47,7 @@ class MirrorStore(Protocol):
 
 
 class MissingPlace(OSError):
-    """The parent of a mirror's folder is missing, so its content is unknown."""
+    """The parent of a mirror's folder, or the bucket, is missing: its content is unknown."""
 
 
 class FolderStore:
@@ -143,10 +143,6 @@ _MD5 = re.compile(r"[0-9a-f]{32}")
 _S3 = {"config_kwargs": {"connect_timeout": 10, "read_timeout": 30, "retries": {"max_attempts": 2}}}
 
 
-class MissingBucket(OSError):
-    """The whole store is missing, so its content is unknown."""
-
-
 class RemoteStore:
     """An object store, or another place behind an address of fsspec: only this class imports it."""
 
@@ -229,7 +225,7 @@ def _refuse_missing_bucket(error: FileNotFoundError) -> None:
     """A missing object is normal; a missing bucket is a typo."""
     answer = getattr(error.__cause__, "response", None)
     if isinstance(answer, dict) and answer.get("Error", {}).get("Code") == "NoSuchBucket":
-        raise MissingBucket("NoSuchBucket") from error
+        raise MissingPlace("there is no such bucket") from error
 
 
 def _md5_of(info: dict[str, Any]) -> str | None:

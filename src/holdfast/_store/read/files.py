@@ -144,10 +144,10 @@ def place_of(folder: Path, name: str) -> Path:
     return folder / name
 
 
-def open_file(path: Path, size_bytes: int, flags: int = os.O_RDONLY) -> int:
+def open_file(path: Path, size_bytes: int) -> int:
     """Open a file; DamagedCheckpoint if it is missing or has another size."""
     try:
-        descriptor = open_plain(path, flags)
+        descriptor = open_plain(path)
     except FileNotFoundError as error:
         raise DamagedCheckpoint(f"{path}: is missing.") from error
     except OSError as error:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +18,14 @@ from holdfast._store.folder import journal
 from holdfast._store.folder.atomic import move_aside
 from holdfast._store.folder.layout import RunLayout
 from holdfast._store.folder.lineage import is_on_line, set_aside_void
+from holdfast._store.memory.backing import attempt_of, find_leftovers, open_leftover, rank_of
 from holdfast._store.read.merge_ranks import join, read_checkpoint
 from holdfast._store.read.verify import (
     ChoosePlaces,
     Loaded,
     Placement,
     SendToDevice,
-    slot_source,
+    loaded_from,
     verify_image,
 )
 
@@ -72,13 +72,12 @@ def open_leftovers(run_id: str) -> list[Leftover]:
     Opened before waiting for the last keeper: it removes the file when it is done, and an open
     mapping stays readable.
     """
-    if sys.platform != "linux":
+    if not (paths := find_leftovers(run_id)):
         return []
-    from holdfast._store.memory.arena import Arena, NotAnArena
-    from holdfast._store.memory.backing import find_leftovers, open_leftover, rank_of
+    from holdfast._store.memory.arena import Arena, NotAnArena  # only on Linux
 
     found = []
-    for path in find_leftovers(run_id):
+    for path in paths:
         descriptor = open_leftover(path)
         if descriptor is None:
             continue
@@ -94,20 +93,7 @@ def open_leftovers(run_id: str) -> list[Leftover]:
 
 def attempts_in_memory(run_id: str) -> set[int]:
     """The attempts of this run that left an arena."""
-    if sys.platform != "linux":
-        return set()
-    from holdfast._store.memory.backing import attempt_of, find_leftovers
-
     return {attempt_of(path) for path in find_leftovers(run_id)}
-
-
-def runs_in_memory() -> set[str]:
-    """The runs of this user that have an arena in shared memory."""
-    if sys.platform != "linux":
-        return set()
-    from holdfast._store.memory.backing import find_all
-
-    return {run_id for run_id, _ in find_all()}
 
 
 def set_aside_unfinished(layout: RunLayout, say: Callable[[str], None]) -> None:
@@ -177,10 +163,6 @@ def refuse_to_start_over(layout: RunLayout, damaged: int) -> None:
 
 def remove_leftovers(run_id: str, attempt: int, spare: Collection[Path]) -> None:
     """Remove the arenas of earlier attempts, once they are not needed any more."""
-    if sys.platform != "linux":
-        return
-    from holdfast._store.memory.backing import attempt_of, find_leftovers
-
     for path in find_leftovers(run_id):
         if attempt_of(path) < attempt and path not in spare:
             with contextlib.suppress(OSError):
@@ -264,14 +246,9 @@ def read_candidate(
             loaded.sent.send(send, loaded.plan.specs, loaded.tensors, hashed=False)
         return Found(candidate.attempt, candidate.step, loaded)
     assert candidate.leftover is not None
-    arena, record = candidate.leftover.arena, candidate.record
+    record = candidate.record
     where = f"the snapshot of step {record.step} in memory"
-    try:
-        plan = arena.plan(record.slot)
-    except ValueError as error:
-        raise DamagedCheckpoint(f"{where}: {error}.") from error
-    image = arena.image(record.slot)
-    loaded = verify_image(image, plan, arena.digests(record.slot), where, send, choose_here)
+    loaded = verify_image(*_slot(candidate.leftover, record, where), where, send, choose_here)
     world = loaded.head.get("world", 1)
     if world != max(1, len(candidate.peers)):
         raise DamagedCheckpoint(f"{where}: it is a part of {world}, and not all of them are here.")
@@ -281,11 +258,25 @@ def read_candidate(
     return Found(candidate.attempt, candidate.step, loaded, candidate.leftover, record)
 
 
+def _slot(
+    leftover: Leftover, record: SlotRecord, where: str
+) -> tuple[memoryview, ImagePlan, list[bytes]]:
+    """The image in a slot, its plan and its checksums."""
+    arena = leftover.arena
+    try:
+        plan = arena.plan(record.slot)
+    except ValueError as error:
+        raise DamagedCheckpoint(f"{where}: {error}.") from error
+    return arena.image(record.slot), plan, arena.digests(record.slot)
+
+
 def _joined(candidate: Candidate, own: Loaded, rank: int, where: str) -> Loaded:
-    sources = [
-        own if number == rank else slot_source(leftover.arena, record, f"{where}, rank {number}")
-        for number, (leftover, record) in enumerate(candidate.peers)
-    ]
+    sources = []
+    for number, (leftover, record) in enumerate(candidate.peers):
+        place = f"{where}, rank {number}"
+        # The tensors of another rank are checked when they are used.
+        theirs = own if number == rank else loaded_from(*_slot(leftover, record, place), place)
+        sources.append(theirs)
     return join(sources, rank, [where] * len(sources))
 
 

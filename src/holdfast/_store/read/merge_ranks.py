@@ -15,15 +15,16 @@ from typing import Any, Protocol
 
 from holdfast._errors import DamagedCheckpoint
 from holdfast._store.format.checksum import digest
-from holdfast._store.format.image import ImagePlan, decode_scalars, parse_header
+from holdfast._store.format.image import ImagePlan
 from holdfast._store.format.manifest import DataFile
-from holdfast._store.format.schema import check_head
 from holdfast._store.format.tree import replace_tag, tensor_leaves
 from holdfast._store.read.files import all_files, name_part, open_file, place_of, read_range
 from holdfast._store.read.verify import (
     ChoosePlaces,
     Loaded,
     StoredShard,
+    parse_head,
+    parse_plan,
     read_manifest,
     read_state,
 )
@@ -56,25 +57,19 @@ class FileSource:
 
     @functools.cached_property
     def plan(self) -> ImagePlan:
-        try:
-            return parse_header(bytes(self._read("header")))
-        except (KeyError, ValueError) as error:
-            raise DamagedCheckpoint(f"{self._path}: is no image of holdfast ({error}).") from error
+        return parse_plan(self._read("header"), self._path)
 
     @functools.cached_property
     def head(self) -> dict[str, Any]:
-        try:
-            found = decode_scalars(self._read(self.plan.scalars.name))
-            check_head(found, self.plan.specs)
-            return found
-        except (KeyError, ValueError) as error:
-            raise DamagedCheckpoint(f"{self._path}: is no state of holdfast ({error}).") from error
+        return parse_head(self._read(self.plan.scalars.name), self.plan, self._path)
 
     def data(self, index: int) -> memoryview:
         return self._read(self.plan.specs[index].name)
 
     def _read(self, name: str) -> memoryview:
-        part = self._parts[name]
+        part = self._parts.get(name)
+        if part is None:
+            raise DamagedCheckpoint(f"{self._path}: {name_part(name)} is missing.")
         path = place_of(self._folder, part.file or self._path.name)
         view = memoryview(bytearray(part.size_bytes))
         descriptor = open_file(path, self._sizes[path.name])

@@ -1,26 +1,28 @@
-"""Read a checkpoint or a slot: every byte is read once and checked before it is used."""
+"""Read a checkpoint or a slot: every byte is read once and checked before it is used.
+
+`find_damage` only checks, and names all that is wrong.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
-from holdfast._errors import DamagedCheckpoint
+import xxhash
+
+from holdfast._errors import CheckpointError, DamagedCheckpoint
 from holdfast._store.folder.layout import MANIFEST
+from holdfast._store.folder.plain_file import open_file
 from holdfast._store.format import manifest
-from holdfast._store.format.image import (
-    ImagePlan,
-    TensorSpec,
-    decode_scalars,
-    header_bytes,
-    parse_header,
-)
-from holdfast._store.format.manifest import DataFile, Manifest
+from holdfast._store.format.image import ImagePlan, TensorSpec, decode_scalars, parse_header
+from holdfast._store.format.manifest import DataFile, Manifest, Part
 from holdfast._store.format.schema import check_head
 from holdfast._store.read.checked_copy import CheckedCopy, copy_checked
-from holdfast._store.read.files import RankFiles, cannot_read, name_part
+from holdfast._store.read.files import RankFiles, all_files, cannot_read, name_part, place_of
 
 
 @dataclass(frozen=True)
@@ -196,10 +198,9 @@ def verify_image(
     views = [image[e.offset : e.offset + e.size_bytes] for e in extents]
     ends = (0, len(views) - 1)
     copy_checked([CheckedCopy(extents[n].name, views[n], None, digests[n]) for n in ends], complain)
-    names = (extent.name for extent in extents)
-    loaded = loaded_of(plan, views, (image,), dict(zip(names, digests, strict=True)), where)
+    loaded = loaded_from(image, plan, digests, where)
     placement = None if choose is None else choose(plan, loaded.head)
-    order = file_order(plan)
+    order = plan.order
     sent = SentAhead()
     known: dict[int, bytes] = {}
     if send is not None:
@@ -219,36 +220,16 @@ def verify_image(
     return replace(loaded, sent=sent, placement=placement)
 
 
-def slot_source(arena: Any, record: Any, where: str) -> Loaded:
-    """A slot of another rank in memory; its tensors are checked when they are used."""
-    try:
-        plan = arena.plan(record.slot)
-    except ValueError as error:
-        raise DamagedCheckpoint(f"{where}: {error}.") from error
-    names = (extent.name for extent in plan.extents())
-    digests = dict(zip(names, arena.digests(record.slot), strict=True))
-    return loaded_from(arena.image(record.slot), digests, where)
-
-
-def loaded_from(image: memoryview, digests: dict[str, bytes], where: Path | str) -> Loaded:
-    """The state in an image that is contiguous in memory."""
-    plan = _parsed(image[: header_bytes(image[:8])], where)
-    views = [image[e.offset : e.offset + e.size_bytes] for e in plan.extents()]
-    return loaded_of(plan, views, (image,), digests, where)
-
-
-def loaded_of(
-    plan: ImagePlan,
-    views: Sequence[memoryview],
-    memory: Sequence[memoryview],
-    digests: dict[str, bytes],
-    where: Path | str,
+def loaded_from(
+    image: memoryview, plan: ImagePlan, digests: Sequence[bytes], where: Path | str
 ) -> Loaded:
-    """The state in the parts of an image: header, tensors in file order, scalars."""
-    tensors = dict(zip(file_order(plan), views[1:-1], strict=True))
-    head = _head_of(views[-1], plan, where)
+    """The state in an image in memory; its tensors are not checked yet."""
+    extents = plan.extents()
+    views = [image[e.offset : e.offset + e.size_bytes] for e in extents]
+    tensors = dict(zip(plan.order, views[1:-1], strict=True))
     by_number = tuple(tensors[number] for number in range(len(plan.specs)))
-    return Loaded(plan, by_number, tuple(memory), head, digests)
+    by_name = dict(zip((extent.name for extent in extents), digests, strict=True))
+    return Loaded(plan, by_number, (image,), parse_head(views[-1], plan, where), by_name)
 
 
 def read_state(folder: Path, file: DataFile, choose: ChoosePlaces | None = None) -> Loaded:
@@ -259,17 +240,10 @@ def read_state(folder: Path, file: DataFile, choose: ChoosePlaces | None = None)
     where = folder / file.name
     files = RankFiles(folder, file)
     files.check_wrapper()
-    if len(file.parts) < 2:
-        raise _no_state(where, "it has neither header nor scalars")
     last = len(file.parts) - 1
-    header, scalars = files.read([0, last])
-    plan = _parsed(header, where)
-    names = [(extent.name, extent.size_bytes) for extent in plan.extents()]
-    if names != [(part.name, part.size_bytes) for part in file.parts]:
-        raise _no_state(where, "its header tells of other parts than the manifest")
-    head = _head_of(scalars, plan, where)
+    plan, head = parse_ends(file.parts, lambda: files.read([0, last]), where)
     placement = None if choose is None else choose(plan, head)
-    order = file_order(plan)
+    order = plan.order
     targets = {}
     if placement is not None:
         targets = {
@@ -291,13 +265,21 @@ def read_state(folder: Path, file: DataFile, choose: ChoosePlaces | None = None)
     )
 
 
-def file_order(plan: ImagePlan) -> list[int]:
-    """The numbers of the tensors in the order in which they are stored."""
-    places = [(at, spec.size_bytes) for at, spec in zip(plan.offsets, plan.specs, strict=True)]
-    return sorted(range(len(places)), key=places.__getitem__)
+def parse_ends(
+    parts: Sequence[Part], read: Callable[[], Sequence[memoryview]], where: Path | str
+) -> tuple[ImagePlan, dict[str, Any]]:
+    """The plan and the scalars of a state with these parts; `read` gives the first and the last."""
+    if len(parts) < 2:
+        raise _no_state(where, "it has neither header nor scalars")
+    header, scalars = read()
+    plan = parse_plan(header, where)
+    names = [(extent.name, extent.size_bytes) for extent in plan.extents()]
+    if names != [(part.name, part.size_bytes) for part in parts]:
+        raise _no_state(where, "its header tells of other parts than the manifest")
+    return plan, parse_head(scalars, plan, where)
 
 
-def _head_of(scalars: memoryview, plan: ImagePlan, where: Path | str) -> dict[str, Any]:
+def parse_head(scalars: memoryview, plan: ImagePlan, where: Path | str) -> dict[str, Any]:
     try:
         head = decode_scalars(scalars)
         check_head(head, plan.specs)
@@ -306,7 +288,7 @@ def _head_of(scalars: memoryview, plan: ImagePlan, where: Path | str) -> dict[st
     return head
 
 
-def _parsed(header: memoryview, where: Path | str) -> ImagePlan:
+def parse_plan(header: memoryview, where: Path | str) -> ImagePlan:
     try:
         return parse_header(bytes(header))
     except (ValueError, IndexError) as error:
@@ -315,3 +297,82 @@ def _parsed(header: memoryview, where: Path | str) -> ImagePlan:
 
 def _no_state(where: Path | str, why: object) -> DamagedCheckpoint:
     return DamagedCheckpoint(f"{where}: is not a state of holdfast ({why}).")
+
+
+# -- All damage of a checkpoint, found in little memory --------------------------------------------
+# Resuming stops at the first wrong byte and holds the whole image. `holdfast verify` names every
+# damaged tensor, and may run while a training needs the memory.
+
+_CHUNK_BYTES = 16 << 20
+
+
+def find_damage(folder: Path) -> list[str]:
+    """One line for each damage; none if every byte is as it was written."""
+    try:
+        found = read_manifest(folder)
+    except CheckpointError as error:
+        return [_within(folder, error)]
+    lines: list[str] = []
+    for file in found.files:
+        try:
+            damage = check_file(folder, file)
+        except OSError as error:
+            missing = Path(error.filename or file.name).name
+            damage = [f"{missing}: {error.strerror}"]
+        except CheckpointError as error:
+            damage = [_within(folder, error)]
+        # A tensor's name may be in the files of several ranks.
+        is_named = len(found.files) == 1
+        lines += (
+            line if is_named or line.startswith(file.name) else f"{file.name}: {line}"
+            for line in damage
+        )
+    return lines
+
+
+def _within(folder: Path, error: CheckpointError) -> str:
+    """The text of an error, with names relative to the checkpoint."""
+    return str(error).removeprefix(f"{folder}: ").removeprefix(f"{folder}/").rstrip(".")
+
+
+def check_file(folder: Path, file: DataFile) -> list[str]:
+    """The damage of a rank's state, in its own file and in linked ones."""
+    with contextlib.ExitStack() as stack:
+        opened: dict[str, IO[bytes]] = {}
+        for name, size_bytes in all_files(file):
+            data = stack.enter_context(open_file(place_of(folder, name)))
+            size = os.fstat(data.fileno()).st_size
+            if size != size_bytes:
+                return [f"{name} has {size} bytes, the manifest says {size_bytes}"]
+            opened["" if name == file.name else name] = data
+        parts = [*file.parts] if file.wrapper is None else [file.wrapper, *file.parts]
+        lines = [_describe(part) for part in parts if not _is_whole(opened[part.file], part)]
+        if not lines:
+            # Intact bytes must also be a valid state: resuming requires the same.
+            ends = [*file.parts[:1], *file.parts[-1:]]
+            where = folder / file.name
+            parse_ends(file.parts, lambda: [_read(opened, part) for part in ends], where)
+        return lines
+
+
+def _describe(part: Part) -> str:
+    where = f" (in {part.file})" if part.file else ""
+    return f"{name_part(part.name)} is damaged{where}"
+
+
+def _is_whole(data: IO[bytes], part: Part) -> bool:
+    hasher = xxhash.xxh3_128()
+    data.seek(part.offset)
+    left = part.size_bytes
+    while left:
+        chunk = data.read(min(left, _CHUNK_BYTES))
+        if not chunk:
+            return False
+        hasher.update(chunk)
+        left -= len(chunk)
+    return bool(hasher.hexdigest() == part.checksum)
+
+
+def _read(opened: dict[str, IO[bytes]], part: Part) -> memoryview:
+    opened[part.file].seek(part.offset)
+    return memoryview(opened[part.file].read(part.size_bytes))

@@ -17,8 +17,7 @@ from holdfast._store.commit.retention import choose_kept, list_checkpoints
 from holdfast._store.folder.attempts import find_run, known_origins
 from holdfast._store.folder.layout import is_epoch_end
 from holdfast._store.folder.lineage import trace_line
-from holdfast._store.read.damage import find_damage
-from holdfast._store.read.verify import read_manifest
+from holdfast._store.read.verify import find_damage, read_manifest
 from holdfast._tools.cli.group import AS_JSON, RUN, print_json
 from holdfast._tools.cli.show import Screen, some
 

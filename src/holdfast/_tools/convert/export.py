@@ -23,10 +23,9 @@ from holdfast._report.status.gather import states_in_memory
 from holdfast._store.folder.attempts import find_run, known_origins
 from holdfast._store.folder.layout import RunLayout
 from holdfast._store.folder.lineage import is_on_line, trace_line
-from holdfast._store.read.damage import find_damage
 from holdfast._store.read.find import attempts_in_memory
 from holdfast._store.read.merge_ranks import read_checkpoint
-from holdfast._store.read.verify import Loaded
+from holdfast._store.read.verify import Loaded, find_damage
 from holdfast._tools.convert.writers import (
     SUFFIXES,
     WRITERS,
