@@ -20,7 +20,7 @@ from holdfast._environment.processes.cgroup import MemoryCgroup
 from holdfast._environment.processes.memory_sample import shm_room
 from holdfast._errors import SettingsError
 from holdfast._report.status.gather import describe_waiting, find_waiting
-from holdfast._tools.doctor.check import Check
+from holdfast._tools.doctor.check import FACTS, Check, Question
 from holdfast._tools.doctor.environment import Around, interfaces, judge_environment, nodes_of
 from holdfast._tools.doctor.machine import (
     HostMemory,
@@ -34,7 +34,6 @@ from holdfast._tools.doctor.machine import (
     read_cores,
     read_limits,
 )
-from holdfast._tools.doctor.question import FACTS, Question
 from holdfast._tools.doctor.run import RunNeeds, read_run, slurm_grace
 from holdfast._tools.doctor.software import (
     judge_gpus,

@@ -15,7 +15,7 @@ from holdfast._environment.processes.proc import FairDeadline
 from holdfast._environment.processes.tree import is_known
 from holdfast._environment.slurm.job import starts_torchrun
 from holdfast._run.ranks.address import is_taken, port_owner
-from holdfast._text import count
+from holdfast._text import count, one_line
 from holdfast._tools.doctor.check import Check, slow
 from holdfast._tools.doctor.signals.chain import MOST_TIMES, Chain, ChainError, Probe
 from holdfast._tools.doctor.signals.target import Target, find_target
@@ -160,13 +160,13 @@ def _check_sum(probes: Sequence[Probe], seconds: float) -> Check:
         rank, first = min(errors, key=lambda each: each[1]["time"])
         if first["kind"] in ("import", "torch"):
             remedy = "install it into the environment that trains, or choose another"
-            return _check("warn", f"not tried: {_one_line(first['text'])}", remedy)
-        fact, _, step = str(first["text"]).partition("\n")
+            return _check("warn", f"not tried: {one_line(first['text'])}", remedy)
+        fact, _, step = (one_line(each).rstrip(".") for each in first["text"].partition("\n"))
         remedy = "see that the ranks reach each other: holdfast doctor on each host"
         return _check(
             "fail",
-            f"rank {rank} of {size}: {_one_line(fact)}",
-            _one_line(step) or remedy,
+            f"rank {rank} of {size}: {fact}",
+            step or remedy,
             {"rank": rank, "error": first["text"], "is_late": bool(_TIMEOUT.search(fact))},
         )
     met = [one.rank for one in probes if one.events("met")]
@@ -189,7 +189,3 @@ def _check_sum(probes: Sequence[Probe], seconds: float) -> Check:
         where = f"({len(probes)} of them seen here)"
     data = {"ranks": size, "hosts": hosts, "backend": _network(probes[0]).get("backend")}
     return _check("ok", f"{size} ranks {where} meet, and their sum is right", "", data)
-
-
-def _one_line(text: str) -> str:
-    return " ".join(str(text).split())[:300].rstrip(".")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -55,27 +56,9 @@ def apply_edits(text: str, *groups: Iterable[Edit]) -> str:
 
 def changed_lines(text: str, edits: Iterable[Edit]) -> tuple[str, ...]:
     """The lines that the edits make, in their order."""
-    # The edits that touch the same whole lines, and the offsets of those lines.
-    groups: list[tuple[int, int, list[Edit]]] = []
-    for edit in sorted(edits, key=lambda each: (each.start, each.end)):
-        start, end = whole_lines(text, edit.start, edit.end)
-        inside = [edit]
-        if groups and start < groups[-1][1]:
-            start, last, before = groups.pop()
-            end, inside = max(last, end), [*before, edit]
-        groups.append((start, end, inside))
-    found: list[str] = []
-    for start, end, inside in groups:
-        old = text[start:end].splitlines()
-        moved = [Edit(each.start - start, each.end - start, each.text) for each in inside]
-        new = apply_edits(text[start:end], moved).splitlines()
-        while old and new and old[-1] == new[-1]:
-            old.pop()
-            new.pop()
-        while old and new and old[0] == new[0]:
-            del old[0], new[0]
-        found += new
-    return tuple(found)
+    old, new = text.splitlines(), apply_edits(text, edits).splitlines()
+    changes = difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
+    return tuple(line for kind, _, _, at, end in changes if kind != "equal" for line in new[at:end])
 
 
 def whole_lines(text: str, start: int, end: int) -> tuple[int, int]:

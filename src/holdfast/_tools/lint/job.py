@@ -24,8 +24,13 @@ from holdfast._tools.lint.finding import (
     whole_lines,
 )
 from holdfast._tools.lint.launch import LAUNCHERS, OTHER, PYTHON, TORCHRUN, Launch, find_launch
-from holdfast._tools.lint.shell import Command, NotUnderstood, parse_commands
-from holdfast._tools.lint.values import Values, find_values
+from holdfast._tools.lint.shell import (
+    Command,
+    NotUnderstood,
+    Values,
+    find_values,
+    parse_commands,
+)
 
 _SHELLS = re.compile(r"#!\s*(?:\S*/)?(?:env\s+(?:-S\s+)?)?(?:\S*/)?(ba|da|z|k)?sh\b")
 _PYTHONS = re.compile(r"#!.*\bpython[0-9.]*\b")

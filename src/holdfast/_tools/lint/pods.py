@@ -17,6 +17,7 @@ from holdfast import _errors
 from holdfast._errors import HoldfastError, SettingsError, install_command
 from holdfast._tools.doctor.run import save_seconds, step_seconds
 from holdfast._tools.lint.finding import ERROR, HINT, WARNING, LintFinding
+from holdfast._tools.lint.launch import SHELLS, shell_input
 from holdfast._tools.lint.lint import Surroundings, in_order
 from holdfast._tools.lint.shell import NotUnderstood, parse_commands
 
@@ -269,7 +270,7 @@ def quantity(value: object) -> float | None:
 # -- The rules -------------------------------------------------------------------------------------
 
 
-_SHELLS = ("sh", "bash", "dash", "ash", "zsh")
+_SHELLS = SHELLS | {"ash"}
 _INITS = ("tini", "dumb-init", "catatonit")
 _COUNTED_ON_SECONDS = 10.0  # after SIGTERM, if no variable says otherwise
 _MARGIN_SECONDS = 5.0
@@ -408,11 +409,13 @@ def _check_first_process(_: Pod, container: Container) -> Iterator[LintFinding]:
         words = words[1:]
         while words and words[0].startswith("-"):
             words = words[1:]
-    script = _script_of(words)
-    if script is None:
+    if not words or words[0].rpartition("/")[2] not in _SHELLS:
+        return
+    kind, at = shell_input(words) or ("", 0)
+    if kind != "text":
         return
     try:
-        commands = parse_commands(script)
+        commands = parse_commands(words[at])
     except NotUnderstood:
         return
     trains = [each for each in commands if each.words and _TRAINS.match(each.text)]
@@ -421,7 +424,7 @@ def _check_first_process(_: Pod, container: Container) -> Iterator[LintFinding]:
     last = trains[-1]
     shell = words[0].rpartition("/")[2]
     who = f"{container.name}: {shell} is process 1 and does not pass SIGTERM on to"
-    written = script[last.start : last.end]
+    written = words[at][last.start : last.end]
     severity, right = ERROR, f"exec {written}"
     if last.is_piped or last.is_background or last.within:
         how = "a pipe" if last.is_piped else "the background" if last.is_background else "a group"
@@ -434,17 +437,6 @@ def _check_first_process(_: Pod, container: Container) -> Iterator[LintFinding]:
         text = f"{container.name}: some shells wait for their only command, and keep SIGTERM."
     rule = "shell-keeps-sigterm"
     yield _finding(rule, severity, container.line, text, right, source=written)
-
-
-def _script_of(words: list[str]) -> str | None:
-    if not words or words[0].rpartition("/")[2] not in _SHELLS:
-        return None
-    for at, word in enumerate(words[1:-1], 1):
-        if word.startswith("-") and not word.startswith("--") and word.endswith("c"):
-            return words[at + 1]
-        if not word.startswith("-"):
-            return None
-    return None
 
 
 # -- Who starts an interrupted training again, and who must not ------------------------------------

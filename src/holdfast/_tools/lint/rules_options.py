@@ -193,7 +193,7 @@ def _check_requeue(job: BatchScript) -> Iterator[LintFinding]:
 
 _FIRST_HOST = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
 _OWN_PORT = "$((20000 + SLURM_JOB_ID % 10000))"
-_LOCAL = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1|0\.0\.0\.0")
+LOCAL_ADDRESS = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1|0\.0\.0\.0")
 _OF_TASK = re.compile(r"\$\{?(SLURM_(?:PROCID|LOCALID|NODEID))\}?")
 _RANK_NAMES = ("RANK", "LOCAL_RANK", "NODE_RANK", "GLOBAL_RANK", "GROUP_RANK")
 _PLACEHOLDER = re.compile(
@@ -241,7 +241,7 @@ def _check_addresses(job: BatchScript) -> Iterator[LintFinding]:
             host, _, port = value.rpartition(":")
             is_endpoint = option == "--rdzv-endpoint"
             address = host if is_endpoint else value if option == "--master-addr" else ""
-            if _LOCAL.fullmatch(address):
+            if LOCAL_ADDRESS.fullmatch(address):
                 edit = Edit(start, start + len(address), f'"{_FIRST_HOST}"')
                 yield from _check_host(job, address, source.start, edit)
             number = port if is_endpoint else value if option == "--master-port" else ""
@@ -252,7 +252,7 @@ def _check_addresses(job: BatchScript) -> Iterator[LintFinding]:
 
 def _check_host(job: BatchScript, host: str, at: int, edit: Edit) -> Iterator[LintFinding]:
     if job.nodes > 1:
-        is_local = _LOCAL.fullmatch(host)
+        is_local = LOCAL_ADDRESS.fullmatch(host)
         why = "each node looks for the others at itself" if is_local else "this may be another one"
         text = f"on {job.nodes} nodes {why}: the ranks never meet, and the job hangs."
         severity = ERROR if is_local else WARNING

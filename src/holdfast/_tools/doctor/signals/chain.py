@@ -31,7 +31,7 @@ from holdfast._environment.processes.tree import descendants
 from holdfast._tools.doctor.check import State, slow
 from holdfast._tools.doctor.signals import probe
 from holdfast._tools.doctor.signals.target import Target, interpreter_flags
-from holdfast._tools.lint.wrappers import is_python
+from holdfast._tools.lint.launch import is_python
 
 # Killed, these clients would leave their processes on other nodes.
 CLIENTS = ("srun", "salloc")

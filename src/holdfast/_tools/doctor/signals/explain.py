@@ -14,7 +14,7 @@ from typing import Any
 from holdfast._tools.doctor.check import Check
 from holdfast._tools.doctor.signals.chain import CLIENTS
 from holdfast._tools.doctor.signals.probe import what_it_runs
-from holdfast._tools.lint.wrappers import CONDA, RUNNERS, SHELLS, WAITING, is_python
+from holdfast._tools.lint.launch import CONDA, RUNNERS, SHELLS, WAITING, is_python, shell_input
 
 SHELL = "shell"
 TORCHRUN = "torchrun"
@@ -93,12 +93,10 @@ def name_hop(words: Sequence[str], name: str = "") -> tuple[str, str]:
 
 
 def _name_shell(program: str, words: Sequence[str]) -> str:
-    for word in words[1:]:
-        if word.startswith("-") and not word.startswith("--") and word.endswith("c"):
-            return f"{program} -c"
-        if not word.startswith(("-", "+")):
-            return f"{program} {word.rpartition('/')[2]}"
-    return program
+    kind, at = shell_input(words) or ("", 0)
+    if kind == "text":
+        return f"{program} -c"
+    return f"{program} {words[at].rpartition('/')[2]}" if kind else program
 
 
 def hop_of(process: dict[str, Any]) -> Hop:

@@ -283,10 +283,7 @@ class _Observation:
             for each in news:
                 if each["what"] == "gone":
                     self._record_gone(each["pid"])
-                # The kernel sends SIGHUP since our terminal has lost its first process.
-                elif each["what"] == "signal" and not (
-                    each["name"] == "SIGHUP" and each["by_kernel"]
-                ):
+                elif each["what"] == "signal":
                     instead.add(each["name"])
         tried.instead = sorted(instead - {tried.name})
         if not tried.missed:
