@@ -15,6 +15,7 @@ from holdfast._environment.processes.proc import FairDeadline
 from holdfast._environment.processes.tree import is_known
 from holdfast._environment.slurm.job import starts_torchrun
 from holdfast._run.ranks.address import is_taken, port_owner
+from holdfast._run.ranks.world import name_ranks
 from holdfast._text import count, one_line
 from holdfast._tools.doctor.check import Check, slow
 from holdfast._tools.doctor.signals.chain import MOST_TIMES, Chain, ChainError, Probe
@@ -119,11 +120,6 @@ def _network(one: Probe) -> dict[str, Any]:
     return next(iter(one.events("network")), {})
 
 
-def _ranks(numbers: Sequence[int]) -> str:
-    shown = ", ".join(map(str, sorted(numbers)[:8])) + ("…" if len(numbers) > 8 else "")
-    return f"rank{'s' if len(numbers) > 1 else ''} {shown}"
-
-
 def _check_names(probes: Sequence[Probe]) -> list[Check]:
     """A host whose name resolves to 127.… makes the others search for it at themselves."""
     if len({one.here["host"] for one in probes}) < 2:
@@ -176,7 +172,7 @@ def _check_sum(probes: Sequence[Probe], seconds: float) -> Check:
         stage = "met, and did not end their all_reduce" if is_met else "did not meet"
         return _check(
             "fail",
-            f"{_ranks(silent)} of {size} {stage} within {seconds:.0f} s",
+            f"{name_ranks(silent)} of {size} {stage} within {seconds:.0f} s",
             "see that no firewall is between them; NCCL_DEBUG=INFO tells what nccl waits for",
             {"silent": silent, "is_late": True},
         )

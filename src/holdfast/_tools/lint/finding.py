@@ -1,18 +1,49 @@
-"""What lint finds, and edits of a script."""
+"""What lint judges by, what it finds, and edits of a script."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 
 from holdfast._environment.slurm.options import Option, WarningSignal
+from holdfast._tools.doctor.run import save_seconds, step_seconds
 
 ERROR = "error"
 WARNING = "warning"
 HINT = "hint"
+_ORDER = (ERROR, WARNING, HINT)
 NOT_UNDERSTOOD = "not-understood"  # the rule that says so: silence would read as a good script
 SLACK_SECONDS = 30  # SLURM checks every 30 s, so a signal may come that much earlier
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a script or a manifest is judged by."""
+
+    folder: Path  # of the script
+    cwd: Path  # where it is submitted from
+    run: Path | None = None
+    ignored: Collection[str] = ()
+
+    @cached_property
+    def save_seconds(self) -> float | None:
+        return None if self.run is None else save_seconds(self.run)
+
+    @cached_property
+    def step_seconds(self) -> float | None:
+        return None if self.run is None else step_seconds(self.run)
+
+    @property
+    def needed_seconds(self) -> float | None:
+        """The time of a save from its request on, as the run has measured it."""
+        return None if self.save_seconds is None else self.save_seconds + (self.step_seconds or 0.0)
+
+    @property
+    def run_name(self) -> str:
+        return "" if self.run is None else self.run.name
 
 
 @dataclass(frozen=True)
@@ -37,6 +68,12 @@ class LintFinding:
     edits: tuple[Edit, ...] = ()
     folder: str | None = None  # a missing one, which --fix makes
     is_fixable: bool = False
+
+
+def in_order(found: list[LintFinding], around: Surroundings) -> list[LintFinding]:
+    """Each once, by its line, without the ignored rules."""
+    kept = [each for each in dict.fromkeys(found) if each.rule not in around.ignored]
+    return sorted(kept, key=lambda each: (each.line, _ORDER.index(each.severity), each.rule))
 
 
 def apply_edits(text: str, *groups: Iterable[Edit]) -> str:

@@ -28,6 +28,7 @@ from holdfast._environment import variables as _env
 from holdfast._environment.processes.proc import FairDeadline, read_bytes, stat_fields
 from holdfast._environment.processes.threads import name_of
 from holdfast._environment.processes.tree import descendants
+from holdfast._environment.slurm.job import rank_environment
 from holdfast._tools.doctor.check import State, slow
 from holdfast._tools.doctor.signals import probe
 from holdfast._tools.doctor.signals.target import Target, interpreter_flags
@@ -92,7 +93,9 @@ class Probe:
 
     @property
     def variables(self) -> dict[str, str]:
-        return dict(self.here["variables"])
+        """Of its rank; a task of srun gets RANK and WORLD_SIZE as a run would give them."""
+        found = dict(self.here["variables"])
+        return rank_environment(found) | found
 
     @property
     def key(self) -> tuple[str, int]:
@@ -101,12 +104,11 @@ class Probe:
 
     @property
     def rank(self) -> int:
-        return self._number("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK") or 0
+        return self._number("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK") or 0
 
     @property
     def world(self) -> int | None:
-        names = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-        return self._number(*names)
+        return self._number("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
     @property
     def step(self) -> str:
@@ -129,11 +131,8 @@ class Probe:
         return [each for each in self.lines if each.get("what") == what]
 
     def _number(self, *names: str) -> int | None:
-        words = self.variables
-        # Under torchrun the tasks of srun are its agents; and a batch script has numbers, too.
-        in_step = "SLURM_STEP_ID" in words and "TORCHELASTIC_RUN_ID" not in words
-        known = [words.get(name, "") for name in names if in_step or not name.startswith("SLURM")]
-        return next((int(text) for text in known if text.isdigit()), None)
+        known = map(self.variables.get, names)
+        return next((int(text) for text in known if text and text.isdigit()), None)
 
 
 def _step_of(words: Mapping[str, str]) -> str:
