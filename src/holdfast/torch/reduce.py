@@ -6,11 +6,6 @@ import torch
 import torch.distributed as dist
 
 
-def usual_backend() -> str:
-    has_nccl = dist.is_available() and dist.is_nccl_available()
-    return "nccl" if torch.cuda.device_count() and has_nccl else "gloo"
-
-
 def choose_device(backend: str, local_rank: int) -> torch.device:
     """Where the numbers of this rank are."""
     if "nccl" not in backend or not torch.cuda.device_count():

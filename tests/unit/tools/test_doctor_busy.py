@@ -27,7 +27,7 @@ def is_busy(request, monkeypatch) -> bool:
     """Stands for the kernel: every process waits for a processor most of the time, or never."""
     share = 0.9 if request.param else 0.0
     late = partial(FairDeadline, waits=lambda pids: {1: share * time.monotonic()})
-    for module in (check, ranks, chain, path):
+    for module in (check, chain):
         monkeypatch.setattr(module, "FairDeadline", late)
     return bool(request.param)
 
@@ -139,8 +139,8 @@ class SilentRanks:
     def poll(self) -> None:
         return None
 
-    def family(self) -> list[int]:
-        return [1]
+    def deadline(self, seconds: float) -> FairDeadline:
+        return chain.FairDeadline(seconds, lambda: [1])
 
 
 @pytest.mark.parametrize(

@@ -29,11 +29,11 @@ def meet_other_ranks(report: Callable[..., None], seconds: float, backend: str |
     local = int(now["LOCAL_RANK"]) if now.get("LOCAL_RANK", "").isdigit() else 0
     try:
         from holdfast.torch import reduce
-        from holdfast.torch.launch import init_process_group
+        from holdfast.torch.launch import init_process_group, suitable_backend
     except ImportError as error:
         report("error", kind="torch", text=f"{sys.executable}: {error}")
         return
-    backend = backend or reduce.usual_backend()
+    backend = backend or suitable_backend()
     report("network", backend=backend, address_by_name=_address_by_name(backend))
     try:
         device = reduce.choose_device(backend, local)

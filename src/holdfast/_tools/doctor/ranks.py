@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import re
-import sys
 import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from holdfast._environment.processes.proc import FairDeadline
-from holdfast._environment.processes.tree import is_known
 from holdfast._environment.slurm.job import starts_torchrun
 from holdfast._run.ranks.address import is_taken, port_owner
 from holdfast._run.ranks.world import name_ranks
 from holdfast._text import count, one_line
 from holdfast._tools.doctor.check import Check, slow
-from holdfast._tools.doctor.signals.chain import MOST_TIMES, Chain, ChainError, Probe
+from holdfast._tools.doctor.signals.chain import Chain, ChainError, Probe
 from holdfast._tools.doctor.signals.target import Target, find_target
 
 SECONDS = 60.0
@@ -34,14 +31,14 @@ _check = partial(Check, "all_reduce")
 def check_ranks(
     command: Sequence[str], *, folder: Path | None = None, seconds: float = SECONDS
 ) -> list[Check]:
-    """Start the ranks for real, with a probe in the place of each, and let them meet."""
-    if not sys.platform.startswith("linux") or not is_known():
-        return [_check("warn", "not tried: it needs Linux and its /proc")]
+    """Start the ranks for real, with a probe in the place of each, and let them meet.
+
+    Only for a command whose training a signal path has reached.
+    """
     where = folder or Path.cwd()
     target = find_target(command, where)
-    keeps_out = target.clears or target.elsewhere or target.loses_path
-    if keeps_out or not (target.names or target.scripts):
-        return []  # the check of the signal path has said why
+    if target.program_at is not None:
+        return []  # it is no Python that trains
     taken = _check_port(command)
     if taken is not None:
         return [taken]
@@ -59,14 +56,11 @@ def _follow(command: Sequence[str], target: Target, folder: Path, seconds: float
     backend = _backend_of(target, folder)
     chain = Chain(command, target, "ranks", seconds=seconds / 2, folder=folder, backend=backend)
     with chain:
-        deadline = FairDeadline(seconds, chain.family, times=MOST_TIMES)
+        deadline = chain.deadline(seconds)
         chain.await_probes(seconds / 2)
-        while True:
-            probes = chain.probes()
+        while chain.process.poll() is None and not deadline.is_over():
             chain.guard()
-            is_over = all(each.events("done") or each.events("error") for each in probes)
-            ended = chain.process.poll() is not None
-            if is_over or ended or deadline.is_over():
+            if all(each.events("done") or each.events("error") for each in chain.probes()):
                 break
             time.sleep(_POLL_SECONDS)
         checks = judge_ranks(chain.probes(), time.monotonic() - began)

@@ -38,7 +38,7 @@ from holdfast._tools.lint.launch import is_python
 CLIENTS = ("srun", "salloc")
 _POLL_SECONDS = 0.01
 _MORE_RANKS_SECONDS = 0.3  # where the number of ranks is not known
-MOST_TIMES = 3.0  # on a busy machine a deadline is at most so many times as long
+_MOST_TIMES = 3.0  # on a busy machine a deadline is at most so many times as long
 _END_SECONDS = 5.0
 _TERMINAL_END_SECONDS = 2.0
 _SCANCEL_SECONDS = 10.0
@@ -343,7 +343,7 @@ class Chain:
 
     def await_probes(self, seconds: float) -> list[Probe]:
         """Wait for all ranks, as far as their number is known."""
-        deadline = FairDeadline(seconds, self.family, times=MOST_TIMES)
+        deadline = self.deadline(seconds)
         seen, changed = 0, time.monotonic()
         around = _env.of_ranks()
         while True:
@@ -419,6 +419,10 @@ class Chain:
             raise ChainError(f"{label} was about to train for real, and was ended: {how}", remedy)
 
     # The processes, and their end.
+
+    def deadline(self, seconds: float) -> FairDeadline:
+        """From now on; later if the chain has to wait for a processor."""
+        return FairDeadline(seconds, self.family, times=_MOST_TIMES)
 
     def family(self) -> list[int]:
         """All processes of the chain on this host, the first one first."""
