@@ -148,7 +148,7 @@ def _check_sum(probes: Sequence[Probe], seconds: float) -> Check:
     if errors:
         # The first rank that fails ends the connections of all others.
         rank, first = min(errors, key=lambda each: each[1]["time"])
-        if first["kind"] in ("import", "torch"):
+        if first["kind"] == "import":
             remedy = "install it into the environment that trains, or choose another"
             return _check("warn", f"not tried: {one_line(first['text'])}", remedy)
         fact, _, step = (one_line(each).rstrip(".") for each in first["text"].partition("\n"))
