@@ -134,7 +134,7 @@ def test_a_folder_that_is_not_there_yet_is_looked_at_where_it_will_be(tmp_path):
         (["file"], "file: is a file"),
         (["file/below"], "file/below: is a file, or below one"),
         (["--"], "There is no command after the dashes."),
-        (["--size", "much", "."], "much is no size"),
+        (["--size", "much", "."], "is not a size"),
         (["--grace", "-1", "."], "-1.0 is not a number of seconds"),
         (["python", "train.py"], "unexpected extra argument"),
     ],

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._tools.lint.lint import Surroundings, fix
+from holdfast._tools.lint.finding import Surroundings
+from holdfast._tools.lint.lint import fix
 from tests.slurm.cluster import Cluster
 from tests.support import wait_until
 

@@ -61,7 +61,7 @@ def init_process_group(
     """
     speak_plainly()
     _check_call(timeout_seconds)
-    backend = backend or _suitable_backend()
+    backend = backend or suitable_backend()
     now, at_start = _environments(options)
     by_address = _meets_at_an_address(backend, options)
     mistakes = find_mistakes(now, at_start) if by_address else []
@@ -101,7 +101,7 @@ def _check_call(timeout_seconds: float) -> None:
         )
 
 
-def _suitable_backend() -> str:
+def suitable_backend() -> str:
     return "nccl" if torch.cuda.device_count() > 0 and dist.is_nccl_available() else "gloo"
 
 

@@ -9,9 +9,8 @@ import pytest
 
 from holdfast._store.folder.layout import MANIFEST, RunLayout, rank_file
 from holdfast._store.format.manifest import DataFile, Manifest, Part
-from holdfast._tools.doctor.check import Check, worst
+from holdfast._tools.doctor.check import Check, Question, worst
 from holdfast._tools.doctor.machine import HostMemory, judge_memory, judge_shm
-from holdfast._tools.doctor.question import Question
 from holdfast._tools.doctor.run import RunNeeds, read_run, slurm_grace
 from holdfast._tools.doctor.storage import (
     Grace,

@@ -14,9 +14,8 @@ import pytest
 
 from holdfast._environment.processes.proc import FairDeadline
 from holdfast._environment.processes.stacks import Dump
-from holdfast._tools.doctor import doctor, question, ranks, software
-from holdfast._tools.doctor.check import Check
-from holdfast._tools.doctor.question import Question
+from holdfast._tools.doctor import check, doctor, ranks, software
+from holdfast._tools.doctor.check import Check, Question
 from holdfast._tools.doctor.signals import chain, path
 from holdfast._tools.doctor.signals.chain import Probe
 
@@ -28,7 +27,7 @@ def is_busy(request, monkeypatch) -> bool:
     """Stands for the kernel: every process waits for a processor most of the time, or never."""
     share = 0.9 if request.param else 0.0
     late = partial(FairDeadline, waits=lambda pids: {1: share * time.monotonic()})
-    for module in (question, ranks, chain, path):
+    for module in (check, chain):
         monkeypatch.setattr(module, "FairDeadline", late)
     return bool(request.param)
 
@@ -140,8 +139,8 @@ class SilentRanks:
     def poll(self) -> None:
         return None
 
-    def family(self) -> list[int]:
-        return [1]
+    def deadline(self, seconds: float) -> FairDeadline:
+        return chain.FairDeadline(seconds, lambda: [1])
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._tools.lint.lint import Surroundings, fix, lint
+from holdfast._tools.lint.finding import Surroundings
+from holdfast._tools.lint.lint import fix, lint
 
 OPTIONS = "#SBATCH --time=8:00:00 --requeue --open-mode=append"
 

@@ -10,7 +10,8 @@ import pytest
 from holdfast._store.folder import journal
 from holdfast._store.folder.layout import RunLayout
 from holdfast._tools.doctor.run import save_seconds, step_seconds
-from holdfast._tools.lint.lint import Surroundings, fix, lint
+from holdfast._tools.lint.finding import Surroundings
+from holdfast._tools.lint.lint import fix, lint
 
 SCRIPT = """#!/bin/bash
 #SBATCH --time=2:00:00 --requeue --open-mode=append

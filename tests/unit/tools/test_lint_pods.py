@@ -10,7 +10,7 @@ import pytest
 yaml = pytest.importorskip("yaml", reason="pip install 'holdfast[kubernetes]'")
 
 from holdfast._errors import HoldfastError, SettingsError
-from holdfast._tools.lint.lint import Surroundings
+from holdfast._tools.lint.finding import Surroundings
 from holdfast._tools.lint.pods import is_manifest, lint_manifest, quantity, read_documents
 
 _EXAMPLES = sorted((Path(__file__).parents[3] / "examples/kubernetes").glob("*.yaml"))
@@ -136,8 +136,8 @@ def test_what_does_not_train_is_left_alone():
 
 
 def test_the_measured_save_of_a_run_counts(tmp_path, monkeypatch):
-    monkeypatch.setattr("holdfast._tools.lint.pods.save_seconds", lambda _: 200.0)
-    monkeypatch.setattr("holdfast._tools.lint.pods.step_seconds", lambda _: 5.0)
+    monkeypatch.setattr("holdfast._tools.lint.finding.save_seconds", lambda _: 200.0)
+    monkeypatch.setattr("holdfast._tools.lint.finding.step_seconds", lambda _: 5.0)
     (found,) = _lint(_GOOD, run=tmp_path / "first")
     assert found.rule == "grace-too-short"
     assert "205 s in first" in found.message

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._tools.lint.finding import HINT, NOT_UNDERSTOOD
-from holdfast._tools.lint.lint import Surroundings, fix, lint
+from holdfast._tools.lint.finding import HINT, NOT_UNDERSTOOD, Surroundings
+from holdfast._tools.lint.lint import fix, lint
 
 SCRIPTS = sorted((Path(__file__).parents[1] / "sbatch" / "public").glob("*.sbatch"))
 # Options of srun with a value in the next word are not in these scripts.

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast._tools.lint.finding import HINT
-from holdfast._tools.lint.lint import Surroundings, fix, lint
+from holdfast._tools.lint.finding import HINT, Surroundings
+from holdfast._tools.lint.lint import fix, lint
 
 SCRIPTS = Path(__file__).parents[1] / "sbatch"
 GOOD = sorted((SCRIPTS / "good").glob("*.sbatch"))

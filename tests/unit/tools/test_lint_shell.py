@@ -5,8 +5,13 @@ from __future__ import annotations
 import pytest
 
 from holdfast._tools.lint.launch import find_launch
-from holdfast._tools.lint.shell import Command, NotUnderstood, find_comments, parse_commands
-from holdfast._tools.lint.values import find_values
+from holdfast._tools.lint.shell import (
+    Command,
+    NotUnderstood,
+    find_comments,
+    find_values,
+    parse_commands,
+)
 
 
 def texts(script: str) -> list[str]:

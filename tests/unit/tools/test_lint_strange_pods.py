@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("yaml", reason="pip install 'holdfast[kubernetes]'")
 
 from holdfast._errors import SettingsError
-from holdfast._tools.lint.lint import Surroundings
+from holdfast._tools.lint.finding import Surroundings
 from holdfast._tools.lint.pods import lint_manifest, read_documents
 
 _SHELL = "containers: [{name: t, command: [sh, -c, 'python t.py | tee log']}]"

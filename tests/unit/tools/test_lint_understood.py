@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._tools.lint.lint import Surroundings, fix, lint
+from holdfast._tools.lint.finding import Surroundings
+from holdfast._tools.lint.lint import fix, lint
 
 HEAD = "#!/bin/bash\n#SBATCH --time=8:00:00 --requeue --open-mode=append --signal=USR2@60"
 

@@ -65,5 +65,5 @@ def test_the_first_error_is_the_one_that_is_told():
 def test_ranks_that_are_silent_are_counted():
     met = {"what": "met"}
     check = judge(rank(0, met), rank(1, met))["all_reduce"]
-    assert "ranks 0, 1 of 2 met, and did not end their all_reduce within 60 s" in check.found
+    assert "ranks 0 and 1 of 2 met, and did not end their all_reduce within 60 s" in check.found
     assert "did not meet" in judge(rank(0, met), rank(1))["all_reduce"].found

@@ -96,9 +96,13 @@ def test_only_the_training_is_replaced_and_no_launcher():
         ("RANK=0 WORLD_SIZE=4 LOCAL_WORLD_SIZE=2 TORCHELASTIC_RUN_ID=a", "", 2),
         ("RANK=0 WORLD_SIZE=4", "", 4),
         ("RANK=0 WORLD_SIZE=4", "RANK=0 WORLD_SIZE=4", 1),
-        ("SLURM_JOB_ID=7 SLURM_STEP_ID=1 SLURM_STEP_NUM_TASKS=4", "SLURM_JOB_ID=7", 4),
         (
-            "SLURM_JOB_ID=7 SLURM_STEP_ID=1 SLURM_STEP_NUM_TASKS=4",
+            "SLURM_JOB_ID=7 SLURM_STEP_ID=1 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=4",
+            "SLURM_JOB_ID=7",
+            4,
+        ),
+        (
+            "SLURM_JOB_ID=7 SLURM_STEP_ID=1 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=4",
             "SLURM_JOB_ID=7 SLURM_STEP_ID=1",
             1,
         ),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from holdfast._environment.slurm.job import says_where_to_meet, starts_torchrun
 from holdfast._environment.slurm.options import batch_options
 from holdfast._errors import SettingsError
-from holdfast._tools.submit.script import LEAD_SECONDS, Script, job_name, write_script
+from holdfast._tools.submit import LEAD_SECONDS, Script, job_name, write_script
 
 BASH = shutil.which("bash")
 PYTHON = "/opt/env/bin/python"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from rich.text import Text
 
 from holdfast import _text
 from holdfast._errors import SettingsError
+from holdfast._settings import parse_bytes
 from holdfast._tools.cli.group import AS_JSON, WithCommand, complete_runs, print_json
 from holdfast._tools.cli.show import Screen
 from holdfast._tools.doctor.check import STATES, Check, worst
@@ -19,17 +19,13 @@ from holdfast._tools.doctor.doctor import DoctorRequest, Examination, examine_co
 from holdfast._tools.doctor.run import RunNeeds
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
-_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgtp]?)(i?)b?", re.IGNORECASE)
 
 
 def _parse_size(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
-    if text is None:
-        return None
-    match = _SIZE.fullmatch(text.strip())
-    if match is None or float(match[1]) <= 0:
-        raise click.BadParameter(f"{text} is no size. Write a number and a unit, such as 4GB.")
-    base = 1024 if match[3] else 1000
-    return max(1, int(float(match[1]) * base ** " kmgtp".index(match[2].lower() or " ")))
+    size = None if text is None else parse_bytes(text, "--size")
+    if size == 0:
+        raise click.BadParameter("a state has more than 0 bytes.")
+    return size
 
 
 def _check_grace(_: click.Context, __: click.Parameter, seconds: float | None) -> float | None:

@@ -18,8 +18,15 @@ from holdfast._store.folder.atomic import write_atomic
 from holdfast._store.folder.attempts import find_run
 from holdfast._tools.cli.group import AS_JSON, FOLDER, complete_runs, print_json
 from holdfast._tools.cli.show import Screen
-from holdfast._tools.lint.finding import ERROR, HINT, NOT_UNDERSTOOD, WARNING, LintFinding
-from holdfast._tools.lint.lint import Surroundings, fix, missing_folders
+from holdfast._tools.lint.finding import (
+    ERROR,
+    HINT,
+    NOT_UNDERSTOOD,
+    WARNING,
+    LintFinding,
+    Surroundings,
+)
+from holdfast._tools.lint.lint import fix, missing_folders
 from holdfast._tools.lint.lint import lint as lint_script
 from holdfast._tools.lint.pods import is_manifest, lint_manifest
 

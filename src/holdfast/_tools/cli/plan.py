@@ -124,11 +124,10 @@ def plan(seed: int, output: Path | None, as_json: bool, gpus: int | None, **said
         raise FolderError(
             f"{_text.name(output)}: a plan is drawn as SVG only.\nName the file so: -o plan.svg"
         )
-    given = Inputs(gpus=1 if gpus is None else gpus, **said)
-    found = make_plan(given, seed)
+    found = make_plan(Inputs(gpus=1 if gpus is None else gpus, **said), seed)
     if output is not None:
         try:
-            output.write_text(draw(found, given), encoding="utf-8")
+            output.write_text(draw(found), encoding="utf-8")
         except OSError as error:
             raise FolderError(
                 f"{_text.name(output)}: cannot be written ({error.strerror or error}).\n"
@@ -137,7 +136,7 @@ def plan(seed: int, output: Path | None, as_json: bool, gpus: int | None, **said
     if as_json:
         print_json(found.to_json())
         return
-    show_plan(found, given)
+    show_plan(found)
     if output is not None:
         click.echo(f"Drawn: {_text.name(output)}")
 
@@ -153,9 +152,9 @@ def percent(share: float) -> str:
     return f"{100 * share:.2f}%"
 
 
-def show_plan(plan: Plan, given: Inputs) -> None:
+def show_plan(plan: Plan) -> None:
     """The line to write, then its reasons."""
-    screen = Screen()
+    screen, given = Screen(), plan.given
     screen.write(Text(plan.setting, style="bold green"))
     screen.write()
     gpus = f"{given.gpus:,} {'GPU' if given.gpus == 1 else 'GPUs'}"
@@ -242,7 +241,7 @@ def _show_rest(screen: Screen, plan: Plan) -> None:
         f"(±{100 * row.error:.2f} by chance) makes progress. "
         f"The other {percent(rest)}{f': {told}' if told else ' do not'}."
     )
-    done, needed = plan.finished, shown(plan.run_seconds)
+    done, needed = plan.finished, shown(plan.given.run_seconds)
     if row.goodput < _NOWHERE:
         screen.write(
             f"Such a run gets nowhere: an interruption comes every {shown(plan.model.mtbf)}, and "
@@ -250,7 +249,8 @@ def _show_rest(screen: Screen, plan: Plan) -> None:
             style="bold red",
         )
     elif done is None:
-        screen.write(f"{needed} of training take about {_days(plan.run_seconds / row.goodput)}.")
+        about = _days(plan.given.run_seconds / row.goodput)
+        screen.write(f"{needed} of training take about {about}.")
     elif done.unfinished:
         screen.write(
             f"{needed} of training: {percent(done.unfinished)} of such runs get nowhere.",
@@ -276,5 +276,5 @@ def _show_ways(screen: Screen, plan: Plan) -> None:
         screen.write(
             f"A snapshot in memory, every {shown(plan.model.snapshot_interval)}, saves the run in "
             f"{shared:.0%} of the interruptions: those that end processes but not hosts. "
-            f"Snapshots take {_text.size(plan.host_bytes)} of a host's memory."
+            f"Snapshots take {_text.size(plan.given.host_bytes)} of a host's memory."
         )

@@ -15,7 +15,7 @@ from holdfast import _text
 from holdfast._environment import variables
 from holdfast._errors import FolderError, SettingsError
 from holdfast._tools.cli.group import FOLDER, WithCommand
-from holdfast._tools.submit.script import LEAD_SECONDS, MARK, Script, write_script
+from holdfast._tools.submit import LEAD_SECONDS, MARK, Script, write_script
 
 
 @click.command(

@@ -20,7 +20,7 @@ from holdfast._environment.processes.cgroup import MemoryCgroup
 from holdfast._environment.processes.memory_sample import shm_room
 from holdfast._errors import SettingsError
 from holdfast._report.status.gather import describe_waiting, find_waiting
-from holdfast._tools.doctor.check import Check
+from holdfast._tools.doctor.check import FACTS, Check, Question
 from holdfast._tools.doctor.environment import Around, interfaces, judge_environment, nodes_of
 from holdfast._tools.doctor.machine import (
     HostMemory,
@@ -34,7 +34,6 @@ from holdfast._tools.doctor.machine import (
     read_cores,
     read_limits,
 )
-from holdfast._tools.doctor.question import FACTS, Question
 from holdfast._tools.doctor.run import RunNeeds, read_run, slurm_grace
 from holdfast._tools.doctor.software import (
     judge_gpus,
@@ -46,6 +45,7 @@ from holdfast._tools.doctor.software import (
 from holdfast._tools.doctor.storage import (
     WRITE_SECONDS,
     Grace,
+    Mount,
     bytes_to_write,
     find_mount,
     judge_file_system,
@@ -134,11 +134,9 @@ class Examination:
         is_remote = mount is not None and mount.is_remote
         yield judge_clock(is_clock_kept(), facts.get("skew_seconds"), is_remote)
         yield from self._software()
-        home = self._home.answer()
-        mount = find_mount(str(home["base"])) if home is not None else None
+        home, mount = _with_mount(self._home)
         yield self._home.slow("home") or judge_home(home, mount)
-        tmp = self._tmp.answer()
-        mount = find_mount(str(tmp["base"])) if tmp is not None else None
+        tmp, mount = _with_mount(self._tmp)
         yield self._tmp.slow("temporary folder") or judge_temporary(tmp, mount, self._temporary)
         if not request.is_quick:
             yield try_stacks()
@@ -209,6 +207,11 @@ class Examination:
             return _TERM_GRACE
         (seconds, by), (least, least_by) = max(known), min(known)
         return Grace(seconds, by, Grace(least, least_by) if least < seconds else None)
+
+
+def _with_mount(place: Question) -> tuple[dict[str, Any] | None, Mount | None]:
+    facts = place.answer()
+    return facts, None if facts is None else find_mount(str(facts["base"]))
 
 
 def examine_command(

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast._run.ranks.address import is_taken, port_owner
-from holdfast._text import count
+from holdfast._text import count, cut
 from holdfast._tools.doctor.check import Check, State
+from holdfast._tools.lint.rules_options import LOCAL_ADDRESS
 
-_LOCAL = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1|0\.0\.0\.0")
 _NUMBERED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
 # All that holdfast reads: another name with this prefix is a typing error.
 _OURS = frozenset(
@@ -90,9 +90,8 @@ def judge_environment(environment: Mapping[str, str], around: Around) -> list[Ch
 
 
 def _harmful(state: State, name: str, value: str, what: str, remedy: str = "") -> Check:
-    shown = value if len(value) <= 60 else value[:59] + "…"
-    data = {"variable": name, "value": value}
-    return Check("environment", state, f"{name}={shown}: {what}", remedy or f"unset {name}", data)
+    found, data = f"{name}={cut(value, 60)}: {what}", {"variable": name, "value": value}
+    return Check("environment", state, found, remedy or f"unset {name}", data)
 
 
 def _of_ranks(environment: Mapping[str, str], around: Around) -> Iterator[Check]:
@@ -115,7 +114,7 @@ def _of_ranks(environment: Mapping[str, str], around: Around) -> Iterator[Check]
     elif size.isdigit() and int(size) > 1 and not address:
         what = "without MASTER_ADDR no rank knows where to meet the others"
         yield _harmful("fail", "WORLD_SIZE", size, what, _ADDRESS)
-    if around.nodes > 1 and _LOCAL.fullmatch(address):
+    if around.nodes > 1 and LOCAL_ADDRESS.fullmatch(address):
         what = f"on {around.nodes} nodes each looks for the others at itself, and the job hangs"
         yield _harmful("fail", "MASTER_ADDR", address, what, _ADDRESS)
     port = environment.get("MASTER_PORT", "")

@@ -1,4 +1,4 @@
-"""A small program that prints facts about the machine as JSON; `question.py` starts and limits it.
+"""A small program that prints facts about the machine as JSON; `check.Question` starts it.
 
     python -I -S machine_facts.py place PATH [write]
     python -I -S machine_facts.py speed FOLDER BYTES SECONDS

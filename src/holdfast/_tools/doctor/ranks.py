@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import re
-import sys
 import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from holdfast._environment.processes.proc import FairDeadline
-from holdfast._environment.processes.tree import is_known
 from holdfast._environment.slurm.job import starts_torchrun
 from holdfast._run.ranks.address import is_taken, port_owner
-from holdfast._text import count
+from holdfast._run.ranks.world import name_ranks
+from holdfast._text import count, one_line
 from holdfast._tools.doctor.check import Check, slow
-from holdfast._tools.doctor.signals.chain import MOST_TIMES, Chain, ChainError, Probe
+from holdfast._tools.doctor.signals.chain import Chain, ChainError, Probe
 from holdfast._tools.doctor.signals.target import Target, find_target
 
 SECONDS = 60.0
@@ -33,14 +31,14 @@ _check = partial(Check, "all_reduce")
 def check_ranks(
     command: Sequence[str], *, folder: Path | None = None, seconds: float = SECONDS
 ) -> list[Check]:
-    """Start the ranks for real, with a probe in the place of each, and let them meet."""
-    if not sys.platform.startswith("linux") or not is_known():
-        return [_check("warn", "not tried: it needs Linux and its /proc")]
+    """Start the ranks for real, with a probe in the place of each, and let them meet.
+
+    Only for a command whose training a signal path has reached.
+    """
     where = folder or Path.cwd()
     target = find_target(command, where)
-    keeps_out = target.clears or target.elsewhere or target.loses_path
-    if keeps_out or not (target.names or target.scripts):
-        return []  # the check of the signal path has said why
+    if target.program_at is not None:
+        return []  # it is no Python that trains
     taken = _check_port(command)
     if taken is not None:
         return [taken]
@@ -58,14 +56,11 @@ def _follow(command: Sequence[str], target: Target, folder: Path, seconds: float
     backend = _backend_of(target, folder)
     chain = Chain(command, target, "ranks", seconds=seconds / 2, folder=folder, backend=backend)
     with chain:
-        deadline = FairDeadline(seconds, chain.family, times=MOST_TIMES)
+        deadline = chain.deadline(seconds)
         chain.await_probes(seconds / 2)
-        while True:
-            probes = chain.probes()
+        while chain.process.poll() is None and not deadline.is_over():
             chain.guard()
-            is_over = all(each.events("done") or each.events("error") for each in probes)
-            ended = chain.process.poll() is not None
-            if is_over or ended or deadline.is_over():
+            if all(each.events("done") or each.events("error") for each in chain.probes()):
                 break
             time.sleep(_POLL_SECONDS)
         checks = judge_ranks(chain.probes(), time.monotonic() - began)
@@ -119,11 +114,6 @@ def _network(one: Probe) -> dict[str, Any]:
     return next(iter(one.events("network")), {})
 
 
-def _ranks(numbers: Sequence[int]) -> str:
-    shown = ", ".join(map(str, sorted(numbers)[:8])) + ("…" if len(numbers) > 8 else "")
-    return f"rank{'s' if len(numbers) > 1 else ''} {shown}"
-
-
 def _check_names(probes: Sequence[Probe]) -> list[Check]:
     """A host whose name resolves to 127.… makes the others search for it at themselves."""
     if len({one.here["host"] for one in probes}) < 2:
@@ -158,15 +148,15 @@ def _check_sum(probes: Sequence[Probe], seconds: float) -> Check:
     if errors:
         # The first rank that fails ends the connections of all others.
         rank, first = min(errors, key=lambda each: each[1]["time"])
-        if first["kind"] in ("import", "torch"):
+        if first["kind"] == "import":
             remedy = "install it into the environment that trains, or choose another"
-            return _check("warn", f"not tried: {_one_line(first['text'])}", remedy)
-        fact, _, step = str(first["text"]).partition("\n")
+            return _check("warn", f"not tried: {one_line(first['text'])}", remedy)
+        fact, _, step = (one_line(each).rstrip(".") for each in first["text"].partition("\n"))
         remedy = "see that the ranks reach each other: holdfast doctor on each host"
         return _check(
             "fail",
-            f"rank {rank} of {size}: {_one_line(fact)}",
-            _one_line(step) or remedy,
+            f"rank {rank} of {size}: {fact}",
+            step or remedy,
             {"rank": rank, "error": first["text"], "is_late": bool(_TIMEOUT.search(fact))},
         )
     met = [one.rank for one in probes if one.events("met")]
@@ -176,7 +166,7 @@ def _check_sum(probes: Sequence[Probe], seconds: float) -> Check:
         stage = "met, and did not end their all_reduce" if is_met else "did not meet"
         return _check(
             "fail",
-            f"{_ranks(silent)} of {size} {stage} within {seconds:.0f} s",
+            f"{name_ranks(silent)} of {size} {stage} within {seconds:.0f} s",
             "see that no firewall is between them; NCCL_DEBUG=INFO tells what nccl waits for",
             {"silent": silent, "is_late": True},
         )
@@ -189,7 +179,3 @@ def _check_sum(probes: Sequence[Probe], seconds: float) -> Check:
         where = f"({len(probes)} of them seen here)"
     data = {"ranks": size, "hosts": hosts, "backend": _network(probes[0]).get("backend")}
     return _check("ok", f"{size} ranks {where} meet, and their sum is right", "", data)
-
-
-def _one_line(text: str) -> str:
-    return " ".join(str(text).split())[:300].rstrip(".")

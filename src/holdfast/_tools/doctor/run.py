@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from holdfast._store.folder import journal
 from holdfast._store.folder.attempts import read_json
 from holdfast._store.folder.layout import RunLayout
 from holdfast._store.format import manifest
+from holdfast._text import real
 
 _RECENT = 20  # checkpoints: the state of a run may have grown since its beginning
 _ANSWER_SECONDS = 1.5
@@ -52,9 +52,8 @@ def _newest(layout: RunLayout, key: str) -> float | None:
 
 
 def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if math.isfinite(value) and value >= 0 else None
+    found = real(value)
+    return found if found is not None and found >= 0 else None
 
 
 @dataclass(frozen=True)

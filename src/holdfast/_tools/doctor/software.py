@@ -15,11 +15,10 @@ from typing import Any
 from holdfast._environment.processes.proc import read_bytes, read_number
 from holdfast._environment.processes.stacks import Dump, dump_stacks, find_pyspy
 from holdfast._text import duration, size
-from holdfast._tools.doctor.check import Check, slow
+from holdfast._tools.doctor.check import FACTS, Check, Question, slow
 from holdfast._tools.doctor.machine_facts import sleep_for_doctor
-from holdfast._tools.doctor.question import FACTS, Question
 from holdfast._tools.doctor.signals.target import shebang
-from holdfast._tools.lint.wrappers import CONDA, CONTAINERS, RUNNERS, is_python
+from holdfast._tools.lint.launch import CONDA, CONTAINERS, RUNNERS, is_python
 
 _BUSY_SHARE = 0.1  # of a GPU's memory
 _OLDEST = {"torch": (2, 4), "numpy": (1, 26)}

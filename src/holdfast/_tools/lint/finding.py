@@ -1,17 +1,49 @@
-"""What lint finds, and edits of a script."""
+"""What lint judges by, what it finds, and edits of a script."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import difflib
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 
 from holdfast._environment.slurm.options import Option, WarningSignal
+from holdfast._tools.doctor.run import save_seconds, step_seconds
 
 ERROR = "error"
 WARNING = "warning"
 HINT = "hint"
+_ORDER = (ERROR, WARNING, HINT)
 NOT_UNDERSTOOD = "not-understood"  # the rule that says so: silence would read as a good script
 SLACK_SECONDS = 30  # SLURM checks every 30 s, so a signal may come that much earlier
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a script or a manifest is judged by."""
+
+    folder: Path  # of the script
+    cwd: Path  # where it is submitted from
+    run: Path | None = None
+    ignored: Collection[str] = ()
+
+    @cached_property
+    def save_seconds(self) -> float | None:
+        return None if self.run is None else save_seconds(self.run)
+
+    @cached_property
+    def step_seconds(self) -> float | None:
+        return None if self.run is None else step_seconds(self.run)
+
+    @property
+    def needed_seconds(self) -> float | None:
+        """The time of a save from its request on, as the run has measured it."""
+        return None if self.save_seconds is None else self.save_seconds + (self.step_seconds or 0.0)
+
+    @property
+    def run_name(self) -> str:
+        return "" if self.run is None else self.run.name
 
 
 @dataclass(frozen=True)
@@ -38,6 +70,12 @@ class LintFinding:
     is_fixable: bool = False
 
 
+def in_order(found: list[LintFinding], around: Surroundings) -> list[LintFinding]:
+    """Each once, by its line, without the ignored rules."""
+    kept = [each for each in dict.fromkeys(found) if each.rule not in around.ignored]
+    return sorted(kept, key=lambda each: (each.line, _ORDER.index(each.severity), each.rule))
+
+
 def apply_edits(text: str, *groups: Iterable[Edit]) -> str:
     """The text with the changes; of two groups that overlap, only the first."""
     chosen: list[Edit] = []
@@ -55,27 +93,9 @@ def apply_edits(text: str, *groups: Iterable[Edit]) -> str:
 
 def changed_lines(text: str, edits: Iterable[Edit]) -> tuple[str, ...]:
     """The lines that the edits make, in their order."""
-    # The edits that touch the same whole lines, and the offsets of those lines.
-    groups: list[tuple[int, int, list[Edit]]] = []
-    for edit in sorted(edits, key=lambda each: (each.start, each.end)):
-        start, end = whole_lines(text, edit.start, edit.end)
-        inside = [edit]
-        if groups and start < groups[-1][1]:
-            start, last, before = groups.pop()
-            end, inside = max(last, end), [*before, edit]
-        groups.append((start, end, inside))
-    found: list[str] = []
-    for start, end, inside in groups:
-        old = text[start:end].splitlines()
-        moved = [Edit(each.start - start, each.end - start, each.text) for each in inside]
-        new = apply_edits(text[start:end], moved).splitlines()
-        while old and new and old[-1] == new[-1]:
-            old.pop()
-            new.pop()
-        while old and new and old[0] == new[0]:
-            del old[0], new[0]
-        found += new
-    return tuple(found)
+    old, new = text.splitlines(), apply_edits(text, edits).splitlines()
+    changes = difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
+    return tuple(line for kind, _, _, at, end in changes if kind != "equal" for line in new[at:end])
 
 
 def whole_lines(text: str, start: int, end: int) -> tuple[int, int]:

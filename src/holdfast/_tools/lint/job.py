@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 
 from holdfast._environment.slurm.options import (
     Option,
@@ -20,12 +19,18 @@ from holdfast._tools.lint.finding import (
     NOT_UNDERSTOOD,
     Edit,
     LintFinding,
+    Surroundings,
     changed_lines,
     whole_lines,
 )
 from holdfast._tools.lint.launch import LAUNCHERS, OTHER, PYTHON, TORCHRUN, Launch, find_launch
-from holdfast._tools.lint.shell import Command, NotUnderstood, parse_commands
-from holdfast._tools.lint.values import Values, find_values
+from holdfast._tools.lint.shell import (
+    Command,
+    NotUnderstood,
+    Values,
+    find_values,
+    parse_commands,
+)
 
 _SHELLS = re.compile(r"#!\s*(?:\S*/)?(?:env\s+(?:-S\s+)?)?(?:\S*/)?(ba|da|z|k)?sh\b")
 _PYTHONS = re.compile(r"#!.*\bpython[0-9.]*\b")
@@ -79,11 +84,7 @@ class BatchScript:
     """One script and its surroundings."""
 
     text: str
-    folder: Path  # of the script
-    cwd: Path
-    save_seconds: float | None = None
-    step_seconds: float | None = None
-    run_name: str = ""
+    around: Surroundings
     options: list[Option] = field(default_factory=list)
     commands: list[Command] = field(default_factory=list)
     values: Values = field(default_factory=Values)
@@ -141,13 +142,9 @@ class BatchScript:
     def is_python(self) -> bool:
         return _PYTHONS.match(self.text) is not None
 
-    def needed_seconds(self) -> float | None:
-        """The time of a save from its request on, as the run has measured it."""
-        return None if self.save_seconds is None else self.save_seconds + (self.step_seconds or 0.0)
-
     def good_lead(self) -> int | None:
         """Seconds of warning that are enough, and fit into the limit; None if no number does."""
-        needed = self.needed_seconds()
+        needed = self.around.needed_seconds
         lead = _LEAD_SECONDS if needed is None else max(60, -(-int(1.5 * needed + 30) // 30) * 30)
         if self.limit_seconds is not None and lead > self.limit_seconds / 3:
             lead = int(self.limit_seconds / 3)
@@ -209,10 +206,11 @@ class BatchScript:
 
     def read(self, name: str) -> str | None:
         """A file that the script names, in its own folder or in the current one."""
-        places = [self.folder, self.cwd]
+        folder = self.around.folder
+        places = [folder, self.around.cwd]
         chdir = self.option("chdir")
         if chdir is not None:
-            places.append(self.folder / chdir.value)
+            places.append(folder / chdir.value)
         for place in places:
             try:
                 path = place / name

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from holdfast._tools.lint.shell import Command, NotUnderstood, parse_commands
-from holdfast._tools.lint.signal_handlers import Reader
-from holdfast._tools.lint.values import Argument, find_values
-from holdfast._tools.lint.wrappers import (
-    BECOMING,
-    CONTAINERS,
-    RUNNERS,
-    SHELLS,
-    WAITING,
-    after_options,
-    after_srun,
-    after_wrapper,
-    is_python,
+from holdfast._tools.lint.shell import (
+    Argument,
+    Command,
+    NotUnderstood,
+    find_values,
+    is_assignment,
+    parse_commands,
 )
+from holdfast._tools.lint.signal_handlers import Reader
 
 PYTHON = "python"
 TORCHRUN = "torchrun"
@@ -145,14 +141,12 @@ def _wrap(launch: Launch, name: str) -> Launch:
         return replace(launch, swallow=Swallow(name, is_certain=True))
     if name == "conda run":
         return replace(launch, swallow=Swallow(name, is_certain=False))
-    assert name in BECOMING or name in ("poetry", "pipenv")
-    return launch
+    return launch  # it becomes the program
 
 
 def _kind(words: Sequence[Argument]) -> str:
     name = words[0].program
-    second = words[1].text if len(words) > 1 else ""
-    if name in (TORCHRUN, "deepspeed") or (name == "accelerate" and second == "launch"):
+    if name in (TORCHRUN, "deepspeed") or (name == "accelerate" and _second(words) == "launch"):
         return name
     if name.endswith(".py"):
         return PYTHON
@@ -170,20 +164,13 @@ def _kind(words: Sequence[Argument]) -> str:
 
 def _read_shell(launch: Launch, words: tuple[Argument, ...], read: Reader) -> Launch | None:
     """`bash -c TEXT` and `bash FILE`."""
-    shell = words[0].program
-    at = 1
-    while at < len(words) and words[at].text.startswith(("-", "+")):
-        option = words[at].text
-        at += 1
-        if option.startswith("-o") or option == "+o":
-            at += 1
-        elif not option.startswith("--") and option.endswith("c"):
-            if at >= len(words):
-                return launch
-            return _read_text(launch, shell, words[at], words[at + 2 :], read)
-    if at < len(words):
-        return _read_file(launch, f"{shell} {words[at].text}", words[at].text, read)
-    return launch
+    shell, found = words[0].program, shell_input([each.text for each in words])
+    if found is None:
+        return launch
+    kind, at = found
+    if kind == "text":
+        return _read_text(launch, shell, words[at], words[at + 2 :], read)
+    return _read_file(launch, f"{shell} {words[at].text}", words[at].text, read)
 
 
 def _inner_text(argument: Argument) -> tuple[str, int | None] | None:
@@ -285,3 +272,154 @@ def _read_file(launch: Launch, who: str, name: str, read: Reader) -> Launch:
         is_led=launch.is_led or last.is_led,
         swallow=launch.swallow or swallow,
     )
+
+
+# -- Wrappers in front of a program: which words of a command are theirs ---------------------------
+
+# Measured as the first process of a SLURM task: env, nice and nohup become the program, which
+# receives the signal; time, timeout and a shell that waits die of it, and the program with them.
+
+# They replace themselves by the program, which then receives a signal. Their options with a value.
+BECOMING = {
+    "env": ("-u", "--unset", "-C", "--chdir"),
+    "nice": ("-n",),
+    "nohup": (),
+    "numactl": ("-N", "-m", "-C", "-p", "-i"),
+    "taskset": (),
+    "stdbuf": ("-i", "-o", "-e"),
+    "ionice": ("-c", "-n"),
+    "chrt": (),
+}
+# They start the program as a child, and die of a signal that they do not know.
+WAITING = {
+    "time": ("-o", "-f", "--output", "--format"),
+    "timeout": ("-k", "-s", "--kill-after", "--signal"),
+}
+SHELLS = frozenset(["bash", "sh", "dash", "zsh", "ksh"])
+_OF_THE_LEADER = ("--max-restarts", "--hang-timeout")
+CONDA = frozenset(["conda", "mamba", "micromamba"])
+CONTAINERS = frozenset(["apptainer", "singularity"])
+RUNNERS = frozenset(["uv", "pixi", "pdm", "hatch", "rye"])
+_RUNNER_VALUES = (
+    "--with", "--extra", "--group", "--python", "-p", "--project", "--directory", "-e",
+    "--env", "--environment", "--manifest-path", "--env-file", "--package",
+)  # fmt: skip
+_CONDA_VALUES = ("-n", "--name", "-p", "--prefix", "--cwd")
+# `NAME run PROGRAM`: the options of `run` with a value.
+_RUN_VALUES: dict[str, tuple[str, ...]] = {
+    "poetry": (),
+    "pipenv": (),
+    "holdfast": _OF_THE_LEADER,
+    **dict.fromkeys(RUNNERS, _RUNNER_VALUES),
+    **dict.fromkeys(CONDA, _CONDA_VALUES),
+}
+_CONTAINER_VALUES = (
+    "-B", "--bind", "--env", "--env-file", "--pwd", "--cwd", "-H", "--home", "--overlay", "-o",
+    "-W", "--workdir", "--mount", "-S", "--scratch", "--security", "--hostname", "--dns",
+    "--app", "--network", "--network-args", "--nvccli-path", "--fusemount", "--cpus", "--memory",
+)  # fmt: skip
+_SRUN_FLAGS = """
+    exact overlap unbuffered label pty no-kill overcommit quit-on-interrupt quiet verbose
+    disable-status contiguous preserve-env oversubscribe test-only use-min-nodes spread-job reboot
+    no-allocate hold join interactive exclusive kill-on-bad-exit container-mount-home
+    no-container-mount-home container-writable container-readonly container-remap-root
+    no-container-remap-root container-entrypoint no-container-entrypoint propagate export-none
+    resv-ports nice get-user-env external-launcher
+"""
+_SRUN_LONG_FLAGS = frozenset(_SRUN_FLAGS.split())
+_SRUN_SHORT_FLAGS = frozenset("ukKOlqQvXEsHjZ")
+
+
+def after_srun(words: Sequence[Argument]) -> int | None:
+    """The number of words of srun and its options; None if that is not known."""
+    at = 1
+    while at < len(words):
+        text = words[at].text
+        if text == "--":
+            return at + 1
+        if text == "--multi-prog":
+            return None
+        if words[at].value is None and text.startswith("$"):
+            # A variable may hold options or the program; the next word often shows which.
+            if not is_program("".join(each.program for each in words[at + 1 : at + 2])):
+                return None
+            at += 1
+        elif text.startswith("--"):
+            at += 1 if "=" in text or text[2:] in _SRUN_LONG_FLAGS else 2
+        elif text.startswith("-") and len(text) > 1:
+            at += 1 if text[1] in _SRUN_SHORT_FLAGS or len(text) > 2 else 2
+        else:
+            return at
+    return None
+
+
+def after_options(words: Sequence[Argument], with_value: Sequence[str] = ()) -> int:
+    """The number of words of a wrapper and its options."""
+    at = 1
+    while at < len(words) and words[at].text.startswith("-"):
+        if words[at].text == "--":
+            return at + 1
+        at += 2 if words[at].text in with_value else 1
+    return at
+
+
+def after_wrapper(words: Sequence[Argument]) -> tuple[str, int] | None:
+    """The wrapper in front, and the number of its words; None if there is none."""
+    name, second = words[0].program, _second(words)
+    if name in BECOMING or name in WAITING:
+        at = after_options(words, BECOMING[name] if name in BECOMING else WAITING[name])
+        at += name in ("taskset", "chrt", "timeout")  # a list of cores, a priority, a time
+        while name == "env" and at < len(words) and is_assignment(words[at].text):
+            at += 1
+        return name, at
+    if name in CONTAINERS and second in ("exec", "run"):
+        return name, 2 + after_options(words[1:], _CONTAINER_VALUES)
+    if name in _RUN_VALUES and second == "run":
+        shown = f"{'conda' if name in CONDA else name} run" if name not in RUNNERS else name
+        return shown, 1 + after_options(words[1:], _RUN_VALUES[name])
+    if is_python(name):
+        module_at = next((at for at, word in enumerate(words) if word.text == "-m"), 0)
+        at = after_options(words[:module_at])
+        if [each.text for each in words[at : at + 3]] == ["-m", "holdfast", "run"]:
+            return "holdfast run", at + 2 + after_options(words[at + 2 :], _OF_THE_LEADER)
+    return None
+
+
+def _second(words: Sequence[Argument]) -> str:
+    return words[1].text if len(words) > 1 else ""
+
+
+def shell_input(words: Sequence[str]) -> tuple[str, int] | None:
+    """What a shell reads, and which of its words that is: ("text", 2) or ("file", 1).
+
+    >>> shell_input(["bash", "-euo", "pipefail", "-c", "python train.py"])
+    ('text', 4)
+    >>> shell_input(["sh", "job.sh"]), shell_input(["sh"])
+    (('file', 1), None)
+    """
+    at = 1
+    while at < len(words):
+        word = words[at]
+        if not word.startswith(("-", "+")):
+            return "file", at
+        at += 1
+        if not word.startswith("--") and word.endswith("c"):
+            return ("text", at) if at < len(words) else None
+        if not word.startswith("--") and word.endswith(("o", "O")):
+            at += 1
+    return None
+
+
+def is_python(name: str) -> bool:
+    """Whether a program is a Python.
+
+    >>> is_python("python3.11"), is_python("pythonize")
+    (True, False)
+    """
+    return re.fullmatch(r"i?python[0-9.]*|pypy3?", name) is not None
+
+
+def is_program(name: str) -> bool:
+    """Whether this is a known program that trains or wraps a training."""
+    known = ("torchrun", "accelerate", "deepspeed", "holdfast", "conda", *BECOMING, *WAITING)
+    return is_python(name) or name in known or name in SHELLS or name in CONTAINERS

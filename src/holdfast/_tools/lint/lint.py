@@ -4,38 +4,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast._tools.doctor.run import save_seconds, step_seconds
-from holdfast._tools.lint.finding import ERROR, HINT, WARNING, LintFinding, apply_edits
+from holdfast._tools.lint.finding import (
+    ERROR,
+    HINT,
+    LintFinding,
+    Surroundings,
+    apply_edits,
+    in_order,
+)
 from holdfast._tools.lint.job import BatchScript
 from holdfast._tools.lint.rules_batch import check_batch, check_understood
 from holdfast._tools.lint.rules_launch import check_launches
 from holdfast._tools.lint.rules_options import check_options
 
 _TEMPLATE = re.compile(r"^[ \t]*(?:\{%.*|\{\{.*\}\}[ \t]*)$", re.MULTILINE)  # whole lines
-_ORDER = {ERROR: 0, WARNING: 1, HINT: 2}
 _ROUNDS = 10  # an edit may uncover the next finding
-
-
-@dataclass(frozen=True)
-class Surroundings:
-    """The surroundings by which a script is judged."""
-
-    folder: Path  # of the script
-    cwd: Path  # where it is submitted from
-    run: Path | None = None
-    ignored: Collection[str] = ()
 
 
 def lint(text: str, around: Surroundings) -> list[LintFinding]:
     found = _find_line_ends(text)
     plain = text.replace("\r\n", "\n")
-    job = BatchScript(plain, around.folder, around.cwd)
-    if around.run is not None:
-        job.save_seconds, job.step_seconds = save_seconds(around.run), step_seconds(around.run)
-        job.run_name = around.run.name
+    job = BatchScript(plain, around)
     if template := _TEMPLATE.search(plain):
         # Its final text is not known.
         found.append(job.not_understood(template.start(), "this is a template, not yet a script."))
@@ -43,12 +34,6 @@ def lint(text: str, around: Surroundings) -> list[LintFinding]:
     for rule in (check_options, check_launches, check_batch, check_understood):
         found += rule(job)
     return in_order(found, around)
-
-
-def in_order(found: list[LintFinding], around: Surroundings) -> list[LintFinding]:
-    """Each once, by its line, without the ignored rules."""
-    kept = [each for each in dict.fromkeys(found) if each.rule not in around.ignored]
-    return sorted(kept, key=lambda each: (each.line, _ORDER[each.severity], each.rule))
 
 
 def _find_line_ends(text: str) -> list[LintFinding]:

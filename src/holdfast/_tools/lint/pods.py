@@ -15,9 +15,8 @@ from typing import Any
 
 from holdfast import _errors
 from holdfast._errors import HoldfastError, SettingsError, install_command
-from holdfast._tools.doctor.run import save_seconds, step_seconds
-from holdfast._tools.lint.finding import ERROR, HINT, WARNING, LintFinding
-from holdfast._tools.lint.lint import Surroundings, in_order
+from holdfast._tools.lint.finding import ERROR, HINT, WARNING, LintFinding, Surroundings, in_order
+from holdfast._tools.lint.launch import SHELLS, shell_input
 from holdfast._tools.lint.shell import NotUnderstood, parse_commands
 
 _MERGE = "tag:yaml.org,2002:merge"
@@ -269,7 +268,7 @@ def quantity(value: object) -> float | None:
 # -- The rules -------------------------------------------------------------------------------------
 
 
-_SHELLS = ("sh", "bash", "dash", "ash", "zsh")
+_SHELLS = SHELLS | {"ash"}
 _INITS = ("tini", "dumb-init", "catatonit")
 _COUNTED_ON_SECONDS = 10.0  # after SIGTERM, if no variable says otherwise
 _MARGIN_SECONDS = 5.0
@@ -279,11 +278,6 @@ _GRACE_VARIABLE = "HOLDFAST_GRACE_SECONDS"
 
 def lint_manifest(name: str, text: str, around: Surroundings) -> list[LintFinding]:
     """The findings for all pods that train, in the order of the lines."""
-    needed, run_name = None, ""
-    if around.run is not None:
-        save, step = save_seconds(around.run), step_seconds(around.run)
-        needed = None if save is None else save + (step or 0.0)
-        run_name = around.run.name
     found: list[LintFinding] = []
     pods = list(find_pods(read_documents(name, text)))
     if not pods:
@@ -298,7 +292,7 @@ def lint_manifest(name: str, text: str, around: Surroundings) -> list[LintFindin
         _check_disk,
     )
     for pod in pods:
-        found += _check_grace(pod, needed, run_name)
+        found += _check_grace(pod, around)
         found += [each for c in pod.containers for rule in rules for each in rule(pod, c)]
         found += _check_restarts(pod)
     return in_order(found, around)
@@ -313,13 +307,13 @@ def _finding(
 # -- Grace, memory, disk and first process ---------------------------------------------------------
 
 
-def _check_grace(pod: Pod, needed_seconds: float | None, run_name: str) -> Iterator[LintFinding]:
+def _check_grace(pod: Pod, around: Surroundings) -> Iterator[LintFinding]:
     """Is there time to finish a step and save it after SIGTERM?"""
     grace, told = pod.grace_seconds, pod.spec.get(_GRACE)
-    needed = None if needed_seconds is None else needed_seconds + _MARGIN_SECONDS
-    if needed is not None and grace < needed:
+    measured = around.needed_seconds
+    if measured is not None and grace < (needed := measured + _MARGIN_SECONDS):
         killed = f"{grace:g} s after SIGTERM the pod is killed{'' if told else ' (the default)'}"
-        text = f"{killed}, and a step with its save takes {needed_seconds:.0f} s in {run_name}."
+        text = f"{killed}, and a step with its save takes {measured:.0f} s in {around.run_name}."
         source = "" if told is None else f"{_GRACE}: {grace:g}"
         right = f"{_GRACE}: {2 * needed + 30:.0f}"
         yield _finding("grace-too-short", ERROR, pod.line_of(_GRACE), text, right, source=source)
@@ -408,11 +402,13 @@ def _check_first_process(_: Pod, container: Container) -> Iterator[LintFinding]:
         words = words[1:]
         while words and words[0].startswith("-"):
             words = words[1:]
-    script = _script_of(words)
-    if script is None:
+    if not words or words[0].rpartition("/")[2] not in _SHELLS:
+        return
+    kind, at = shell_input(words) or ("", 0)
+    if kind != "text":
         return
     try:
-        commands = parse_commands(script)
+        commands = parse_commands(words[at])
     except NotUnderstood:
         return
     trains = [each for each in commands if each.words and _TRAINS.match(each.text)]
@@ -421,7 +417,7 @@ def _check_first_process(_: Pod, container: Container) -> Iterator[LintFinding]:
     last = trains[-1]
     shell = words[0].rpartition("/")[2]
     who = f"{container.name}: {shell} is process 1 and does not pass SIGTERM on to"
-    written = script[last.start : last.end]
+    written = words[at][last.start : last.end]
     severity, right = ERROR, f"exec {written}"
     if last.is_piped or last.is_background or last.within:
         how = "a pipe" if last.is_piped else "the background" if last.is_background else "a group"
@@ -434,17 +430,6 @@ def _check_first_process(_: Pod, container: Container) -> Iterator[LintFinding]:
         text = f"{container.name}: some shells wait for their only command, and keep SIGTERM."
     rule = "shell-keeps-sigterm"
     yield _finding(rule, severity, container.line, text, right, source=written)
-
-
-def _script_of(words: list[str]) -> str | None:
-    if not words or words[0].rpartition("/")[2] not in _SHELLS:
-        return None
-    for at, word in enumerate(words[1:-1], 1):
-        if word.startswith("-") and not word.startswith("--") and word.endswith("c"):
-            return words[at + 1]
-        if not word.startswith("-"):
-            return None
-    return None
 
 
 # -- Who starts an interrupted training again, and who must not ------------------------------------

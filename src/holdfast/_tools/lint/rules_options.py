@@ -126,7 +126,7 @@ def _check_lead(job: BatchScript) -> Iterator[LintFinding]:
         yield job.report("time-missing", HINT, at, text, corrected=example)
     if option is None or warning is None:
         return
-    limit, lead, needed = job.limit_seconds, warning.seconds, job.needed_seconds()
+    limit, lead, needed = job.limit_seconds, warning.seconds, job.around.needed_seconds
     better = job.good_lead()
     edits = []
     if better is not None and better != lead:
@@ -140,10 +140,11 @@ def _check_lead(job: BatchScript) -> Iterator[LintFinding]:
             "the training has started, and is sent once only."
         )
     elif needed is not None and lead < needed:
-        of_run = f" of {job.run_name}" if job.run_name else ""
-        text = f"{lead} s are too short: a save{of_run} took up to {job.save_seconds:.3g} s"
-        if job.step_seconds is not None:
-            text += f", after a step of up to {job.step_seconds:.3g} s"
+        around = job.around
+        of_run = f" of {around.run_name}" if around.run_name else ""
+        text = f"{lead} s are too short: a save{of_run} took up to {around.save_seconds:.3g} s"
+        if around.step_seconds is not None:
+            text += f", after a step of up to {around.step_seconds:.3g} s"
         text += ". The training is killed before its state is safe."
     elif needed is None and lead < _ABSURD_LEAD_SECONDS:
         severity = WARNING
@@ -193,7 +194,7 @@ def _check_requeue(job: BatchScript) -> Iterator[LintFinding]:
 
 _FIRST_HOST = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
 _OWN_PORT = "$((20000 + SLURM_JOB_ID % 10000))"
-_LOCAL = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1|0\.0\.0\.0")
+LOCAL_ADDRESS = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1|0\.0\.0\.0")
 _OF_TASK = re.compile(r"\$\{?(SLURM_(?:PROCID|LOCALID|NODEID))\}?")
 _RANK_NAMES = ("RANK", "LOCAL_RANK", "NODE_RANK", "GLOBAL_RANK", "GROUP_RANK")
 _PLACEHOLDER = re.compile(
@@ -241,7 +242,7 @@ def _check_addresses(job: BatchScript) -> Iterator[LintFinding]:
             host, _, port = value.rpartition(":")
             is_endpoint = option == "--rdzv-endpoint"
             address = host if is_endpoint else value if option == "--master-addr" else ""
-            if _LOCAL.fullmatch(address):
+            if LOCAL_ADDRESS.fullmatch(address):
                 edit = Edit(start, start + len(address), f'"{_FIRST_HOST}"')
                 yield from _check_host(job, address, source.start, edit)
             number = port if is_endpoint else value if option == "--master-port" else ""
@@ -252,7 +253,7 @@ def _check_addresses(job: BatchScript) -> Iterator[LintFinding]:
 
 def _check_host(job: BatchScript, host: str, at: int, edit: Edit) -> Iterator[LintFinding]:
     if job.nodes > 1:
-        is_local = _LOCAL.fullmatch(host)
+        is_local = LOCAL_ADDRESS.fullmatch(host)
         why = "each node looks for the others at itself" if is_local else "this may be another one"
         text = f"on {job.nodes} nodes {why}: the ranks never meet, and the job hangs."
         severity = ERROR if is_local else WARNING
@@ -342,7 +343,8 @@ def _is_missing(job: BatchScript, folder: str) -> bool:
     path = Path(folder)
     if not path.is_absolute():
         chdir = job.option("chdir")
-        places = [job.folder, job.cwd] if chdir is None else [job.folder / chdir.value]
+        around = job.around
+        places = [around.folder, around.cwd] if chdir is None else [around.folder / chdir.value]
         if chdir is not None and not places[0].is_dir():
             return False
         return not any((place / path).is_dir() for place in places)

@@ -68,8 +68,7 @@ class Plan:
     ways: list[Way]  # the last one is that of the model
     better: Better | None
     finished: Finished | None
-    run_seconds: float
-    host_bytes: float  # that the snapshots take in the memory of one host
+    given: Inputs
     seed: int
 
     @property
@@ -104,7 +103,9 @@ class Plan:
             "as_good_seconds": self.as_good,
             **{name: whole[name] for name in ("rows", "ways", "better")},
             "better_setting": self.better_setting,
-            **{name: whole[name] for name in ("run_seconds", "finished", "host_bytes")},
+            "run_seconds": self.given.run_seconds,
+            "finished": whole["finished"],
+            "host_bytes": self.given.host_bytes,
             "model": whole["model"] | derived,
             **{name: whole[name] for name in ("assumed", "seed")},
         }
@@ -142,8 +143,7 @@ def make_plan(given: Inputs, seed: int = 0) -> Plan:
         ways=ways,
         better=None if given.max_overhead is not None else _better(model, ways[-1].goodput, seed),
         finished=finished,
-        run_seconds=given.run_seconds,
-        host_bytes=given.host_bytes,
+        given=given,
         seed=seed,
     )
 

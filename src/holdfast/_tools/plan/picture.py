@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from html import escape
 
 from holdfast._tools.plan.advice import COMMON_SECONDS, Plan
-from holdfast._tools.plan.model import Inputs
 from holdfast._tools.plan.simulate import PARTS
 from holdfast._tools.plan.units import shown
 
@@ -33,11 +32,11 @@ text { font: 13px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; fill
 """
 
 
-def draw(plan: Plan, given: Inputs) -> str:
-    model, chosen = plan.model, plan.chosen
+def draw(plan: Plan) -> str:
+    model, chosen, gpus = plan.model, plan.chosen, plan.given.gpus
     title = f"A checkpoint every {shown(chosen.interval)}: {chosen.goodput:.2%} goodput"
     about = (
-        f"{given.gpus:,} GPU{'' if given.gpus == 1 else 's'}, an interruption every "
+        f"{gpus:,} GPU{'' if gpus == 1 else 's'}, an interruption every "
         f"{shown(model.mtbf)}; a checkpoint takes {shown(model.cost)} from training and is on disk "
         f"after {shown(model.latency)}"
     )

@@ -28,16 +28,17 @@ from holdfast._environment import variables as _env
 from holdfast._environment.processes.proc import FairDeadline, read_bytes, stat_fields
 from holdfast._environment.processes.threads import name_of
 from holdfast._environment.processes.tree import descendants
+from holdfast._environment.slurm.job import rank_environment
 from holdfast._tools.doctor.check import State, slow
 from holdfast._tools.doctor.signals import probe
 from holdfast._tools.doctor.signals.target import Target, interpreter_flags
-from holdfast._tools.lint.wrappers import is_python
+from holdfast._tools.lint.launch import is_python
 
 # Killed, these clients would leave their processes on other nodes.
 CLIENTS = ("srun", "salloc")
 _POLL_SECONDS = 0.01
 _MORE_RANKS_SECONDS = 0.3  # where the number of ranks is not known
-MOST_TIMES = 3.0  # on a busy machine a deadline is at most so many times as long
+_MOST_TIMES = 3.0  # on a busy machine a deadline is at most so many times as long
 _END_SECONDS = 5.0
 _TERMINAL_END_SECONDS = 2.0
 _SCANCEL_SECONDS = 10.0
@@ -92,7 +93,9 @@ class Probe:
 
     @property
     def variables(self) -> dict[str, str]:
-        return dict(self.here["variables"])
+        """Of its rank; a task of srun gets RANK and WORLD_SIZE as a run would give them."""
+        found = dict(self.here["variables"])
+        return rank_environment(found) | found
 
     @property
     def key(self) -> tuple[str, int]:
@@ -101,12 +104,11 @@ class Probe:
 
     @property
     def rank(self) -> int:
-        return self._number("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK") or 0
+        return self._number("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK") or 0
 
     @property
     def world(self) -> int | None:
-        names = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-        return self._number(*names)
+        return self._number("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
     @property
     def step(self) -> str:
@@ -129,11 +131,8 @@ class Probe:
         return [each for each in self.lines if each.get("what") == what]
 
     def _number(self, *names: str) -> int | None:
-        words = self.variables
-        # Under torchrun the tasks of srun are its agents; and a batch script has numbers, too.
-        in_step = "SLURM_STEP_ID" in words and "TORCHELASTIC_RUN_ID" not in words
-        known = [words.get(name, "") for name in names if in_step or not name.startswith("SLURM")]
-        return next((int(text) for text in known if text.isdigit()), None)
+        known = map(self.variables.get, names)
+        return next((int(text) for text in known if text and text.isdigit()), None)
 
 
 def _step_of(words: Mapping[str, str]) -> str:
@@ -344,7 +343,7 @@ class Chain:
 
     def await_probes(self, seconds: float) -> list[Probe]:
         """Wait for all ranks, as far as their number is known."""
-        deadline = FairDeadline(seconds, self.family, times=MOST_TIMES)
+        deadline = self.deadline(seconds)
         seen, changed = 0, time.monotonic()
         around = _env.of_ranks()
         while True:
@@ -420,6 +419,10 @@ class Chain:
             raise ChainError(f"{label} was about to train for real, and was ended: {how}", remedy)
 
     # The processes, and their end.
+
+    def deadline(self, seconds: float) -> FairDeadline:
+        """From now on; later if the chain has to wait for a processor."""
+        return FairDeadline(seconds, self.family, times=_MOST_TIMES)
 
     def family(self) -> list[int]:
         """All processes of the chain on this host, the first one first."""

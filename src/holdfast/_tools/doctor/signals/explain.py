@@ -14,7 +14,7 @@ from typing import Any
 from holdfast._tools.doctor.check import Check
 from holdfast._tools.doctor.signals.chain import CLIENTS
 from holdfast._tools.doctor.signals.probe import what_it_runs
-from holdfast._tools.lint.wrappers import CONDA, RUNNERS, SHELLS, WAITING, is_python
+from holdfast._tools.lint.launch import CONDA, RUNNERS, SHELLS, WAITING, is_python, shell_input
 
 SHELL = "shell"
 TORCHRUN = "torchrun"
@@ -24,8 +24,16 @@ RUNNER = "runner"
 WAITER = "waiter"
 CLIENT = "client"  # its program runs on other nodes: srun
 OTHER = "other"
-_LAUNCHERS = {"accelerate": "accelerate launch", "deepspeed": "deepspeed"}
-_RUNNERS = RUNNERS | CONDA | {"poetry", "pipenv"}
+# Programs: how they are called here, and their kind.
+_KNOWN = {
+    "torchrun": ("torchrun", TORCHRUN),
+    "accelerate": ("accelerate launch", LAUNCHER),
+    "deepspeed": ("deepspeed", LAUNCHER),
+    "holdfast": ("holdfast run", LEADER),
+    **{name: (f"{name} run", RUNNER) for name in (*RUNNERS, *CONDA, "poetry", "pipenv")},
+    **{name: (name, WAITER) for name in WAITING},
+    **{name: (name, CLIENT) for name in CLIENTS},
+}
 # Above the first process of a task: SLURM's own.
 _HOSTS = ("slurmstepd",)
 
@@ -74,31 +82,20 @@ def name_hop(words: Sequence[str], name: str = "") -> tuple[str, str]:
     if is_python(program):
         what = what_it_runs(words)[1]
         if what.startswith("torch.distributed."):
-            return "torchrun", TORCHRUN
-        first = what.partition(".")[0] if what.startswith(tuple(_LAUNCHERS)) else what
-        program = first.rpartition("/")[2] or f"{program} -c"
-    if program == "torchrun":
-        return "torchrun", TORCHRUN
-    if program in _LAUNCHERS:
-        return _LAUNCHERS[program], LAUNCHER
-    if program == "holdfast":
-        return "holdfast run", LEADER
+            what = "torchrun"
+        elif what.startswith(("accelerate", "deepspeed")):
+            what = what.partition(".")[0]  # its module
+        program = what.rpartition("/")[2] or f"{program} -c"
     if program in SHELLS:
         return _name_shell(program, words), SHELL
-    if program in _RUNNERS:
-        return f"{program} run", RUNNER
-    if program in WAITING:
-        return program, WAITER
-    return program, CLIENT if program in CLIENTS else OTHER
+    return _KNOWN.get(program, (program, OTHER))
 
 
 def _name_shell(program: str, words: Sequence[str]) -> str:
-    for word in words[1:]:
-        if word.startswith("-") and not word.startswith("--") and word.endswith("c"):
-            return f"{program} -c"
-        if not word.startswith(("-", "+")):
-            return f"{program} {word.rpartition('/')[2]}"
-    return program
+    kind, at = shell_input(words) or ("", 0)
+    if kind == "text":
+        return f"{program} -c"
+    return f"{program} {words[at].rpartition('/')[2]}" if kind else program
 
 
 def hop_of(process: dict[str, Any]) -> Hop:

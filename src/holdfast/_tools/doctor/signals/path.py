@@ -27,7 +27,6 @@ from holdfast._tools.doctor.check import Check, State, slow
 from holdfast._tools.doctor.signals import probe
 from holdfast._tools.doctor.signals.chain import (
     CLIENTS,
-    MOST_TIMES,
     Chain,
     ChainError,
     Probe,
@@ -241,8 +240,7 @@ class _Observation:
 
     def run(self, seconds: float) -> tuple[Tried, FairDeadline]:
         """Send the signal, and observe the chain until it has settled."""
-        tried, family = self._tried, self._chain.family
-        deadline, sent_at = FairDeadline(seconds, family, times=MOST_TIMES), time.time()
+        tried, deadline, sent_at = self._tried, self._chain.deadline(seconds), time.time()
         self._send()
         settles, has_lost = math.inf, False
         while time.monotonic() < settles and not deadline.is_over():
@@ -251,7 +249,7 @@ class _Observation:
                 settles = time.monotonic() + _SETTLE_SECONDS
             elif settles == math.inf and tried.gone and not has_lost:
                 has_lost = True
-                deadline = FairDeadline(_DEAD_SECONDS, family, times=MOST_TIMES)
+                deadline = self._chain.deadline(_DEAD_SECONDS)
             time.sleep(_POLL_SECONDS)
         self._observe(sent_at)
         tried.status, tried.asked = self._chain.process.poll(), self._chain.asked()
@@ -283,10 +281,7 @@ class _Observation:
             for each in news:
                 if each["what"] == "gone":
                     self._record_gone(each["pid"])
-                # The kernel sends SIGHUP since our terminal has lost its first process.
-                elif each["what"] == "signal" and not (
-                    each["name"] == "SIGHUP" and each["by_kernel"]
-                ):
+                elif each["what"] == "signal":
                     instead.add(each["name"])
         tried.instead = sorted(instead - {tried.name})
         if not tried.missed:

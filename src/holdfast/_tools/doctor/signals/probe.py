@@ -247,12 +247,16 @@ def _report_signals(report: _Report, script: str, stay: _Stay) -> None:
 
 def _meet_ranks(report: _Report, errand: dict[str, Any], script: str, stay: _Stay) -> None:
     report.send_presence("here", script)
-    try:
-        from holdfast._tools.doctor.rank_probe import meet_other_ranks
-    except ImportError as error:
-        report.send("error", text=f"{sys.executable}: {error}", kind="import")
+    # Without other ranks, torch is not needed.
+    if all(os.environ.get(name, "1") == "1" for name in ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS")):
+        report.send("done")
     else:
-        meet_other_ranks(report.send, errand["seconds"], errand.get("backend") or None)
+        try:
+            from holdfast.torch.reduce import meet_other_ranks
+        except ImportError as error:
+            report.send("error", text=f"{sys.executable}: {error}", kind="import")
+        else:
+            meet_other_ranks(report.send, errand["seconds"], errand["backend"] or None)
     while not stay.is_over():
         time.sleep(_POLL_SECONDS)
 

@@ -11,9 +11,8 @@ from pathlib import Path
 
 from holdfast._environment.slurm.options import WarningSignal, batch_options, parse_signal
 from holdfast._tools.doctor.signals.probe import what_it_runs
-from holdfast._tools.lint.shell import NotUnderstood, parse_commands
-from holdfast._tools.lint.values import find_values
-from holdfast._tools.lint.wrappers import SHELLS, is_python
+from holdfast._tools.lint.launch import SHELLS, is_python, shell_input
+from holdfast._tools.lint.shell import NotUnderstood, find_values, parse_commands
 
 _DEPTH = 4
 _MOST_BYTES = 1_000_000
@@ -126,7 +125,7 @@ class Target:
                     return
                 self.is_vague |= any("$" in each for each in rest)
             if name in SHELLS:
-                self._search_shell(rest, depth)
+                self._search_shell(words[at:], depth)
                 return
             if at == 0 or name.endswith(".sh"):
                 path = self.folder / word
@@ -138,18 +137,11 @@ class Target:
                 return
 
     def _search_shell(self, words: Sequence[str], depth: int) -> None:
-        at = 0
-        while at < len(words) and words[at].startswith(("-", "+")):
-            option = words[at]
-            at += 1
-            if option in ("-o", "+o", "-O", "+O"):
-                at += 1
-            elif not option.startswith("--") and option.endswith("c"):
-                if at < len(words):
-                    self._search_text(words[at], depth)
-                    self.search(list(words[at + 2 :]), depth + 1)  # its "$@"
-                return
-        if at < len(words):
+        kind, at = shell_input(words) or ("", 0)
+        if kind == "text":
+            self._search_text(words[at], depth)
+            self.search(list(words[at + 2 :]), depth + 1)  # its "$@"
+        elif kind == "file":
             self.search(list(words[at + 1 :]), depth + 1)  # its "$@"
             self._search_file(self.folder / words[at], depth)
 

@@ -1,1 +1,0 @@
-"""`holdfast submit`: the batch script that it writes."""
