@@ -33,13 +33,13 @@ import threading
 from pathlib import Path
 from typing import Any
 
-# -- Exit statuses. Only docs (reference, kubernetes, why) and tests repeat these numbers, and the
-# exit records of older runs hold them.
+# -- Exit statuses. Docs and tests repeat these numbers: `git grep -nw 74 docs tests`. Exit records
+# of older runs contain them: `asked.py`, `attempts.py` and `gather.py` must still know an old one.
 
 
 FINISHED = 0
 BAD = 65  # a rule called the training bad
-NOT_DURABLE = 74  # asked to stop, and the disk would not take the state
+NOT_DURABLE = 74  # it ended, and the disk did not take its last state
 REQUEUE = 75  # interrupted: its starter should start it again
 IDLE = 76  # started several times without completing a step: a person must look
 HUNG = 77  # no step for too long: its supervisor starts it again

@@ -62,6 +62,9 @@ def _is_number(value: object) -> bool:
 class Settings:
     """How a run keeps itself; the defaults suit most.
 
+    A new setting needs a field and a check here, a row in docs/reference.md in the same order, and
+    cases in tests/unit/test_settings.py; for the keeper also `Policy` in `_store/commit/write.py`.
+
     >>> Settings(keep_best="min:val_loss", checkpoint_every="10min").keep_last
     3
     """

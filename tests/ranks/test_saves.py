@@ -11,8 +11,10 @@ import pytest
 
 import holdfast
 from holdfast._store.folder.layout import RunLayout
+from holdfast._store.memory.control import HOLD
 from holdfast._store.read.merge_ranks import read_checkpoint
 from holdfast._store.read.verify import find_damage, read_manifest
+from tests.control_words import SharedWords
 from tests.ranks.jobs import Jobs
 from tests.support import checkpoint_steps, wait_until
 
@@ -23,10 +25,15 @@ _TOTAL = 30
 @pytest.mark.parametrize("meets", ["group", "files"])
 def test_holdfast_save_makes_a_checkpoint_of_all_ranks_while_they_train(jobs, undisturbed, meets):
     job = jobs.start(meets=meets, total=_TOTAL, events=[(None, 10, "gate", str(jobs.gate))])
-    job.wait_for("holding")
+    for rank in (0, 1):
+        job.wait_for("holding", rank)
+    ranks = [SharedWords(life.pid) for life in job.lives]
+    before = [rank.words[HOLD] for rank in ranks]
     holdfast.save(jobs.folder)
-    asked = jobs.folder / "requests"
-    wait_until(lambda: not list(asked.iterdir()), what="somebody who takes the request")
+    wait_until(
+        lambda: all(rank.words[HOLD] != old for rank, old in zip(ranks, before, strict=True)),
+        what="an agreement that has reached both ranks",
+    )
     jobs.open_gate()
     assert job.hashes() == undisturbed(meets=meets, total=_TOTAL)
     assert checkpoint_steps(jobs.folder) == [11, _TOTAL]

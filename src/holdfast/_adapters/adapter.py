@@ -1,10 +1,12 @@
 """The contract between holdfast and a framework.
 
 Each framework has one object of a class derived from `Adapter`, and `registry.py` finds it. It
-answers for arrays and other values; its `objects` and its `generators` answer for those. An adapter
+handles arrays and other values, its `objects` modules and optimizers, its `generators` random
+generators. An adapter
 that is not complete is refused where its class is defined. The key in `registry.py`, the name under
 which the framework is imported and `Adapter.kind` are the same word. It has no dot, and the module
-of that name has a `__version__` once it is imported.
+of that name has a `__version__` once it is imported. If it has none, name the one that has it in
+`registry._is_loaded`: otherwise the adapter is never asked, and no error says so.
 Standard library only: this module is loaded where there is no framework at all.
 """
 
@@ -59,7 +61,10 @@ class _Part:
 
 
 class Objects(_Part):
-    """The objects of a framework that have a state: modules, optimizers."""
+    """The objects of a framework that have a state: modules, optimizers.
+
+    Never asked about a dict, list or tuple or a subclass of them: those are taken apart.
+    """
 
     def overrides_state_dict(self, value: object) -> bool:
         """Whether the adapter knows a better state of an object than its own state_dict()."""
@@ -122,7 +127,7 @@ class Objects(_Part):
 class Generators(_Part):
     """The random generators of a framework."""
 
-    global_generator: str = "python"  # the key of its global generator in `states`, if it has one
+    global_generator: str = "python"  # the key in `states`; set it with `seed_global`
 
     def is_generator(self, value: object) -> bool:
         return False
@@ -255,7 +260,7 @@ class Adapter(_Part):
     def made_like(self, spec: TensorSpec, data: memoryview, near: object) -> Any:
         """A new array placed as `near` is; None if the place of the stored one decides.
 
-        Called only for the kinds that `_state/restore.py` names.
+        Called only for the kinds that `_state/restore.py` names: today JAX.
         """
         return None
 

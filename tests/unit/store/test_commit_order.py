@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ import pytest
 from holdfast._errors import SaveFailed
 from holdfast._store.commit.chunks import CommitThreads
 from holdfast._store.commit.source import Ranges, Source
-from holdfast._store.commit.write import Policy, State, keep_checkpoint
+from holdfast._store.commit.write import Policy, State, keep_checkpoint, keep_parts, write_part
+from holdfast._store.commit.write_queue import PublishOrder
 from holdfast._store.folder.attempts import claim, open_folder
 from holdfast._store.folder.layout import MANIFEST, rank_file
 from holdfast._store.format.image import encode_scalars, plan_image
@@ -31,11 +33,8 @@ def source() -> Source:
     return Source([memoryview(bytearray(image))], Ranges.of(plan.extents()))
 
 
-def test_data_and_manifest_are_flushed_before_the_name_and_the_name_before_the_return(
-    folder, monkeypatch
-):
-    policy, state = commit(folder)
-    layout, final = policy.layout, state.folder(policy.layout)
+def watch_order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is flushed and what gets its name, in this order, from now on."""
     order: list[str] = []
     real_fsync, real_rename = os.fsync, os.rename
 
@@ -49,11 +48,33 @@ def test_data_and_manifest_are_flushed_before_the_name_and_the_name_before_the_r
 
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "rename", rename)
+    return order
+
+
+def test_data_and_manifest_are_flushed_before_the_name_and_the_name_before_the_return(
+    folder, monkeypatch
+):
+    policy, state = commit(folder)
+    layout, final = policy.layout, state.folder(policy.layout)
+    order = watch_order(monkeypatch)
     keep_checkpoint(policy, state, source(), CommitThreads(is_background=False))
     assert set(order[:2]) == {rank_file(0), MANIFEST}
     assert order[2].startswith(".")  # the folder, before it has its name
     assert order[3:] == [f"name {final.name}", layout.checkpoints.name]
     assert read_checkpoint(final).head["step"] == 3
+
+
+def test_the_parts_of_all_ranks_are_flushed_before_the_manifest_and_the_name(folder, monkeypatch):
+    policy, state = commit(folder)
+    partial = policy.layout.checkpoints / ".partial-of-two"
+    partial.mkdir(parents=True)
+    order = watch_order(monkeypatch)
+    threads = CommitThreads(is_background=False)
+    parts = [write_part(partial, rank, source(), threads) for rank in (0, 1)]
+    assert order == [rank_file(0), rank_file(1)]
+    keep_parts(policy, state, partial, parts, time.monotonic(), PublishOrder())
+    named = f"name {state.folder(policy.layout).name}"
+    assert order[2:] == [MANIFEST, partial.name, named, policy.layout.checkpoints.name]
 
 
 @pytest.mark.parametrize("bad", [rank_file(0), MANIFEST])

@@ -44,15 +44,15 @@ class Notice:
 
 class NoticeSource(Protocol):
     """One cloud. For another one, edit also `CLOUDS`, `find_cloud`, `_settings.NOTICES` and
-    `open_watch` in `_keeper/cloud_notices.py`, add a service to `tests/clouds.py`, and describe it
-    in docs/spot.md and docs/reference.md.
+    `open_watch` in `_keeper/cloud_notices.py`, add a service to `tests/clouds.py`, cases to
+    `test_notices.py` and `test_settings.py`, and describe it in docs/spot.md and docs/reference.md.
     """
 
     cloud: str  # as users read it
     interval_seconds: float  # between two polls
 
     def look(self) -> list[Notice]:
-        """All current notices; raises NoAnswer, or Closed if another question is useless.
+        """All current notices; raises NoAnswer, or Closed if asking again is pointless.
 
         Words from the service pass `is_word` first.
         """

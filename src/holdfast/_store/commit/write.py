@@ -47,8 +47,9 @@ class Fenced(SaveFailed):
 class Policy:
     """What the trainer tells the keeper once, at its start: most settings are here.
 
-    A new setting: a field here, and its value in `Session._start_keeper` (or in the functions at
-    the end of `keeper_client.py`). `KeeperConfig.from_json` converts fields that JSON changes.
+    A new setting is the last field, with a default, and gets its value in `Session._start_keeper`;
+    if the environment can change it, by a function at the end of `keeper_client.py`. Only a tuple,
+    a Path or a dict with numbers as keys needs a line in `KeeperConfig.from_json`.
     """
 
     layout: RunLayout
@@ -189,7 +190,7 @@ def write_part(
     former: PreviousCheckpoint | None = None,
     unsynced: list[int] | None = None,
 ) -> DataFile:
-    """Make the file of one rank durable; returns what the manifest says of it.
+    """Write the file of one rank and flush it; returns what the manifest says of it.
 
     What `former` has is linked instead, if it is much. With `unsynced` the file is left open
     there, and the caller flushes it.
@@ -283,7 +284,7 @@ def close_checkpoint(
         )
     _refuse_if_void(layout, state)
     with order.take("name", state.key):
-        # False is ignored: another process has published the same state.
+        # False means that another process has published this state: nothing is left to do.
         publish_folder(partial, state.folder(layout), durable=False)
     sync_folder(layout.checkpoints)
     fault_point("published")
