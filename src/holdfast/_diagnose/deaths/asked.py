@@ -37,7 +37,7 @@ _DECIDED = {
     ),
     _errors.NOT_DURABLE: (
         Cause.NOT_DURABLE,
-        "It was asked to stop, and the disk did not take its state.",
+        "It ended, and the disk did not take its last state.",
         "Make room on the disk of the run folder (df -h), then start it again: the state may "
         "still be in memory, and holdfast status RUN says so.",
     ),
