@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy
 import pytest
 import torch
 
@@ -167,3 +168,43 @@ def test_a_run_without_a_step_says_how_steps_are_made(tmp_path, capfd):
         run.state.best = 4.0
     said = capfd.readouterr().err
     assert "this run has seen no step, so nothing is saved.\nLoop over run.steps(n)" in said
+
+
+def train_plainly(folder, step, steps=130, **state):
+    with holdfast.Run(folder, settings=SETTINGS, **state) as run:
+        for _ in run.steps(steps):
+            step(run)
+            if run.step in (0, 120):
+                run.save()  # which captures the state
+
+
+@pytest.mark.parametrize("zeros", [numpy.zeros, torch.zeros])
+def test_an_array_that_the_script_makes_anew_is_named_once(tmp_path, capfd, zeros):
+    weights, total = zeros(3), zeros(3)
+
+    def step(_run):
+        nonlocal weights, total
+        weights = weights + 1  # not the one that the run was given
+        total += weights
+
+    train_plainly(tmp_path / "run", step, weights=weights, total=total)
+    said = capfd.readouterr().err
+    assert said.count("weights: no change in the state") == 1
+    assert "run.update(weights=weights)" in said
+    assert 'weights = run.state["weights"]' in said
+    train_plainly(tmp_path / "run", step, steps=260, weights=zeros(3), total=zeros(3))
+    assert "no change in the state" not in capfd.readouterr().err
+
+
+def test_an_array_that_changes_or_is_handed_over_is_not_named(tmp_path, capfd):
+    in_place, handed, constant_in_a_list = numpy.zeros(3), numpy.zeros(3), [numpy.ones(3)]
+
+    def step(run):
+        nonlocal in_place, handed
+        in_place += 1
+        handed = handed + 1
+        run.update(handed=handed)
+
+    state = {"in_place": in_place, "handed": handed, "listed": constant_in_a_list}
+    train_plainly(tmp_path / "run", step, **state)
+    assert "no change in the state" not in capfd.readouterr().err

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 
 import pytest
 
+from holdfast._store.folder.layout import RunLayout
 from tests.support import checkpoint_steps, keepers, wait_until
 
 _TOTAL = 400  # so many that it is still at it when a test acts, however slow the machine is
@@ -75,6 +77,20 @@ def test_kill_9_of_all_ranks_at_once(jobs, undisturbed):
     step = wait_until(lambda: checkpoint_steps(jobs.folder), 10, "the checkpoint")[-1]
     _check_goes_on(jobs, undisturbed, step)
     assert [jobs.post_mortem(rank)["status"] for rank in range(2)] == [-9, -9]
+
+
+def test_a_rank_that_is_killed_once_it_was_told_to_leave_has_not_left(jobs):
+    """As where a person kills all ranks in one command, and the first death is heard at once."""
+    job = jobs.start(total=_TOTAL, pauses=0.03)
+    job.wait_for_step(3)
+    job.send(signal.SIGSTOP, 0)
+    job.send(signal.SIGKILL, 1)
+    wait_until(lambda: jobs.events("end"), what="an order to leave")
+    job.send(signal.SIGKILL, 0)
+    assert job.statuses() == [-9, -9]
+    jobs.check_nothing_left(may_leave_arena=True)
+    left = json.loads(RunLayout(jobs.folder).exit(1).read_text())
+    assert (left["status"], left["how"]) == (None, "was killed by SIGKILL")
 
 
 @pytest.mark.nightly  # test_where_ranks_are.py: a stop of ranks that run free

@@ -177,7 +177,7 @@ class Alone:
         is_needed = is_only or storage.has_failed()
         if storage.keeps_memory and not is_needed and _comes_back(self._trainer, self.stop, death):
             storage.offer_memory()
-        keeper.record_death(death.how)
+        keeper.record_death(death)
         storage.release(is_needed=is_needed)
         keeper.finish()
 

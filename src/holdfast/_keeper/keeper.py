@@ -303,8 +303,11 @@ class Keeper:
             return False
         return self.storage.has_folder()
 
-    def record_death(self, how: str | None = None) -> None:
+    def record_death(self, death: PostMortem | None) -> None:
         path, status = self.policy.layout.exit(self.policy.attempt), self.trainer.leave_status
+        if death is not None and death.ask() and self.is_unexpected(death):
+            status = None  # it was told to leave, and something else ended it first
+        how = None if death is None else death.how
         record = {
             "status": status,
             "how": "left" if status is not None else how or "died",

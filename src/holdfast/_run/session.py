@@ -164,6 +164,7 @@ class Session:
             *(spec.state, spec.metrics, self.keeper, cadence, self.loops.where, self.ranks),
             is_bad=self.ruling.is_bad,
             settings=spec.settings,
+            is_new=self.found.resumed_from is None,
         )
         self.found.hand_over(self.keeper, self.saver.snapshots)
         return cadence

@@ -305,6 +305,7 @@ class Departure:
         self._gone_at = 0.0
         self._has_died = False
         self._death: PostMortem | None = None
+        self._told_death: PostMortem | None = None  # of a trainer that had been told to leave
         self._linger_until: float | None = None
 
     # -- the trainer's end ------------------------------------------------------
@@ -347,7 +348,7 @@ class Departure:
         was_expected = self.is_released or keeper.trainer.leave_status is not None
         if was_expected or self.farewell is not None:
             if self.farewell is None:
-                keeper.examine_death()
+                self._told_death = keeper.examine_death()
             self.leave_cleanly()
             return
         self._death = keeper.examine_death()
@@ -398,7 +399,7 @@ class Departure:
             if not hub.is_over:
                 return
             # Before anything that takes time: the next attempt waits for it.
-            keeper.record_death(None if self._death is None else self._death.how)
+            keeper.record_death(self._death or self._told_death)
             waiting = [r for r in link.post.unacknowledged() if not hub.is_out_of_reach(r)]
             if waiting and now - self._gone_at <= _LAST_MESSAGES_SECONDS:
                 return

@@ -83,6 +83,8 @@ class Saver:
         ranks: RankAgreement | None = None,
         is_bad: Callable[[], bool] = lambda: False,
         settings: Settings | None = None,
+        *,
+        is_new: bool = False,
     ) -> None:
         self._is_bad = is_bad  # a state that a rule has called bad is never saved
         self._state = state
@@ -95,7 +97,7 @@ class Saver:
         self._wanted: list[Handle] = []
         self._timed: TimedHandle | None = None  # the last one that the cadence asked for
         self._recall = CaptureCache()
-        self.forgotten = ForgottenState(state)
+        self.forgotten = ForgottenState(state, is_new=is_new)
         self._beside_tensors = ObjectGraphCache()
         self._beside: dict[str, Any] = {}  # the part of the head that `where` gives
         self._trainer = threading.current_thread()

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from holdfast._adapters.adapter import Adapter
-from holdfast._adapters.registry import adapters
+from holdfast._adapters.registry import adapters, array_adapter
 from holdfast._errors import HoldfastError
 from holdfast._state.capture import Captured, capture, is_stateful
+from holdfast._store.format.checksum import digest
 
 
 class StateView(Mapping[str, Any]):
@@ -96,7 +97,9 @@ def _check_replaced(
 
 
 _STEPS = 10  # within which a value that changes is handed over at least once
-_STEPS_OF_NUMBERS = 100  # the same for a number, such as the best loss so far
+_STEPS_OF_NUMBERS = 100  # the same for a number, such as the best loss so far, or an array
+_MOST_DIGESTED_BYTES = 16 << 20  # of one array; larger ones are not looked at
+_MOST_NAMED = 4
 
 
 def watch_optimizers(hear: Callable[[Any], None]) -> Callable[[], None]:
@@ -111,8 +114,11 @@ def watch_optimizers(hear: Callable[[Any], None]) -> Callable[[], None]:
 class ForgottenState:
     """Finds parts of the state that do not change while the training goes on."""
 
-    def __init__(self, state: dict[str, Any]) -> None:
+    def __init__(self, state: dict[str, Any], *, is_new: bool) -> None:
         self._state = state
+        self._watches_arrays = is_new  # in the first attempt only
+        self._digests: dict[str, bytes] | None = None  # of arrays, at the first capture
+        self._digested_at = 0
         self._handed: set[str] = set()
         self._first_update: int | None = None
         self._stepped: dict[int, tuple[weakref.ref[Any], int]] = {}  # optimizers, by their id
@@ -143,6 +149,8 @@ class ForgottenState:
             self._first_step = step
         if self._first_step < _STEPS_OF_NUMBERS <= step:  # in one attempt only
             yield from self.check_numbers()
+        if self._watches_arrays:
+            yield from self._check_unchanged(step)
         if self._suspects:
             yield from self._check_optimizers()
         if not self._has_moved:
@@ -163,6 +171,38 @@ class ForgottenState:
                 f"If your script changes it, write run.update({name}={name}) in the loop, and "
                 f'before the loop: {name} = run.state["{name}"]'
             )
+
+    def _check_unchanged(self, step: int) -> Iterator[str]:
+        """Arrays of their own in the state: the script may make new ones in place of them."""
+        if self._digests is None:
+            self._digests, self._digested_at = dict(self._digest_arrays()), step
+        if not self._digests:
+            self._watches_arrays = False
+        if step - self._digested_at < _STEPS_OF_NUMBERS:
+            return
+        self._watches_arrays, now = False, dict(self._digest_arrays())
+        names = [
+            name
+            for name, found in self._digests.items()
+            if now.get(name) == found and name not in self._handed
+        ]
+        if names:
+            values = ", ".join(f"{name}={name}" for name in names[:_MOST_NAMED])
+            yield (
+                f"{', '.join(names)}: no change in the state from step {self._digested_at} to step "
+                f"{step}, so the next start finds this as it was.\n"
+                f"If your script makes new arrays ({names[0]} = …), write run.update({values}) in "
+                f'the loop and {names[0]} = run.state["{names[0]}"] before it. Or change them in '
+                f"place: {names[0]}[...] = …"
+            )
+
+    def _digest_arrays(self) -> Iterator[tuple[str, bytes]]:
+        for name, value in self._state.items():
+            adapter = array_adapter(value)
+            if adapter is None or adapter.arrays_are_values or name in self._handed:
+                continue
+            if adapter.spec(name, value).size_bytes <= _MOST_DIGESTED_BYTES:
+                yield name, digest(adapter.bytes_of(value))
 
     def _check_optimizers(self) -> Iterator[str]:
         from holdfast.torch.stepping import is_forgotten
