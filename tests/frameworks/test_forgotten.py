@@ -208,3 +208,20 @@ def test_an_array_that_changes_or_is_handed_over_is_not_named(tmp_path, capfd):
     state = {"in_place": in_place, "handed": handed, "listed": constant_in_a_list}
     train_plainly(tmp_path / "run", step, **state)
     assert "no change in the state" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("hands_over", [True, False])
+def test_a_number_is_judged_once_an_epoch_has_ended(tmp_path, capfd, hands_over):
+    best, order = 0.0, numpy.arange(9)
+    with holdfast.Run(tmp_path / "run", settings=SETTINGS, best=best, order=order) as run:
+        for _ in run.epochs(2):
+            for _ in run.batches([torch.ones(1)] * 130):
+                if run.batch in (0, 120):
+                    run.save()
+            if run.epoch == 0:
+                assert "run.update" not in capfd.readouterr().err
+            order += 1
+            if hands_over:
+                best += 1
+                run.update(best=best)
+    assert ("best is a number" in capfd.readouterr().err) is not hands_over

@@ -489,7 +489,13 @@ class Loops:
             "by_hand": self.is_by_hand,
             "rules": self._session.ruling.state(),
         }
-        return {"position": self.cursor.stored(), "head": head}
+        is_first_epoch = self.epochs_total is not None and self.cursor.course.epoch == 0
+        return {
+            "position": self.cursor.stored(),
+            "head": head,
+            # After it the script may hand over its first values.
+            "in_first_epoch": is_first_epoch or self._boundary.at_epoch_end,
+        }
 
     def standing(self) -> Standing:
         """For the progress line, which reads it in its own thread: nothing here waits."""

@@ -330,7 +330,7 @@ class Saver:
             captured = self._recall.capture(self._state, extra)
         else:
             captured = self._shares.capture(self._state, extra)
-        for line in self.forgotten.check(captured, step):
+        for line in self.forgotten.check(captured, step, in_first_epoch=where["in_first_epoch"]):
             say(line)
         is_first = self._ranks is None or self._ranks.rank == 0
         return self._beside_tensors.add_to(captured, self._state) if is_first else captured

@@ -143,14 +143,15 @@ class ForgottenState:
             self._stepped[id(optimizer)] = known, -1
             self._suspects.append(known)
 
-    def check(self, captured: Captured, step: int) -> Iterator[str]:
+    def check(self, captured: Captured, step: int, *, in_first_epoch: bool) -> Iterator[str]:
         """Lines to say when a state is captured."""
         if self._first_step is None:
             self._first_step = step
-        if self._first_step < _STEPS_OF_NUMBERS <= step:  # in one attempt only
+        is_late = not in_first_epoch  # many values change once an epoch
+        if self._first_step < _STEPS_OF_NUMBERS <= step and is_late:  # in one attempt only
             yield from self.check_numbers()
         if self._watches_arrays:
-            yield from self._check_unchanged(step)
+            yield from self._check_unchanged(step, is_late=is_late)
         if self._suspects:
             yield from self._check_optimizers()
         if not self._has_moved:
@@ -172,13 +173,13 @@ class ForgottenState:
                 f'before the loop: {name} = run.state["{name}"]'
             )
 
-    def _check_unchanged(self, step: int) -> Iterator[str]:
+    def _check_unchanged(self, step: int, *, is_late: bool) -> Iterator[str]:
         """Arrays of their own in the state: the script may make new ones in place of them."""
         if self._digests is None:
             self._digests, self._digested_at = dict(self._digest_arrays()), step
         if not self._digests:
             self._watches_arrays = False
-        if step - self._digested_at < _STEPS_OF_NUMBERS:
+        if step - self._digested_at < _STEPS_OF_NUMBERS or not is_late:
             return
         self._watches_arrays, now = False, dict(self._digest_arrays())
         names = [
