@@ -179,7 +179,7 @@ def train_plainly(folder, step, steps=130, **state):
 
 
 @pytest.mark.parametrize("zeros", [numpy.zeros, torch.zeros])
-def test_an_array_that_the_script_makes_anew_is_named_once(tmp_path, capfd, zeros):
+def test_an_array_that_the_script_replaces_is_named_once(tmp_path, capfd, zeros):
     weights, total = zeros(3), zeros(3)
 
     def step(_run):
