@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -13,6 +15,7 @@ from holdfast._store.format.image import PAGE
 from holdfast._store.memory import pages
 from holdfast._store.memory.arena import used_bytes
 from holdfast._store.memory.pages import give_memory, pieces_of, take_memory
+from tests.small_shm import needs_namespace, small_shm
 
 PIECE = 64 * PAGE
 
@@ -81,9 +84,35 @@ def test_where_there_is_no_room_nothing_is_kept(mapping, monkeypatch, number):
             raise OSError(number, os.strerror(number))
         allocate(descriptor, start, size_bytes)
 
+    touch = pages.touch
+    monkeypatch.setattr(pages, "touch", lambda *place: place[1] < 3 * PIECE and touch(*place))
     monkeypatch.setattr(os, "posix_fallocate", refuse)
     assert not give_memory(descriptor, mapped, 0, 8 * PIECE)
     assert used_bytes(descriptor) == 0
+
+
+_FULL = """
+import mmap, os
+from holdfast._store.memory.arena import used_bytes
+from holdfast._store.memory.pages import give_memory
+file = os.open("/dev/shm/arena", os.O_RDWR | os.O_CREAT)
+os.ftruncate(file, 8 << 20)
+print(give_memory(file, mmap.mmap(file, 8 << 20), 0, 8 << 20), used_bytes(file))
+"""
+
+
+@needs_namespace
+def test_a_full_shared_memory_is_no_bus_error():
+    command = [*small_shm("2m"), sys.executable, "-c", _FULL]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "False 0\n"), done.stderr
+
+
+def test_an_older_kernel_gives_the_memory_too(mapping, monkeypatch):
+    monkeypatch.setattr(pages, "_MADV_POPULATE_WRITE", -1)
+    descriptor, mapped = mapping
+    assert give_memory(descriptor, mapped, 0, 3 * PIECE)
+    assert used_bytes(descriptor) == 3 * PIECE
 
 
 def test_another_refusal_and_an_error_of_the_caller_are_raised_and_nothing_is_kept(
@@ -101,6 +130,7 @@ def test_another_refusal_and_an_error_of_the_caller_are_raised_and_nothing_is_ke
     def refuse(*_: int) -> None:
         raise OSError(errno.EPERM, "no")
 
+    monkeypatch.setattr(pages, "touch", lambda *_: False)
     monkeypatch.setattr(os, "posix_fallocate", refuse)
     with pytest.raises(PermissionError):
         give_memory(descriptor, mapped, 0, PIECE)

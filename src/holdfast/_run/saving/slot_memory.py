@@ -83,12 +83,7 @@ class SlotMemory:
 
         def has_memory(at: int, size_bytes: int) -> None:
             fault_point(f"slot-{slot}-half-built")
-            began = time.perf_counter()
             self._register(slot, at, size_bytes)
-            if slot:
-                # A driver launches no kernel while it registers memory. The first snapshot does
-                # not wait for this slot, so half of the time is left to training.
-                time.sleep(time.perf_counter() - began)
 
         try:
             place = arena.slot_offset(slot), arena.slot_bytes

@@ -1,14 +1,11 @@
 """Memory for a range of an arena: allocated, touched, and given back.
 
-A first touch costs many times the copy itself, so pages are touched before the first copy. The
-system allocates the pages of one file one after another, but several threads can touch them, and
-a device can register those that are touched. So all of this is done piece by piece.
+A first touch costs many times the copy itself, so pages are touched before the first copy, by
+several threads. A device can register pages that are touched. So both are done piece by piece.
 
 To touch pages locks the memory map of the process, and training may wait for that lock. So the
-pieces are small and the threads few. On an H200, eight threads with pieces of 128 MB took as long
-as three with 32 MB, and held training up for 0.1 to 0.2 s per slot of 4.85 GB, in place of 0.01 s.
-To allocate all pieces before the first is touched was faster by a fifth, but held training up for
-as much as a second.
+pieces are small and the threads few. On an H200, a slot of 4.85 GB takes 0.8 s, and delays
+training by 0.03 s. With more threads it is no faster.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ from holdfast._store.format.threads import run_all
 from holdfast._store.memory.backing import NO_ROOM
 
 PIECE_BYTES = 32 << 20
-_MOST_THREADS = 3
+_MOST_THREADS = 4
 _PUNCH_HOLE = 3  # and keep the size of the file
 _MADV_POPULATE_WRITE = 23
 _libc = ctypes.CDLL(None)
@@ -73,16 +70,17 @@ def give_memory(
 
     OSError if the system refuses it for another reason. After any error the range has no memory.
     """
-    pieces = pieces_of(start, size_bytes, without)
-    allocating, passing = threading.Lock(), threading.Lock()
+    passing = threading.Lock()
 
     def work(piece: Piece) -> None:
-        with allocating:
+        if not touch(mapped, *piece):
+            # An older kernel, or no room: this says which.
             os.posix_fallocate(descriptor, *piece)
-        touch(mapped, *piece)
+            touch(mapped, *piece)
         with passing:
             then(*piece)
 
+    pieces = pieces_of(start, size_bytes, without)
     threads = min(_MOST_THREADS, max(1, (os.cpu_count() or 1) // 2))
     try:
         run_all([functools.partial(work, piece) for piece in pieces], threads)
@@ -94,14 +92,16 @@ def give_memory(
     return True
 
 
-def touch(mapped: mmap.mmap, start: int, size_bytes: int) -> None:
-    """Map the pages of a range, which have their memory, into this process."""
-    # ctypes releases the interpreter's lock; mmap.madvise does not. An older kernel refuses, and
-    # the first copies then touch the pages.
+def touch(mapped: mmap.mmap, start: int, size_bytes: int) -> bool:
+    """Map the pages of a range, with new memory where they have none.
+
+    False if there is no room, where an access would be a SIGBUS, or if an older kernel refuses.
+    """
+    # ctypes releases the interpreter's lock; mmap.madvise does not.
     address = ctypes.addressof(ctypes.c_char.from_buffer(mapped)) + start
-    _libc.madvise(
-        ctypes.c_void_p(address), ctypes.c_size_t(size_bytes), ctypes.c_int(_MADV_POPULATE_WRITE)
-    )
+    how = ctypes.c_int(_MADV_POPULATE_WRITE)
+    refused = _libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size_bytes), how)
+    return not refused
 
 
 def take_memory(descriptor: int, start: int, size_bytes: int) -> bool:
