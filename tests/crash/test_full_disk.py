@@ -41,8 +41,8 @@ def undisturbed(tmp_path_factory):
     return train_to_the_end(folder, "--total", TOTAL, "--size", SIZE, script=LIGHT)
 
 
-def arguments(folder, settings):
-    return (folder, "--total", TOTAL, "--size", SIZE, "--sleep", 0.005, "--settings", settings)
+def arguments(folder, settings, total=TOTAL):
+    return (folder, "--total", total, "--size", SIZE, "--sleep", 0.005, "--settings", settings)
 
 
 def check_all_good(folder) -> list[int]:
@@ -162,7 +162,8 @@ def test_a_start_on_a_full_disk_is_refused_in_a_sentence(is_new, disk, start, un
 
 def test_ctrl_c_beside_a_full_disk_says_each_thing_once_and_what_to_do(disk, start):
     folder = disk.place / "run"
-    trainer = start(*arguments(folder, json.dumps({"checkpoint_every": 1})), script=LIGHT)
+    settings = json.dumps({"checkpoint_every": 1})
+    trainer = start(*arguments(folder, settings, total=100_000), script=LIGHT)
     trainer.ready()
     disk.fill()
     trainer.wait_for("It will be tried again")
