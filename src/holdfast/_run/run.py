@@ -14,7 +14,7 @@ from holdfast._adapters.metrics import Metrics
 from holdfast._errors import HoldfastError, SettingsError, is_interactive
 from holdfast._run.attempt import RunSpec, checked_config, close_forgotten
 from holdfast._run.boundary import StopState
-from holdfast._run.exit.leaving import cancel_exit
+from holdfast._run.exit.leaving import cancel_exit, stop_at_interrupt
 from holdfast._run.loops import Batches
 from holdfast._run.saving.keeper_client import Handle
 from holdfast._run.saving.script_state import StateView, hand_over
@@ -119,12 +119,13 @@ class Run:
     def __enter__(self) -> Self:
         if self._session is not None and self._session.is_open and not is_interactive():
             raise HoldfastError(f"{self._spec.folder}: this Run is open already.")
-        close_forgotten(self._spec.folder)
-        cancel_exit()
-        session = Session(self._spec)
-        self._stops = session.stops
-        session.open()
-        self._session = session
+        with stop_at_interrupt():
+            close_forgotten(self._spec.folder)
+            cancel_exit()
+            session = Session(self._spec)
+            self._stops = session.stops
+            session.open()
+            self._session = session
         return self
 
     def __exit__(
