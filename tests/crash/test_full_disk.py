@@ -91,6 +91,24 @@ def test_training_goes_on_beside_a_full_disk_and_saves_when_there_is_room(
     assert "Traceback" not in RunLayout(folder).keeper_log(1).read_text()
 
 
+def test_a_trainer_that_writes_itself_says_once_that_the_disk_is_full(disk, start):
+    folder = disk.place / "run"
+    trainer = start(*arguments(folder, EVERY_TEN), "--room", 0, script=LIGHT)
+    wait_until(lambda: len(checkpoint_steps(folder)) == 2, what="two checkpoints")
+    disk.fill()
+    trainer.wait_for("It will be tried again")
+    words = SharedWords(trainer.pid).words
+    seen = words[STEP]
+    wait_until(lambda: words[STEP] > seen + 30, what="the steps of three more attempts")
+    trainer.send(signal.SIGTERM)
+    assert trainer.wait() == 74
+    assert trainer.output.count("It will be tried again") == 1
+    assert trainer.output.count("could not be made durable") == 1
+    disk.make_room()
+    again = start(*arguments(folder, EVERY_TEN), script=LIGHT)
+    assert again.ready() == max(check_all_good(folder))
+
+
 def test_a_stop_beside_a_full_disk_leaves_with_74_and_loses_nothing(disk, start, undisturbed):
     folder = disk.place / "run"
     trainer = start(*arguments(folder, SELDOM), script=LIGHT)

@@ -7,6 +7,7 @@ itself; without one, the rank that neither raised nor died while the others wait
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from holdfast import _errors, _text
@@ -14,6 +15,7 @@ from holdfast._diagnose import advice
 from holdfast._diagnose.evidence.case import Case, End, Finding, ends_of, is_ended_by_launcher
 from holdfast._diagnose.evidence.evidence import Evidence
 from holdfast._diagnose.texts.exceptions import KINDS
+from holdfast._diagnose.texts.sign import Sign
 from holdfast._diagnose.texts.signs import culprits_of
 from holdfast._diagnose.verdict import Cause, Sure
 
@@ -25,6 +27,7 @@ _UNREACHABLE_SECONDS = 75.0  # until a host counts as lost
 _DYING_SECONDS = 10.0
 _MOST_OTHERS = 8
 _SOCKET_ERRORS = ("ConnectionResetError", "BrokenPipeError", "ConnectionRefusedError")
+_NEVER_CONNECTED = re.compile(r"Connection refused|\bConnect to \S+ failed")
 _SAYS_WHY = ("shm_full", "cuda_oom")
 _TIMEOUTS, _LOST = ("nccl_timeout", "gloo_timeout"), ("peer_lost",)
 _OF_PEERS = ("timeout", "peer_lost")  # kinds of an end that blame another rank
@@ -235,6 +238,10 @@ def judge_collective(case: Case) -> Finding | None:
     if not named and len(case.ends) > 1:
         evidence.append("no rank is known to have ended before the others")
     sentence = f"{case.opening} lost its connection to another rank."
+    if any(map(_NEVER_CONNECTED.search, evidence)):
+        sentence = (
+            f"{case.opening} could not connect to another rank: it had ended, or was not reached."
+        )
     absent = case.sign("peer_lost")
     if absent is not None and (missing := absent.details.get("missing")):
         sentence = f"Rank {missing[0]} stopped sending heartbeats, and the others lost it."
@@ -292,10 +299,20 @@ def _timeout(case: Case, named: bool, evidence: list[str]) -> Finding:
             f"A collective timed out; {case.who} was the first to give up, which does not make it "
             "the cause."
         )
+    progress = [sign for end in case.ends for sign in end.signs if sign.kind == "nccl_progress"]
+    if progress and not case.end.step and all(_is_first(sign) for sign in progress):
+        evidence.append(
+            "it was the first collective: none had completed, so NCCL may never have connected"
+        )
     lines = advice.advise(case, "timed_out")
     if named:
         lines = [*advice.lines_of(case, "timed_out_rank"), *lines]
     return Finding(Cause.COLLECTIVE_TIMEOUT, sentence, Sure.LIKELY, evidence, lines)
+
+
+def _is_first(sign: Sign) -> bool:
+    """Whether no collective had completed in this group of processes."""
+    return _text.whole(sign.details.get("completed")) in (-1, 0)
 
 
 def _said_of_peers(case: Case) -> list[str]:
