@@ -297,8 +297,15 @@ def _notes(record: dict[str, Any], hidden: Sequence[str], now: dict[str, str]) -
         )
     environment = _texts(record.get("environment"))
     local, world = environment.get("LOCAL_WORLD_SIZE"), environment.get("WORLD_SIZE")
-    if record.get("launcher") == "torchrun" and local != world and not record.get("batch"):
+    has_nodes = record.get("launcher") in ("torchrun", "accelerate") and local != world
+    if has_nodes and not record.get("batch"):
         found.append("it had several nodes: start it on each of the others too.")
+    tasks = environment.get("SLURM_ARRAY_TASK_COUNT", "1")
+    if record.get("batch") and tasks != "1":
+        found.append(
+            f"it was one of the {tasks} tasks of an array, and is submitted alone, with the same "
+            "SLURM_ARRAY_TASK_ID. SLURM_ARRAY_TASK_COUNT is 1 then."
+        )
     return found
 
 

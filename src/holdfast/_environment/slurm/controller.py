@@ -186,6 +186,7 @@ _OPTION_OF = {
     "TresPerTask": "gpus-per-task",
 }
 _NOTHING = ("", "(null)", "N/A", "None", "UNLIMITED", "0")
+_ANY_FIELD = "[A-Z][A-Za-z:/_]*"
 # If the script has one of these, SLURM has computed the option from it.
 _FOLLOWS = {
     "ntasks": ("ntasks-per-node", "ntasks-per-gpu", "ntasks-per-socket", "ntasks-per-core"),
@@ -255,15 +256,26 @@ def submitted_options(line: str, given: Mapping[str, str]) -> list[str]:
         if option == "nodes":
             value = value.partition("-")[0]
         found.append(f"--{option}={value}")
-    number, out = line.partition(" ")[0].partition("=")[2], _long_field(line, "StdOut", "Power")
-    if "output" not in given and out not in _NOTHING and not out.endswith(f"/slurm-{number}.out"):
+    number, out = line.partition(" ")[0].partition("=")[2], _long_field(line, "StdOut", _ANY_FIELD)
+    array = _array_of(line)
+    own = f"{array[0]}_{array[1]}" if array else number
+    if "output" not in given and out not in _NOTHING and not out.endswith(f"/slurm-{own}.out"):
         folder, slash, name = out.rpartition("/")
-        name = re.sub(rf"(?<!\d){re.escape(number)}(?!\d)", "%j", name)
+        # The number of a task stays the same, and may mean something else in a name.
+        patterns = ([(array[0], "%A")] if array else []) + [(number, "%j")]
+        for old, pattern in patterns:
+            name = re.sub(rf"(?<!\d){re.escape(old)}(?!\d)", pattern, name)
         found.append(f"--output={folder}{slash}{name}")
     return found
 
 
+def _array_of(line: str) -> tuple[str, str] | None:
+    """The number of the array and that of the task, which come before the job's name."""
+    match = re.match(r"JobId=\d+ ArrayJobId=(\d+) ArrayTaskId=(\d+) ", line)
+    return (match[1], match[2]) if match else None
+
+
 def _long_field(line: str, name: str, following: str) -> str:
-    """A value that may contain spaces: it ends at the next field."""
-    match = re.search(rf" {name}=(.*?) {following}=", f"{line} ")
+    """A value that may contain spaces: it ends at the next field, or with the line."""
+    match = re.search(rf" {name}=(.*?) (?:{following}=|$)", f"{line} ")
     return match[1].strip() if match else ""

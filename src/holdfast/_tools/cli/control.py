@@ -87,11 +87,11 @@ def _whom(asked: RunRequest) -> str:
     "--detach", is_flag=True, help="In the background; the output goes to RUN/resume.log."
 )
 def resume(run: Path, command: tuple[str, ...], detach: bool) -> int:
-    """Start a run again as it was started: by python, torchrun, `holdfast run` or sbatch.
+    """Start a run again as it was started: by python, a launcher, `holdfast run` or sbatch.
 
     The command, its folder and its environment are those that the run has recorded
     (attempts/NNNN/start.json), whatever folder and shell this is called from. The run goes on from
-    its last state, to the same bits. A batch job is submitted again.
+    its last state, to the same bits. A batch job is submitted again; of an array, that task alone.
 
     Secrets are never recorded. If the command had one, this says which, and takes the whole
     COMMAND. A run that is live or finished is not started.
