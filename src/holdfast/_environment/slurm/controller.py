@@ -59,6 +59,11 @@ def field_of(line: str, name: str) -> str:
     return match[1] if match else ""
 
 
+def output_file(line: str) -> str:
+    """Where the job of such a line prints to: a whole path, or empty."""
+    return _long_field(line.partition(" UserId=")[2], "StdOut", _ANY_FIELD)
+
+
 def parse_job(line: str) -> JobFacts | None:
     """The facts in the line that `scontrol show job -o` prints, with times in seconds."""
     number = re.match(r"JobId=(\d+) ", line)
@@ -202,7 +207,8 @@ def read_batch(job: str) -> dict[str, Any] | None:
     """The record of a batch job in start.json; None without a batch job or an answer.
 
     The `folder` of sbatch, the `path` and `arguments` of the script, its text without secrets
-    (`script`, None if it is long), the `digest` of the whole text, and `options` not in the text.
+    (`script`, None if it is long), the `digest` of the whole text, `options` not in the text, and
+    the file of its `output`.
     """
     from holdfast._environment.secrets import redact_text, redact_words  # slow to import
 
@@ -222,6 +228,7 @@ def read_batch(job: str) -> dict[str, Any] | None:
         "path": path,
         "arguments": words.words,
         "options": options,
+        "output": output_file(lines[0]),
         "digest": digest_of(script),
         "script": shown if len(shown) <= _MOST_SCRIPT_BYTES else None,
         "has_left_out": shown != script or bool(words.left_out),
@@ -256,7 +263,7 @@ def submitted_options(line: str, given: Mapping[str, str]) -> list[str]:
         if option == "nodes":
             value = value.partition("-")[0]
         found.append(f"--{option}={value}")
-    number, out = line.partition(" ")[0].partition("=")[2], _long_field(line, "StdOut", _ANY_FIELD)
+    number, out = line.partition(" ")[0].partition("=")[2], output_file(line)
     array = _array_of(line)
     own = f"{array[0]}_{array[1]}" if array else number
     if "output" not in given and out not in _NOTHING and not out.endswith(f"/slurm-{own}.out"):
