@@ -196,6 +196,12 @@ def test_command_commit_and_versions_are_named():
     ]
 
 
+def test_words_that_only_one_command_has_are_called_new_or_gone():
+    short, long = _record("train.py"), _record("train.py", "--fast")
+    assert find_changes(short, long) == ["the command (new: --fast)"]
+    assert find_changes(long, short) == ["the command (gone: --fast)"]
+
+
 # -- git -------------------------------------------------------------------------------------------
 
 

@@ -287,7 +287,7 @@ def _show_summary(screen: Screen, checked: list[_Checked], wants_fix: bool) -> N
             these = them if fixable == len(left) else f"{fixable} of {len(left)}"
             rest = f" To fix {these}: {_text.command('lint --fix', *names)}"
     unclear = [_text.name(each.name) for each in checked if not each.is_understood]
-    if unclear:
-        rest += f" Not understood: {', '.join(unclear)}."
+    if unclear:  # the command stands last, without a full stop
+        rest = f" Not understood: {', '.join(unclear)}.{rest}"
     style = "bold red" if counts[ERROR] else "yellow" if counts[WARNING] else "cyan"
     screen.write(f"{files}: {', '.join(told)}{' left' if wants_fix else ''}.{rest}", style=style)

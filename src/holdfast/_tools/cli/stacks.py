@@ -92,7 +92,9 @@ def _of_run(path: Path) -> Record:
 
 def _of_number(what: str) -> Record:
     if not (what.isascii() and what.isdigit() and len(what) < 10):
-        raise SettingsError(f"{what}: there is no such folder, nor is it a number.\n{_KINDS}")
+        raise SettingsError(
+            f"{what}: there is no such folder, and it is not the number of a process.\n{_KINDS}"
+        )
     pid = int(what)
     if not of_process(pid).started:
         raise SettingsError(

@@ -135,7 +135,7 @@ def _show_litter(screen: Screen, found: LitterFound, yes: bool, command: str) ->
     going = [item for item in found.items if item.goes]
     staying = [item for item in found.items if not item.goes]
     if going:
-        screen.write("Removed:" if yes else "Could go:", style="bold")
+        screen.write("Removed:" if yes else "Can be removed:", style="bold")
         _list(screen, going, yes)
     if staying:
         screen.write("Left alone:", style="bold")

@@ -220,7 +220,7 @@ def _of_number(what: str, is_pid: bool, is_job: bool) -> Evidence:
     is_number = what.isascii() and what.isdigit() and len(what) < 10
     if is_pid and not is_number:
         raise SettingsError(
-            f"{what}: is no number of a process.\nName one: holdfast why --pid 4711"
+            f"{what}: this is not the number of a process.\nName one: holdfast why --pid 4711"
         )
     if not JOB.fullmatch(what):
         raise SettingsError(f"{what}: there is no such file or folder.\n{_KINDS}")
