@@ -325,7 +325,10 @@ def _at_lock(look: Record, standing: ThreadStanding) -> Held:
         said = f"{said}, while {name} {theirs.tell()}"
     elif standing.kind == "lock":
         said = f"{said}, and no other thread of it works"
-        hint = "The lock was taken twice, or by a thread that ended without releasing it: use `with lock:`"
+        hint = (
+            "The lock was taken twice, or by a thread that ended without releasing it: "
+            "use `with lock:`"
+        )
     else:
         said = f"{said}, and no other thread of it works"
         hint = "The thread that was to end that wait has ended or never began: give it a timeout"
