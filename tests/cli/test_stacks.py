@@ -81,7 +81,7 @@ def test_any_python_process():
 
 def test_what_is_no_run_and_no_process(tmp_path):
     for word, says in (
-        ("nothing", "there is no such folder, nor is it a number."),
+        ("nothing", "there is no such folder, and it is not the number of a process."),
         (str(tmp_path), "there is no run here"),
         ("999999999", "there is no such process on"),
     ):

@@ -183,7 +183,7 @@ def test_what_holdfast_run_has_led_is_told_by_its_command(tmp_path):
         (["."], "no run here"),
         (["file", "--attempt", "1"], "--attempt is for run folders"),
         (["4711", "--attempt", "1"], "--attempt is for run folders"),
-        (["--pid", "abc"], "no number of a process"),
+        (["--pid", "abc"], "this is not the number of a process"),
         (["--pid"], "There is no number"),
         (["--pid", "--job", "1"], "two things"),
         (["run", "--attempt", "7"], "no attempt 7"),

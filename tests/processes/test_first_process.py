@@ -176,7 +176,7 @@ def test_no_orphan_stays_a_zombie(container, tmp_path, leads):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [("50", "if 50 s are not enough"), ("soon", "is not a time")]
+    ("text", "said"), [("50", "If 50 s are not enough"), ("soon", "is not a time")]
 )
 def test_the_grace_can_come_from_the_manifest(tmp_path: Path, text, said):
     variables = environment(HOLDFAST_GRACE_SECONDS=text)

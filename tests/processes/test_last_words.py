@@ -106,7 +106,7 @@ def test_what_was_given_to_exit_is_recorded(folder, script, code, status):
     assert (found["type"], found["exit_code"]) == ("SystemExit", code)
     assert found["frames"][-1][2] == "break_down"
     is_a_lie = status == 0
-    assert (f"holdfast: more: holdfast why {folder}\n" in trainer.output) == is_a_lie
+    assert (f"holdfast: More: holdfast why {folder}\n" in trainer.output) == is_a_lie
 
 
 @pytest.mark.parametrize("deed", ["sys.exit(0)", "raise KeyboardInterrupt"])
@@ -209,7 +209,7 @@ def test_a_disk_that_was_full_when_torch_saved_is_seen(folder, script, disk):
     assert "No space" not in found["message"]  # torch never says it
     said, trace = trainer.output.index("disk"), trainer.output.index("Traceback (most recent")
     assert said < trace  # the last line stays Python's own
-    assert f"holdfast: more: holdfast why {folder}\n" in trainer.output
+    assert f"holdfast: More: holdfast why {folder}\n" in trainer.output
 
 
 def test_a_traceback_that_says_it_all_is_left_alone(folder, script):
@@ -235,9 +235,9 @@ def test_the_next_start_says_what_the_life_before_died_of(folder, script):
     assert killed.wait() == -signal.SIGKILL
     wait_for_keeper_gone(folder)
     second = script(folder, body)
-    line = second.wait_for("the attempt before")
+    line = second.wait_for("the previous attempt")
     assert "SIGKILL" in line
-    assert line.startswith("holdfast: the attempt before ended at step 20. ")
+    assert line.startswith("holdfast: the previous attempt ended at step 20. ")
     assert line.endswith(f" More: holdfast why {folder} --attempt 1\n")
     second.wait_for("at 40")
     second.send(signal.SIGTERM)
@@ -248,4 +248,4 @@ def test_the_next_start_says_what_the_life_before_died_of(folder, script):
     time.sleep(0.5)  # for a line that is not to come
     third.send(signal.SIGTERM)
     third.wait()
-    assert "the attempt before" not in third.output
+    assert "the previous attempt" not in third.output

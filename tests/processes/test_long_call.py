@@ -33,7 +33,7 @@ def test_the_last_snapshot_is_durable_before_the_grace_time_ends(
     began = time.time()
     trainer.send(signal.SIGTERM)
     if stick == "without-gil":
-        trainer.wait_for("if 4 s are not enough")
+        trainer.wait_for("If 4 s are not enough")
     wait_until(lambda: checkpoint_steps(folder), 20, "the checkpoint")
     assert trainer.process.poll() is None
     assert checkpoint_steps(folder) == [in_memory]

@@ -126,7 +126,8 @@ def test_what_is_not_finite_leaves_with_65_and_a_later_start_resumes_before_it(t
     plan = {"rule": "NotFinite() | Budget(steps=500)", "bad": last, "save": True}
     first = train(**plan)
     assert first.wait() == 65, first.output
-    assert f"NotFinite: loss is nan (step {last}): everything from step {last} on" in first.output
+    said = f"NotFinite: loss is nan (step {last}): no start resumes from step {last} or later."
+    assert said in first.output
     assert checkpoint_steps(folder) == [last - 3, last - 2, last - 1]
     wait_for_keeper_gone(folder)
     assert arena_files(folder) == []
@@ -199,7 +200,7 @@ def test_states_that_held_it_before_anybody_logged_it_are_void_too(script, folde
         """
     first = script(folder, body)
     assert first.wait() == 65
-    assert "everything from step 7 on is void" in first.output
+    assert "no start resumes from step 7 or later" in first.output
     assert "not finite: w, m." in first.output
     assert checkpoint_steps(folder)[-1] == 6
     second = script(folder, body)

@@ -96,8 +96,8 @@ def test_after_a_kill_it_goes_on_at_once_and_all_of_it_is_noted(supervised, fold
         assert (noted["life"], noted["run"]["attempt"]) == (number, number)
     assert "a new run (attempt 1)" in (attempts[0] / "output.log").read_text()
     assert len(journal_events(folder, "start")) == 3
-    assert "starting it again (it is no fault of the command" in trainer.output
-    assert f"more: holdfast why {folder}" in trainer.output
+    assert "starting it again (the command is not at fault" in trainer.output
+    assert f"More: holdfast why {folder}" in trainer.output
 
 
 def test_a_crash_counts(supervised, state):

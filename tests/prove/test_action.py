@@ -126,7 +126,7 @@ def test_what_could_not_even_begin_is_said_in_the_summary(runner):
     done = runner.run(command="python train.py", kills="none")
     assert done.returncode == 2
     assert "--kills none is not a whole number." in done.stderr
-    assert "Not tried" in runner.summary.read_text()
+    assert "Nothing is proved" in runner.summary.read_text()
 
 
 def test_a_tiny_training_is_proved(runner):

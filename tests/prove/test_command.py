@@ -100,7 +100,7 @@ def test_the_fixture_returns_a_proof_that_is_equal(prover):
 @pytest.mark.parametrize("verdict", [verdict for verdict in PROOFS if verdict != EQUAL])
 def test_the_fixture_fails_with_the_report(verdict, prover):
     prover.outcomes[None] = PROOFS[verdict]
-    with pytest.raises(ProofError, match=r"NOT equal|Not repeatable|Not tried") as failed:
+    with pytest.raises(ProofError, match=r"NOT equal|Not repeatable|Nothing is proved") as failed:
         prove_command(["python", "train.py"])
     assert failed.value.proof is PROOFS[verdict]
 

@@ -22,7 +22,8 @@ LARGER_SHM = (
     "torch.multiprocessing.set_sharing_strategy('file_system').",
     "See what is in it: ls -l /dev/shm; what dead runs left there: holdfast clean",
 )
-ONCE_RIGHT = "It happens again at every start: put that right first, then start it again."
+ONCE_RIGHT = "Every start would fail in the same way: correct this first, then start it again."
+START_AGAIN = "Start the same command again"
 _BY_NAME = {
     "environment": (ONCE_RIGHT,),
     "module": (
@@ -125,14 +126,14 @@ def go_on(case: Case) -> list[str]:
         return [f"The run has gone on since, in attempt {attempt + 1}: holdfast why RUN"]
     step = case.durable_step
     if step is not None:
-        return [f"Start the same command again: it goes on at step {step}."]
+        return [f"{START_AGAIN}: it goes on at step {step}."]
     # A start that was cut while it fetched has nothing in the folder yet; its mirror has all of it.
     known = read_json(RunLayout(Path(case.evidence.subject).absolute()).mirror)
     held = _text.records(known.get("checkpoints"))
     step = _text.whole(held[-1].get("step")) if held else None
     if step is not None:
-        return [f"Start the same command again: its mirror has step {step}."]
-    return ["Start the same command again: nothing was durable, so it begins at the beginning."]
+        return [f"{START_AGAIN}: its mirror has step {step}."]
+    return [f"{START_AGAIN}: nothing was durable, so it begins at the beginning."]
 
 
 def host_memory(case: Case, use: Use, *, is_machine: bool = False) -> list[str]:

@@ -23,14 +23,16 @@ from holdfast._errors import is_interactive
 _MOST_LEVELS = 16
 _LAUNCHERS = {
     **dict.fromkeys(("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "horovodrun"), "mpirun"),
-    "accelerate": "accelerate",
+    **dict.fromkeys(("accelerate", "accelerate-launch"), "accelerate"),
     "deepspeed": "deepspeed",
     "torchrun": "torchrun",
 }
 _MODULES = {
     "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torchrun",
-    "accelerate.commands.launch": "accelerate",
+    **dict.fromkeys(
+        ("accelerate.commands.launch", "accelerate.commands.accelerate_cli"), "accelerate"
+    ),
     "deepspeed.launcher.runner": "deepspeed",
 }
 

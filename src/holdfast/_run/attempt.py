@@ -178,7 +178,7 @@ class StartRecord:
                 if changes:
                     say(
                         f"changed since attempt {self._before}: {', '.join(changes)}. "
-                        "The same bits are not promised across such a change."
+                        "After such a change the result may differ."
                     )
 
 
@@ -292,8 +292,11 @@ def _difference(old: list[str], new: list[str]) -> str:
     last = _count_alike(old[first:][::-1], new[first:][::-1])
     if first and old[first - 1].startswith("-"):
         first -= 1
-    shown = [shlex.join(words[first : len(words) - last]) or "nothing" for words in (old, new)]
-    return " → ".join(cut(text, _MOST_SHOWN) for text in shown)
+    shown = [shlex.join(words[first : len(words) - last]) for words in (old, new)]
+    before, now = (cut(text, _MOST_SHOWN) for text in shown)
+    if before and now:
+        return f"{before} → {now}"
+    return f"new: {now}" if now else f"gone: {before}"
 
 
 # -- The hyperparameters that `Run(config=…)` was given, as JSON values of a bounded size ----------

@@ -142,7 +142,7 @@ class Ruling:
             rules=list(verdict.rules),
             outcome=verdict.outcome,
         )
-        say(f"{verdict.reason}: everything from step {step} on is void.")
+        say(f"{verdict.reason}: no start resumes from step {step} or later.")
         if names:
             more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
             say(f"not finite: {', '.join(names[:_MOST_NAMES])}{more}.")

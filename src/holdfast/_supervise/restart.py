@@ -75,7 +75,7 @@ class Restarts:
         if why := self._why_no_longer(end):
             return RestartDecision(False, why, is_news=True)
         if self._is_free(end):
-            return RestartDecision(True, "it is no fault of the command, and does not count")
+            return RestartDecision(True, "the command is not at fault, and this does not count")
         if end.kind is Restart.ONCE:
             self._used_once = True
             return RestartDecision(True, "once, since it may have been bad luck")
@@ -184,7 +184,11 @@ def explain(
             subject = f"{shlex.quote(run['folder'])} --attempt {run.get('attempt')}"
         said = (verdict.sentence, *record.said)
         advice = [each for each in verdict.advice[:1] if not any(each in line for line in said)]
-        lines = [*advice, f"more: holdfast why {subject}"]
+        if decision.restart:
+            from holdfast._diagnose.advice import START_AGAIN  # slow to import
+
+            advice = [each for each in advice if not each.startswith(START_AGAIN)]
+        lines = [*advice, f"More: holdfast why {subject}"]
         if verdict.sentence not in record.said and not record.has_printed(verdict.sentence):
             lines.insert(0, verdict.sentence)
         say("\n  ".join(lines))

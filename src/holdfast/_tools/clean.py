@@ -234,7 +234,7 @@ def find_of_run(run: RunAtRest, *, drop: bool) -> Iterator[Litter]:
         elif whole is not None and newest <= whole:
             why = f"its step {newest[1]} is on disk, or a later one"
             if left := _waits(path):
-                why = f"waits another {_text.duration(left)} for the next attempt; "
+                why = f"kept for the next attempt, for {_text.duration(left)} more; "
                 why += f"step {newest[1]} is on disk too"
             yield run.item(path, "memory", why)
         else:

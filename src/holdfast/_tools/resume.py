@@ -41,6 +41,7 @@ _ENDED = (
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
     *("PREEMPTED", "TIMEOUT", "REVOKED"),
 )
+_GIVEN = "the given command"  # in place of a launcher
 _COMPLETING_SECONDS = 30.0
 _OPEN_SECONDS = 120.0
 _POLL_SECONDS = 0.05
@@ -91,7 +92,7 @@ def plan_resumption(folder: Path, given: Sequence[str] = ()) -> Resumption:
         launcher, place = "sbatch", Path(_text.text(batch.get("folder")))
         command, script = _submission(folder, batch)
     elif given:
-        launcher, command = "the given command", list(given)
+        launcher, command = _GIVEN, list(given)
         environment["PATH"] = os.pathsep.join(filter(None, [recorded.get("PATH"), now.get("PATH")]))
     else:
         _refuse_what_no_command_starts(layout, attempt, record, folder, now)
@@ -115,9 +116,7 @@ def _by_given_command(
             f"{folder}: another user has started it, and its recorded command would run as you.\n"
             f"Give the command: {_text.command('resume', folder)} -- python train.py"
         )
-    found = Resumption(
-        layout, attempt, "the given command", list(given), Path.cwd(), variables.whole()
-    )
+    found = Resumption(layout, attempt, _GIVEN, list(given), Path.cwd(), variables.whole())
     _refuse_missing(found, folder)
     return found
 
@@ -147,7 +146,7 @@ def _refuse_if_live_or_finished(folder: Path) -> None:
     found = summarize(folder)
     if found.is_live:
         raise FolderError(
-            f"{folder}: is live: pid {found.process.pid} on {found.process.host} trains here.\n"
+            f"{folder}: is live: pid {found.process.pid} on {found.process.host} trains it.\n"
             f"To look: {_text.command('status', folder)}\n"
             f"To stop it: {_text.command('stop', folder)}"
         )
@@ -297,14 +296,23 @@ def _notes(record: dict[str, Any], hidden: Sequence[str], now: dict[str, str]) -
         )
     environment = _texts(record.get("environment"))
     local, world = environment.get("LOCAL_WORLD_SIZE"), environment.get("WORLD_SIZE")
-    if record.get("launcher") == "torchrun" and local != world and not record.get("batch"):
+    has_nodes = record.get("launcher") in ("torchrun", "accelerate") and local != world
+    if has_nodes and not record.get("batch"):
         found.append("it had several nodes: start it on each of the others too.")
+    tasks = environment.get("SLURM_ARRAY_TASK_COUNT", "1")
+    if record.get("batch") and tasks != "1":
+        found.append(
+            f"it was one of the {tasks} tasks of an array, and is submitted alone, with the same "
+            "SLURM_ARRAY_TASK_ID. SLURM_ARRAY_TASK_COUNT is 1 then."
+        )
     return found
 
 
 def _refuse_missing(found: Resumption, folder: Path) -> None:
     """The folder, the program and the script must be there."""
-    other = f"Or give a command: {_text.command('resume', folder)} -- python train.py"
+    is_given = found.launcher == _GIVEN
+    other = f"{'Give another' if is_given else 'Or give a'} command: "
+    other += f"{_text.command('resume', folder)} -- python train.py"
     if not found.cwd.is_dir():
         raise FolderError(
             f"{folder}: the folder that it was started in is gone: {_text.name(found.cwd)}\n{other}"
@@ -314,6 +322,8 @@ def _refuse_missing(found: Resumption, folder: Path) -> None:
     if "/" in program:
         where = str(path) if (path := found.cwd / program).is_file() else None
     if where is None:
+        if is_given:
+            raise FolderError(f"{folder}: there is no such program: {_text.name(program)}\n{other}")
         what = "its interpreter is gone" if "python" in program else "there is no such program here"
         raise FolderError(
             f"{folder}: {what}: {_text.name(program)}\nMake its virtual environment again. {other}"
@@ -321,9 +331,8 @@ def _refuse_missing(found: Resumption, folder: Path) -> None:
     for word in found.command[1:]:
         if word == "-m" or not word.startswith("-"):
             if word.endswith(".py") and not (found.cwd / word).exists():
-                raise FolderError(
-                    f"{folder}: its script is gone: {_text.name(found.cwd / word)}\n{other}"
-                )
+                what = "there is no such script" if is_given else "its script is gone"
+                raise FolderError(f"{folder}: {what}: {_text.name(found.cwd / word)}\n{other}")
             break
 
 

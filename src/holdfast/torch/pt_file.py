@@ -93,7 +93,7 @@ def load_pt(source: Path | IO[bytes], *, mapped: bool = False) -> Any:
 def _reason(error: Exception) -> str:
     """One line, without torch's advice to load it unsafely."""
     text = str(error).partition("\n")[0]
-    return "it is no file of values that torch knows" if "weights_only" in text else text
+    return "torch does not know a type in it" if "weights_only" in text else text
 
 
 def _stranger(error: Exception) -> str:

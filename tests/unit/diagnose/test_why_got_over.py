@@ -89,7 +89,8 @@ def test_an_exception_that_was_caught_long_before_does_not_explain_a_status():
 
 
 def test_what_is_said_of_the_life_before_is_no_sign_of_this_one():
-    assert not read_signs(f"holdfast: the attempt before ended at step 5. It raised {CUDA}\n")
+    for previous in ("the previous attempt", "the attempt before"):
+        assert not read_signs(f"holdfast: {previous} ended at step 5. It raised {CUDA}\n")
 
 
 def test_a_log_that_has_just_begun_and_is_written_to_is_running(tmp_path):

@@ -80,7 +80,7 @@ def test_of_an_unknown_process_it_is_said_that_nothing_is_recorded(
     evidence = gather_pid(dead_pid())
     assert not evidence.is_live
     assert evidence.led is None
-    assert "nothing is recorded" in evidence.notes[0]
+    assert "has a record of one" in evidence.notes[0]
     assert "holdfast run -- COMMAND" in evidence.notes[1]
 
 

@@ -31,7 +31,7 @@ def test_names_of_jobs(word: str) -> None:
 @pytest.mark.parametrize("word", ["", "a", "-1", "12 ", "12_", "../12", "12;rm"])
 def test_other_words_are_no_jobs(word: str) -> None:
     assert not is_job(word)
-    assert "is no job" in gather_slurm(word).notes[0]
+    assert "is not a job" in gather_slurm(word).notes[0]
 
 
 def test_a_line_of_scontrol_is_read_whatever_the_job_is_called() -> None:

@@ -134,6 +134,8 @@ def test_only_known_variables_are_recorded():
         (["/v/bin/python", "/v/bin/torchrun", "--nproc-per-node=2", "train.py"], "torchrun"),
         (["python3.11", "-m", "torch.distributed.run", "train.py"], "torchrun"),
         (["/v/bin/python", "/v/bin/accelerate", "launch", "train.py"], "accelerate"),
+        (["/v/bin/python", "/v/bin/accelerate-launch", "train.py"], "accelerate"),
+        (["python", "-m", "accelerate.commands.accelerate_cli", "launch", "t.py"], "accelerate"),
         (["mpirun", "-n", "2", "python", "train.py"], "mpirun"),
         (["bash", "-c", "torchrun train.py"], ""),
         (["python", "train.py", "torchrun"], ""),
@@ -192,6 +194,12 @@ def test_command_commit_and_versions_are_named():
         "Python 3.11.7 → 3.12.0",
         "torch 2.12.0 → 2.13.0",
     ]
+
+
+def test_words_that_only_one_command_has_are_called_new_or_gone():
+    short, long = _record("train.py"), _record("train.py", "--fast")
+    assert find_changes(short, long) == ["the command (new: --fast)"]
+    assert find_changes(long, short) == ["the command (gone: --fast)"]
 
 
 # -- git -------------------------------------------------------------------------------------------
@@ -287,3 +295,22 @@ def test_options_of_the_script_are_not_repeated():
     given = {"job-name": "x", "time": "3", "ntasks-per-node": "2", "mem": "4G", "gpus": "4"}
     found = submitted_options(LINE, {**given, "output": "o", "nodes": "2"})
     assert found == ["--account=lab", "--partition=main", "--cpus-per-task=2"]
+
+
+TASK = (
+    "JobId={number} ArrayJobId=12 ArrayTaskId=3 JobName=a UserId=me(0) Command=/j.sh WorkDir=/w "
+    "StdErr={out} StdIn=/dev/null StdOut={out}{rest}"
+)
+
+
+@pytest.mark.parametrize("rest", [" Power=", " TresPerNode=gres/gpu:2", ""])
+@pytest.mark.parametrize("number", [12, 15])  # the last task has the array's own number
+def test_a_task_of_an_array_has_the_output_of_a_task_of_an_array(number, rest):
+    def output(out: str) -> list[str]:
+        line = TASK.format(number=number, out=out, rest=rest)
+        return [word for word in submitted_options(line, {}) if word.startswith("--output")]
+
+    assert output("/w/slurm-12_3.out") == []
+    assert output("/w/my logs/run 3-12_3.log") == ["--output=/w/my logs/run 3-%A_3.log"]
+    if number == 15:
+        assert output("/w/15.log") == ["--output=/w/%j.log"]

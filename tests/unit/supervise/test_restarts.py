@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+from unittest.mock import Mock
+
 import pytest
 
-from holdfast._diagnose.verdict import Restart
-from holdfast._supervise.restart import CommandEnd, RestartDecision, Restarts
+from holdfast._diagnose.verdict import Cause, Restart, Sure, Verdict
+from holdfast._supervise.record import SupervisionRecord
+from holdfast._supervise.restart import CommandEnd, RestartDecision, Restarts, explain
 
 KILLED = CommandEnd(-9, Restart.FREE, has_run=True)
 CRASHED = CommandEnd(1, Restart.BACKOFF, has_run=True)
@@ -20,7 +24,7 @@ def test_a_kill_is_free_however_often():
     restarts = Restarts(1)
     for step in range(1, 30):
         assert restarts.after(_at(KILLED, step)) == RestartDecision(
-            True, "it is no fault of the command, and does not count"
+            True, "the command is not at fault, and this does not count"
         )
 
 
@@ -109,3 +113,22 @@ def test_a_kill_counts_where_no_run_shows_whether_it_gets_any_further():
     restarts = Restarts(2)
     killed = CommandEnd(-9, Restart.FREE)
     assert [restarts.after(killed).restart for _ in range(3)] == [True, True, False]
+
+
+@pytest.mark.parametrize("restart", [True, False])
+def test_no_advice_says_to_start_what_is_started_again(restart):
+    runs = [{"folder": "/runs/a", "attempt": 1}]
+    told: dict[str, Any] = {"runs.return_value": runs, "has_printed.return_value": False}
+    record = Mock(spec=SupervisionRecord, said=[], **told)
+    again = "Start the same command again: it goes on at step 40."
+    verdict = Verdict(
+        Cause.PYTHON_EXCEPTION, "It left.", Sure.CERTAIN, advice=(again,), restart=Restart.BACKOFF
+    )
+    said: list[str] = []
+    explain(said.append, record, verdict, RestartDecision(restart, "why", is_news=True), 7)
+    assert "More: holdfast why /runs/a --attempt 1" in said[0]
+    assert (again in said[0]) != restart
+    assert (
+        said[1]
+        == f"{'' if restart else 'not '}starting it again{' (why)' if restart else ': why'}."
+    )

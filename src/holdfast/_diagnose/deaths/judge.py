@@ -110,7 +110,7 @@ def _unknown(case: Case, past: list[Sign]) -> Finding:
     if end.status is not None:
         sentence = f"{case.opening} left with status {end.status}, and nothing says why."
     else:
-        sentence = "Nothing that is here says why it ended."
+        sentence = "No record says why it ended."
     lines = [
         "Next time, start it with `holdfast run -- …`: then its status, its last words, its "
         "memory and the senders of signals are recorded."

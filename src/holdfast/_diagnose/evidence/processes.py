@@ -52,8 +52,8 @@ def gather_pid(pid: int) -> Evidence:
         _add_zombie(evidence, pid, process)
     elif not evidence.signs:
         evidence.notes.append(
-            f"There is no process {pid} on {host_name()}, and nothing is recorded of one: not by "
-            f"`holdfast run`, and not in the kernel's log{_unread()}."
+            f"There is no process {pid} on {host_name()}. Neither `holdfast run` nor the kernel's "
+            f"log has a record of one{_unread()}."
         )
         evidence.notes.append(
             "Linux keeps nothing of a process that has ended. What its parent saw is lost; its "

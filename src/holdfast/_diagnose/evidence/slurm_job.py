@@ -34,7 +34,9 @@ def gather_slurm(job: str) -> Evidence:
     job = job.partition(".")[0]  # a step's end is told by its job
     evidence = Evidence(subject=f"job {job}", kind="slurm")
     if not is_job(job):
-        evidence.notes.append(f"{job} is no job of SLURM: they are numbers, 12, 12_3 or 12+1.")
+        evidence.notes.append(
+            f"{job} is not a job of SLURM: jobs are numbers, as 12, 12_3 or 12+1."
+        )
         return evidence
     controller = _of_controller(job)
     accounting = _of_accounting(job)

@@ -324,10 +324,13 @@ def _at_lock(look: Record, standing: ThreadStanding) -> Held:
         name, theirs = others[0]
         said = f"{said}, while {name} {theirs.tell()}"
     elif standing.kind == "lock":
-        said = f"{said}, and no other thread of it is at work"
-        hint = "It was taken twice, or by one that ended without releasing it: use `with lock:`"
+        said = f"{said}, and no other thread of it works"
+        hint = (
+            "The lock was taken twice, or by a thread that ended without releasing it: "
+            "use `with lock:`"
+        )
     else:
-        said = f"{said}, and no other thread of it is at work"
+        said = f"{said}, and no other thread of it works"
         hint = "The thread that was to end that wait has ended or never began: give it a timeout"
     return Held(Cause.HANG_LOCK, said, sure, standing, evidence, hint)
 

@@ -15,7 +15,10 @@ from typing import Any, NamedTuple
 from holdfast._diagnose.texts.lines import Line
 from holdfast._diagnose.texts.sign import Sign, is_source_code, make_sign
 
-_PREVIOUS_ATTEMPT = "holdfast: the attempt before ended"
+_PREVIOUS_ATTEMPT = (
+    "holdfast: the previous attempt ended",
+    "holdfast: the attempt before ended",  # in logs of older versions
+)
 _SIGNALS = {"ABRT": 6, "SEGV": 11, "BUS": 7, "ILL": 4, "FPE": 8, "TERM": 15, "INT": 2, "HUP": 1}
 _SIGNALS |= {"segfault": 11, "Segfault": 11, "bus error": 7, "illegal operation": 4, "^C": 2}
 

@@ -59,6 +59,11 @@ def field_of(line: str, name: str) -> str:
     return match[1] if match else ""
 
 
+def output_file(line: str) -> str:
+    """Where the job of such a line prints to: a whole path, or empty."""
+    return _long_field(line.partition(" UserId=")[2], "StdOut", _ANY_FIELD)
+
+
 def parse_job(line: str) -> JobFacts | None:
     """The facts in the line that `scontrol show job -o` prints, with times in seconds."""
     number = re.match(r"JobId=(\d+) ", line)
@@ -186,6 +191,7 @@ _OPTION_OF = {
     "TresPerTask": "gpus-per-task",
 }
 _NOTHING = ("", "(null)", "N/A", "None", "UNLIMITED", "0")
+_ANY_FIELD = "[A-Z][A-Za-z:/_]*"
 # If the script has one of these, SLURM has computed the option from it.
 _FOLLOWS = {
     "ntasks": ("ntasks-per-node", "ntasks-per-gpu", "ntasks-per-socket", "ntasks-per-core"),
@@ -201,7 +207,8 @@ def read_batch(job: str) -> dict[str, Any] | None:
     """The record of a batch job in start.json; None without a batch job or an answer.
 
     The `folder` of sbatch, the `path` and `arguments` of the script, its text without secrets
-    (`script`, None if it is long), the `digest` of the whole text, and `options` not in the text.
+    (`script`, None if it is long), the `digest` of the whole text, `options` not in the text, and
+    the file of its `output`.
     """
     from holdfast._environment.secrets import redact_text, redact_words  # slow to import
 
@@ -221,6 +228,7 @@ def read_batch(job: str) -> dict[str, Any] | None:
         "path": path,
         "arguments": words.words,
         "options": options,
+        "output": output_file(lines[0]),
         "digest": digest_of(script),
         "script": shown if len(shown) <= _MOST_SCRIPT_BYTES else None,
         "has_left_out": shown != script or bool(words.left_out),
@@ -255,15 +263,26 @@ def submitted_options(line: str, given: Mapping[str, str]) -> list[str]:
         if option == "nodes":
             value = value.partition("-")[0]
         found.append(f"--{option}={value}")
-    number, out = line.partition(" ")[0].partition("=")[2], _long_field(line, "StdOut", "Power")
-    if "output" not in given and out not in _NOTHING and not out.endswith(f"/slurm-{number}.out"):
+    number, out = line.partition(" ")[0].partition("=")[2], output_file(line)
+    array = _array_of(line)
+    own = f"{array[0]}_{array[1]}" if array else number
+    if "output" not in given and out not in _NOTHING and not out.endswith(f"/slurm-{own}.out"):
         folder, slash, name = out.rpartition("/")
-        name = re.sub(rf"(?<!\d){re.escape(number)}(?!\d)", "%j", name)
+        # The number of a task stays the same, and may mean something else in a name.
+        patterns = ([(array[0], "%A")] if array else []) + [(number, "%j")]
+        for old, pattern in patterns:
+            name = re.sub(rf"(?<!\d){re.escape(old)}(?!\d)", pattern, name)
         found.append(f"--output={folder}{slash}{name}")
     return found
 
 
+def _array_of(line: str) -> tuple[str, str] | None:
+    """The number of the array and that of the task, which come before the job's name."""
+    match = re.match(r"JobId=\d+ ArrayJobId=(\d+) ArrayTaskId=(\d+) ", line)
+    return (match[1], match[2]) if match else None
+
+
 def _long_field(line: str, name: str, following: str) -> str:
-    """A value that may contain spaces: it ends at the next field."""
-    match = re.search(rf" {name}=(.*?) {following}=", f"{line} ")
+    """A value that may contain spaces: it ends at the next field, or with the line."""
+    match = re.search(rf" {name}=(.*?) (?:{following}=|$)", f"{line} ")
     return match[1].strip() if match else ""

@@ -282,7 +282,7 @@ def _say_verdict(words: dict[str, Any], folder: Path) -> None:
         return
     say(verdict.sentence, each=not is_victim)
     if words.get("is_recorded"):
-        say(f"more: holdfast why {folder}", each=not is_victim)
+        say(f"More: holdfast why {folder}", each=not is_victim)
     elif verdict.advice:  # nor was the record written to a full disk
         say(verdict.advice[0], each=not is_victim)
 

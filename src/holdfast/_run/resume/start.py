@@ -451,7 +451,7 @@ class PreviousDeath:
             return ""
         at = "" if verdict.step is None else f" at step {verdict.step}"
         more = f"holdfast why {self._folder} --attempt {self._number}"
-        return f"the attempt before ended{at}. {verdict.sentence} More: {more}"
+        return f"the previous attempt ended{at}. {verdict.sentence} More: {more}"
 
 
 # -- A run folder that was removed while its run trained: the state is in memory alone -------------

@@ -411,13 +411,14 @@ def announce_signal(
             if durable is not None:
                 certain = f"step {durable} is durable already"
             if needed is not None and needed > grace:
-                takes = f"a save takes about {needed:.0f} s here, and there are {grace:.0f} s"
-                certain = f"{takes}: {certain}"
+                takes = f" A save takes about {needed:.0f} s here, and there are {grace:.0f} s"
+                certain = f"{takes}: {certain}."
             elif held is None or held == durable:
-                certain = f"if {grace:.0f} s are not enough, {certain}"
+                certain = f" If {grace:.0f} s are not enough, {certain}."
             else:
-                certain = f"if {grace:.0f} s are not enough, step {held} is likely kept; {certain}"
-        say(f"{signal.Signals(number).name}: {doing}{certain and f'; {certain}'}.")
+                likely = f" If {grace:.0f} s are not enough, step {held} is likely kept."
+                certain = f"{likely} {certain.capitalize()}."
+        say(f"{signal.Signals(number).name}: {doing}.{certain}")
 
 
 # -- Output whose terminal or reader is gone -------------------------------------------------------

@@ -48,8 +48,8 @@ def ls(run: Path, as_json: bool) -> None:
 def verify(run: Path, as_json: bool) -> int:
     """Check every byte of every checkpoint of a run.
 
-    Reads only: nothing is moved or changed. Leaves with status 1 if a checkpoint is damaged. A run
-    that is started again never loads a damaged one; it takes the one before.
+    Reads only: nothing is moved or changed. The exit status is 1 if a checkpoint is damaged. A run
+    never loads a damaged checkpoint: it resumes from the previous one.
 
     \b
     Example:

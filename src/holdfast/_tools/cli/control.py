@@ -87,11 +87,11 @@ def _whom(asked: RunRequest) -> str:
     "--detach", is_flag=True, help="In the background; the output goes to RUN/resume.log."
 )
 def resume(run: Path, command: tuple[str, ...], detach: bool) -> int:
-    """Start a run again as it was started: by python, torchrun, `holdfast run` or sbatch.
+    """Start a run again as it was started: by python, a launcher, `holdfast run` or sbatch.
 
     The command, its folder and its environment are those that the run has recorded
     (attempts/NNNN/start.json), whatever folder and shell this is called from. The run goes on from
-    its last state, to the same bits. A batch job is submitted again.
+    its last state, to the same bits. A batch job is submitted again; of an array, that task alone.
 
     Secrets are never recorded. If the command had one, this says which, and takes the whole
     COMMAND. A run that is live or finished is not started.
@@ -149,7 +149,7 @@ class _TimeoutType(click.ParamType[str]):
     "--max-restarts",
     type=click.IntRange(min=0),
     metavar="N",
-    help="Restart after a crash so many times at most (3); 0: never restart at all.",
+    help="Most restarts after crashes (3); 0: no restart at all.",
 )
 @click.option(
     "--hang-timeout",
@@ -167,33 +167,35 @@ def run(
 ) -> int:
     """Supervise a command: say why it died, start it again where that helps.
 
-    The screen looks as without it, and keys, Ctrl-C, Ctrl-Z and pdb work as usual. The output and
-    the end of COMMAND are kept for `holdfast why`, also if it does not use holdfast.
+    The screen looks the same as without it, and keys, Ctrl-C, Ctrl-Z and pdb work as usual. It
+    keeps the output and the end of COMMAND for `holdfast why`, also if COMMAND does not use
+    holdfast.
 
     A run of holdfast is restarted by the cause of its end: at once after a kill or a preemption,
     which are not counted; after a crash with pauses of 1, 2, 4 … 60 s, N times; out of memory once.
-    Never after a requested stop, a wrong setting, a training gone bad (NaN), or three lives in a
+    Never after a requested stop, a wrong setting, a training gone bad (NaN), or three attempts in a
     row without a new step. A command that opens no run, and a SLURM step of several tasks, is
     restarted only if --max-restarts is given.
 
-    SLURM and containers kill all processes once the first one ends. As the first, this one gives
-    the keeper of a killed trainer time to save. If this one is killed, COMMAND gets SIGTERM.
+    SLURM and containers kill all processes once the first one ends. As the first process, `holdfast
+    run` gives the keeper of a killed trainer time to save. If it is killed itself, COMMAND gets
+    SIGTERM.
 
     Signals are passed on once. A warning (SIGUSR1, SIGUSR2) waits until it is caught: during
     `import torch` it would kill. Under torchrun it goes to the ranks. In a SLURM step, COMMAND gets
     RANK, WORLD_SIZE, MASTER_ADDR and so on, unless they are set.
 
-    A hang is always reported. Only with --hang-timeout the command is ended for it, by SIGTERM and
-    then SIGKILL: auto is ten times the usual step, and at least 20 s; SECONDS (90, 5min) are for a
-    step, ten times that for a phase or the first step. A command that has opened no run hangs if it
-    neither prints nor works for SECONDS (auto: 30 min). Slow progress is no hang. A process in a
-    debugger (pdb, debugpy, gdb) or stopped (Ctrl-Z) is never killed.
+    A hang is always reported. Only with --hang-timeout is the command ended, by SIGTERM and then
+    SIGKILL. auto is ten times the usual step, and at least 20 s. SECONDS (90, 5min) is the limit
+    for a step; a phase and the first step have ten times as long. A command that has opened no run
+    hangs if it neither prints nor works for SECONDS (auto: 30 min). Slow progress is no hang. A
+    process in a debugger (pdb, debugpy, gdb) or stopped (Ctrl-Z) is never killed.
 
     --spare is for `python SCRIPT` and `python -m MODULE`. Soon after the run has opened, a second
     process does the imports at the top of the script, and waits; it takes no GPU. A restart goes on
     in it, unless an import has side effects (a file, a thread, a connection) or has changed.
 
-    Leaves with the status of COMMAND; 128 + n if signal n has ended it, 127 if there is no such
+    The exit status is that of COMMAND: 128 + n if signal n has ended it, 127 if there is no such
     program, 77 if it was ended for a hang. `holdfast submit` writes the line that uses this.
 
     \b

@@ -36,9 +36,9 @@ _DRAW_SECONDS = 0.1
 def demo(framework: str, keep: Path | None, sabotage: bool) -> int:
     """See a training die and come back, to the same bits.
 
-    Trains a small model twice: once undisturbed, once killed with -9 in the middle of a step and
-    started again. Then it compares every bit of the two ends. Takes some fifteen seconds, most of
-    them imports, and leaves nothing behind.
+    It trains a small model twice: once undisturbed, once killed with -9 in the middle of a step and
+    started again. Then it compares every bit of the two results. It takes about fifteen seconds,
+    most of them imports, and leaves nothing behind.
 
     \b
     Example:

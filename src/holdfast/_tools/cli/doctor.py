@@ -43,7 +43,7 @@ def _check_grace(_: click.Context, __: click.Parameter, seconds: float | None) -
     "size_bytes",
     metavar="SIZE",
     callback=_parse_size,
-    help="Of the state, such as 4GB, while no checkpoint tells it.",
+    help="Size of the state, such as 4GB, if there is no checkpoint yet.",
 )
 @click.option(
     "--grace",
@@ -51,7 +51,7 @@ def _check_grace(_: click.Context, __: click.Parameter, seconds: float | None) -
     metavar="SECONDS",
     type=float,
     callback=_check_grace,
-    help="From the signal until the kill (10, or what SLURM says).",
+    help="Time from the signal to the kill (10, or as SLURM says).",
 )
 @AS_JSON
 @click.pass_context
@@ -71,12 +71,12 @@ def doctor(
     current folder. The size of its newest checkpoint is compared with memory, disk and the time
     that a signal leaves.
 
-    With COMMAND, the one that is to train, with all its launchers: real signals are sent through
-    the real launchers to see who swallows them, and the real ranks meet and do a real all_reduce. A
-    small program takes the place of your script, which is not run.
+    COMMAND is the whole command that will train, with its launchers. A small program takes the
+    place of your script, which is not run. Real signals are sent through the launchers, to see
+    which one swallows them, and the ranks meet and do an all_reduce.
 
-    Changes nothing. Takes some seconds. Leaves with 0 if all is ok or only warned of, with 1 if
-    something will fail, with 2 if it was called wrongly.
+    It changes nothing and takes some seconds. The exit status is 0 if all is ok or there are only
+    warnings, 1 if something will fail, 2 if it was called wrongly.
 
     \b
     Example:

@@ -19,8 +19,8 @@ _COMPLETION_SECONDS = 0.5
 # The groups of the help; for each command its line there, and an example.
 _HELP: dict[str, dict[str, tuple[str, str]]] = {
     "Look": {
-        "status": ("Show how a run does and what of it is safe.", "holdfast status runs"),
-        "ui": ("Open a page over all runs below a folder.", "holdfast ui runs"),
+        "status": ("Show the state of a run, and what of it is safe.", "holdfast status runs"),
+        "ui": ("Open a live page of all runs below a folder.", "holdfast ui runs"),
         "report": ("Write a page of HTML that shows how a run went.", "holdfast report runs/a"),
         "compare": ("Show runs side by side: settings, results, curves.",
                     "holdfast compare runs/a runs/b"),

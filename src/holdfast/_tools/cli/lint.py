@@ -69,7 +69,7 @@ class _Checked:
     metavar="RUN",
     type=FOLDER,
     shell_complete=complete_runs,
-    help="A run of this script: what its saves take is measured against --signal.",
+    help="A run of this script, whose save times are compared with --signal.",
 )
 @click.option("--ignore", metavar="RULE", multiple=True, help="Leave this rule out; repeatable.")
 @AS_JSON
@@ -83,15 +83,15 @@ def lint(
     """Find what in an sbatch script or a manifest of Kubernetes loses the warning or the job.
 
     Most scripts that ask for a warning before the time limit never get it: `--signal=USR2@60` with
-    a bare `python` is one. Says for each such line what will happen and how it would be right.
-    SCRIPT is only read, never run; it need not use holdfast. "-" is standard input. Of a manifest
-    (.yaml) the pods are looked at that train: grace, signals, /dev/shm, restarts.
+    a bare `python` is one. For each such line it says what will happen, and how to correct it.
+    SCRIPT is only read, never run; it need not use holdfast. "-" is standard input. In a manifest
+    (.yaml) it checks the pods that train: grace, signals, /dev/shm, restarts.
 
-    Leaves with 0 if there is neither error nor warning (hints are allowed), 1 if there is, 2 if a
-    script cannot be read or written, 3 if nothing was found but a part is not understood.
+    The exit status is 0 if there is neither error nor warning (hints are allowed), 1 if there is, 2
+    if a script cannot be read or written, 3 if nothing was found but a part is not understood.
 
-    With --fix the corrected script is written (of standard input, to standard output) and the
-    folder of the log is made; then what is left counts.
+    --fix writes the corrected script (that of standard input to standard output) and makes the
+    folder of the log. The exit status is then that of what is left.
 
     \b
     Example:
@@ -287,7 +287,7 @@ def _show_summary(screen: Screen, checked: list[_Checked], wants_fix: bool) -> N
             these = them if fixable == len(left) else f"{fixable} of {len(left)}"
             rest = f" To fix {these}: {_text.command('lint --fix', *names)}"
     unclear = [_text.name(each.name) for each in checked if not each.is_understood]
-    if unclear:
-        rest += f" Not understood: {', '.join(unclear)}."
+    if unclear:  # the command stands last, without a full stop
+        rest = f" Not understood: {', '.join(unclear)}.{rest}"
     style = "bold red" if counts[ERROR] else "yellow" if counts[WARNING] else "cyan"
     screen.write(f"{files}: {', '.join(told)}{' left' if wants_fix else ''}.{rest}", style=style)

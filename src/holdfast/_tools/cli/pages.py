@@ -46,7 +46,9 @@ _LONGEST_NAME = 180  # characters, which may be of several bytes each
 
 @click.command()
 @RUN
-@click.option("-o", "--output", metavar="FILE", type=FOLDER, help="Where to; - is standard output.")
+@click.option(
+    "-o", "--output", metavar="FILE", type=FOLDER, help="Write to this file; - is standard output."
+)
 @click.option(
     "--proof",
     "proofs",
@@ -60,11 +62,11 @@ _LONGEST_NAME = 180  # characters, which may be of several bytes each
 def report(
     run: Path, output: Path | None, proofs: tuple[Path, ...], wants_browser: bool, as_json: bool
 ) -> None:
-    """Write one file of HTML that shows how a run went: when it trained, saved, was lost, waited
-    and was down; its metrics, step times, memory and checkpoints; and why it died each time.
+    """Write one file of HTML that shows how a run went: when it trained, saved, waited or was down,
+    and what was lost; its metrics, step times, memory and checkpoints; and why it died each time.
 
-    The file needs no network and can be sent by mail. It is called RUN-report.html, in the
-    current folder, unless -o names another. With --json the same is printed for scripts.
+    The file needs no network and can be sent by mail. It is called RUN-report.html, in the current
+    folder, unless -o names another. --json prints the same for scripts.
 
     \b
     Example:
@@ -176,7 +178,7 @@ _MOST_METRICS = 8  # in the terminal, without --all
 @click.option("--metric", metavar="NAME", help="Sort by this metric, the best run first.")
 @click.option("--highest", is_flag=True, help="The best value is the highest one.")
 @click.option("--lowest", is_flag=True, help="The best value is the lowest one.")
-@click.option("--all", "wants_all", is_flag=True, help="Also settings that are the same in all.")
+@click.option("--all", "wants_all", is_flag=True, help="Show settings that do not differ, too.")
 @click.option("-o", "--output", metavar="FILE", type=FOLDER, help="Write a page of HTML.")
 @click.option("--open", "wants_browser", is_flag=True, help="Open the page in a browser.")
 @AS_JSON
@@ -190,7 +192,7 @@ def compare(
     wants_browser: bool,
     as_json: bool,
 ) -> None:
-    """Show runs side by side: the hyperparameters that differ, and what came of them.
+    """Show runs side by side: the hyperparameters that differ, and the results.
 
     RUN is a run folder, or a folder with runs in it. The best run stands first, by the training
     loss or by --metric. With -o the same is written as one file of HTML with the curves of all
@@ -323,17 +325,17 @@ _REDIRECT_SECONDS = 60.0
     metavar="N",
     type=click.IntRange(0, 65535),
     default=0,
-    help="Where to listen; 0, as without it, is any free port.",
+    help="The port; 0, the default, is any free one.",
 )
 @click.option("--host", metavar="NAME", default="127.0.0.1", help="127.0.0.1, localhost or ::1.")
 @click.option("--read-only", is_flag=True, help="Look only: no stop, save, stacks or labels.")
 @click.option("--no-open", is_flag=True, help="Do not open a browser.")
 def ui(folder: Path, port: int, host: str, read_only: bool, no_open: bool) -> int:
-    """Open a page over all runs below a folder, and of each run its report, live.
+    """Open a live page of all runs below a folder, with the report of each run.
 
-    It shows what every run does, what of it is safe and what is wrong, and has buttons to stop a
-    run, to save it now and to see its stacks. Only this machine can reach it, and only with the
-    key in the address that is printed. It ends with Ctrl-C; no run needs it.
+    It shows the state of every run, what is safe and what is wrong, and has buttons to stop a run,
+    to save it now and to see its stacks. Only this machine can reach it, and only with the key in
+    the address that is printed. It ends with Ctrl-C; no run needs it.
 
     From another machine, with the same port on both ends:
 

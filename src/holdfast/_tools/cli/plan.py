@@ -67,26 +67,27 @@ _size = _reader(units.parse_size)
 _speed = _reader(units.parse_size, per_second=True)
 # Each option that says something about the training: its value, its reader, its help.
 _OPTIONS: tuple[tuple[str, str, Callable[..., Any], str], ...] = (
-    ("--state-size", "SIZE", _size, "Of model and optimizer, all ranks together (10GB)."),
-    ("--gpus", "N", _count, "How many train together (1)."),
-    ("--gpus-per-host", "N", _count, "Of them, in a host (8)."),
+    ("--state-size", "SIZE", _size, "Size of model and optimizer, all ranks together (10GB)."),
+    ("--gpus", "N", _count, "GPUs that train together (1)."),
+    ("--gpus-per-host", "N", _count, "GPUs in one host (8)."),
     ("--mtbf-per-gpu", "TIME", _duration,
      "Mean time between failures of one GPU and its part of the host (5.8y)."),
-    ("--interruptions", "N", _number, "Or as counted: so many of the whole job …"),
-    ("--over", "TIME", _duration, "… in so much time."),
-    ("--write-bandwidth", "SIZE/s", _speed, "To disk, of all hosts together (1GB/s for each)."),
-    ("--write-time", "TIME", _duration, "Or: until a checkpoint is on disk."),
-    ("--snapshot-cost", "TIME", _duration, "For which a snapshot in memory stops training."),
-    ("--max-overhead", "SHARE", _share, "Of the time, for snapshots in memory (0.01); 0: none."),
-    ("--interference", "SHARE", _share, "By which writing slows down training (0.05)."),
+    ("--interruptions", "N", _number, "Or a count: N interruptions of the whole job …"),
+    ("--over", "TIME", _duration, "… in this time."),
+    ("--write-bandwidth", "SIZE/s", _speed, "Write speed of all hosts together (1GB/s for each)."),
+    ("--write-time", "TIME", _duration, "Or the time until a checkpoint is on disk."),
+    ("--snapshot-cost", "TIME", _duration, "How long a snapshot in memory stops training."),
+    ("--max-overhead", "SHARE", _share,
+     "Share of the time for snapshots in memory (0.01); 0: none."),
+    ("--interference", "SHARE", _share, "How much writing slows down training (0.05)."),
     ("--restart-time", "TIME", _duration_or_none,
      "From an interruption to the next step (2min and reading)."),
     ("--queue-wait", "TIME", _duration_or_none, "Mean wait for machines, each time (0s)."),
     ("--notice-share", "SHARE", _share,
-     "Of the interruptions, those with a warning: they lose nothing (0)."),
+     "Share of interruptions with a warning: they lose nothing (0)."),
     ("--host-loss-share", "SHARE", _share,
-     "Of the others, those that take a host's memory along (0.85)."),
-    ("--run-time", "TIME", _duration, "The training, if nothing ever happened (30d)."),
+     "Share of the others that lose a host's memory (0.85)."),
+    ("--run-time", "TIME", _duration, "Length of the training without interruptions (30d)."),
 )  # fmt: skip
 
 
@@ -98,15 +99,17 @@ def _add_options(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.command()
 @_add_options
-@click.option("--seed", type=int, default=0, help="Of the simulation (0).")
-@click.option("-o", "--output", metavar="FILE.svg", type=FOLDER, help="Draw it, too.")
+@click.option("--seed", type=int, default=0, help="Seed of the simulation (0).")
+@click.option(
+    "-o", "--output", metavar="FILE.svg", type=FOLDER, help="Draw the curve to this file."
+)
 @AS_JSON
 def plan(seed: int, output: Path | None, as_json: bool, gpus: int | None, **said: Any) -> None:
     """Find the best interval between checkpoints, and the goodput to expect.
 
     Goodput is the share of the time that makes progress. The interval comes from the formulas of
-    Young (1974) and Daly (2006), and from a simulation that also knows restarts, queues, warnings
-    and snapshots in memory. All options may be left out; what is assumed is said.
+    Young (1974) and Daly (2006), and from a simulation with restarts, queues, warnings and
+    snapshots in memory. All options may be left out: it prints what it assumes.
 
     TIME is a number with ms, s, min, h, d, w or y; SIZE one with MB, GB, TB; SHARE is 0.8 or 80%.
     With checkpoint_every="auto" a run does this by itself, with what it measures.

@@ -53,9 +53,9 @@ _LEAST_SECONDS = 1.0  # of a budget that is used up: enough to say so
     "--signals",
     metavar="NAMES",
     default=",".join(SIGNALS),
-    help=f"What to interrupt with ({','.join(SIGNALS)}).",
+    help=f"The signals that interrupt ({','.join(SIGNALS)}).",
 )
-@click.option("--seed", metavar="N", default="7", help="Draws the instants (7).")
+@click.option("--seed", metavar="N", default="7", help="Seed of the random instants (7).")
 @click.option("--only", metavar="N", help="Only the Nth interruption, to replay a failure.")
 @click.option(
     "--budget", metavar="TIME", help="Make as many interruptions as fit: 2min, 90s, 1h or seconds."
@@ -82,16 +82,16 @@ _LEAST_SECONDS = 1.0  # of a budget that is used up: enough to say so
 def prove(command: tuple[str, ...], ranks: str | None, as_json: bool, **options: Any) -> int:
     """Show that your script can be interrupted anywhere, or where it cannot.
 
-    Runs COMMAND undisturbed, twice, then once more with interruptions at random instants, starting
-    it again after each, and compares: weights, optimizer, schedulers, generators, order of the
-    data, metrics, number of steps. They are equal to the bit, or you are told the first thing that
-    differs, the likely cause and the remedy. COMMAND need not use holdfast.
+    It runs COMMAND twice undisturbed, then once with interruptions at random instants, starting it
+    again after each. It compares weights, optimizer, schedulers, generators, order of the data,
+    metrics and number of steps. They are equal to the bit, or it names the first difference, the
+    likely cause and the remedy. COMMAND need not use holdfast.
 
     Each run has a copy of the current folder; nothing is changed in it. {dir} in COMMAND stands for
     a folder of the run's own, {ranks} for the number of ranks.
 
-    Leaves with 0 if equal, 1 if not, 3 if two undisturbed runs differ already, 2 if it could not be
-    tried.
+    The exit status is 0 if equal, 1 if not, 3 if two undisturbed runs differ already, 2 if it could
+    not be tried.
 
     \b
     Example:

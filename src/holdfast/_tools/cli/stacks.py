@@ -32,10 +32,10 @@ Record = dict[str, Any]
 @click.option("--all", "wants_all", is_flag=True, help="Every process and thread, with its stack.")
 @AS_JSON
 def stacks(what: str, wants_all: bool, as_json: bool) -> None:
-    """Show where every rank of a run stands now: one line for all that stand alike.
+    """Show where every rank of a run stands now: one line for ranks at the same place.
 
-    The keepers look, so it works while the training hangs, from any machine that can write into
-    the run folder, and without stopping anything. A number is that of any Python process on this
+    The keepers read the stacks. So it works while the training hangs, it stops nothing, and it
+    works from any machine that can write into the run folder. PID is any Python process of this
     machine. The stacks are read by py-spy; without it, by a signal that a run answers.
 
     With --all the stack of every thread of the ranks, their workers and other children follows,
@@ -92,7 +92,9 @@ def _of_run(path: Path) -> Record:
 
 def _of_number(what: str) -> Record:
     if not (what.isascii() and what.isdigit() and len(what) < 10):
-        raise SettingsError(f"{what}: there is no such folder, nor is it a number.\n{_KINDS}")
+        raise SettingsError(
+            f"{what}: there is no such folder, and it is not the number of a process.\n{_KINDS}"
+        )
     pid = int(what)
     if not of_process(pid).started:
         raise SettingsError(

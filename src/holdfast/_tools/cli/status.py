@@ -64,17 +64,17 @@ def _check_seconds(_: click.Context, __: click.Parameter, seconds: float | None)
     metavar="[SECONDS]",
     type=float,
     callback=_check_seconds,
-    help=f"Look again every so often ({_WATCH_SECONDS} s), until Ctrl-C.",
+    help=f"Look again at this interval ({_WATCH_SECONDS} s), until Ctrl-C.",
 )
 @AS_JSON
 def status(path: Path, watch: float | None, as_json: bool) -> None:
-    """Show how a run does and what of it is safe.
+    """Show the state of a run, and what of it is safe.
 
     PATH is a run folder, or a folder with runs in it (up to three levels down); without it, the
     current folder. With --json: a list with one object for each run.
 
-    With --watch a terminal is drawn over in place; into a pipe goes a block (with --json a line)
-    whenever something has changed. It goes on when a run ends: the run may come back.
+    --watch redraws a terminal in place. Into a pipe it prints a block (with --json a line) at each
+    change. It does not end with the run, which may come back.
 
     \b
     Example:

@@ -29,7 +29,7 @@ from holdfast._tools.submit import LEAD_SECONDS, MARK, Script, write_script
     "--lead",
     metavar="SECONDS",
     type=click.IntRange(1, 65535),
-    help=f"Be warned so long before the time limit ({LEAD_SECONDS}, or what fits).",
+    help=f"The warning comes so long before the time limit ({LEAD_SECONDS}, or what fits).",
 )
 @click.option("--to", metavar="FILE", type=FOLDER, help="Keep the script there, too.")
 @click.pass_context
@@ -42,10 +42,10 @@ def submit(
 ) -> int:
     """Write a batch script in which the warning arrives and the job comes back, and submit it.
 
-    Options for sbatch are passed on as they are. Added, unless you give them: --signal, --requeue,
-    --open-mode=append, --output (in logs/, which is made), --job-name. Each task runs COMMAND under
-    `holdfast run`, with RANK, WORLD_SIZE and so on set: ask for one task for each rank. With
-    torchrun it is one task for each node, and the launchers find each other.
+    Options for sbatch are passed on as they are. It adds, unless you give them: --signal,
+    --requeue, --open-mode=append, --output (in logs/, which is made), --job-name. Each task runs
+    COMMAND under `holdfast run`, with RANK, WORLD_SIZE and so on set: ask for one task for each
+    rank. With torchrun it is one task for each node, and the launchers find each other.
 
     Containers: write the whole command, such as `apptainer exec image.sif python train.py`. With
     --container-image, holdfast must be installed in the image.

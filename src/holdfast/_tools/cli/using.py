@@ -25,7 +25,7 @@ _COUNT = click.IntRange(0, 2**53)  # the most that the records can hold
 @click.command()
 @RUN
 @click.argument("out", metavar="OUT", type=FOLDER)
-@click.option("--step", type=int, metavar="N", help="That of step N, not the newest.")
+@click.option("--step", type=int, metavar="N", help="The checkpoint of step N, not the newest.")
 @click.option("--only", multiple=True, metavar="NAME", help="Only this state; may be repeated.")
 @click.option("--strip", is_flag=True, help="With one --only: 0.weight, and not model.0.weight.")
 @click.option("--force", is_flag=True, help="Replace OUT if there is one.")
@@ -56,8 +56,8 @@ def export(run: Path, out: Path, only: tuple[str, ...], to: str | None, **option
       dcp          for torch.distributed.checkpoint, on any number of ranks
     and with --to safetensors or --to torch a file of that kind.
 
-    Of several ranks it has all that they share, sharded tensors made whole; where each has its own
-    (a generator, say), it is that of rank 0.
+    Of several ranks it has the shared state, with sharded tensors made whole. Of the state that
+    each rank has for itself, such as a generator, it has that of rank 0.
 
     \b
     Example:
@@ -107,11 +107,11 @@ def clean(
     """Show what dead runs have left behind, and remove it with --yes.
 
     That is: snapshots in shared memory that are on disk too, checkpoints that were set aside since
-    they are damaged, and what was cut short while it was written or removed. Good checkpoints, live
-    runs, and whatever may be the newest state of a run are never touched.
+    they are damaged, and files whose write or removal was interrupted. Good checkpoints, live runs,
+    and what may be the newest state of a run are never touched.
 
     FOLDER is a run folder, or one with runs in it (up to three levels down). Without it: the
-    current folder, and all shared memory that holdfast has of you on this machine.
+    current folder, and all your shared memory of holdfast on this machine.
 
     \b
     Example:
@@ -135,7 +135,7 @@ def _show_litter(screen: Screen, found: LitterFound, yes: bool, command: str) ->
     going = [item for item in found.items if item.goes]
     staying = [item for item in found.items if not item.goes]
     if going:
-        screen.write("Removed:" if yes else "Could go:", style="bold")
+        screen.write("Removed:" if yes else "Can be removed:", style="bold")
         _list(screen, going, yes)
     if staying:
         screen.write("Left alone:", style="bold")
@@ -191,8 +191,13 @@ def _read_names(
     required=True,
     help="A file, a folder, or a folder of several (its newest).",
 )
-@click.option("--step", type=_COUNT, metavar="N", help="The steps made; else it is found out.")
-@click.option("--epoch", type=_COUNT, metavar="N", help="The epochs that are over.")
+@click.option(
+    "--step",
+    type=_COUNT,
+    metavar="N",
+    help="The steps that were made; without it, read from CHECKPOINT.",
+)
+@click.option("--epoch", type=_COUNT, metavar="N", help="The epochs that are complete.")
 @click.option(
     "--name",
     "names",
@@ -213,8 +218,8 @@ def adopt(folder: Path, source: Path, **options: Any) -> None:
 
     FOLDER becomes a run whose first checkpoint has every tensor of CHECKPOINT, to the bit. Then
     give holdfast.Run this folder, and the objects under the names that are printed: the first start
-    lays the one over the other, and refuses what does not fit. The files that were adopted are not
-    changed, nor needed any more. The data begins at the top of an epoch.
+    loads the tensors into the objects, and refuses what does not fit. The adopted files are not
+    changed, and not needed any more. The data begins at the start of an epoch.
 
     CHECKPOINT may also be an arena in /dev/shm, of a run whose folder was removed while it trained:
     FOLDER becomes that run, and goes on exactly there.
@@ -271,8 +276,10 @@ def _adopt_memory(folder: Path, source: Path, options: dict[str, Any]) -> None:
 @click.command()
 @RUN
 @click.option("--push", is_flag=True, help="Copy the newest checkpoint there now.")
-@click.option("--fetch", is_flag=True, help="Have the newest whole one in RUN, which may be new.")
-@click.option("--step", type=int, metavar="N", help="With --fetch: that of step N.")
+@click.option(
+    "--fetch", is_flag=True, help="Copy the newest whole checkpoint to RUN, which may be new."
+)
+@click.option("--step", type=int, metavar="N", help="With --fetch: the checkpoint of step N.")
 @click.option("--at", metavar="ADDRESS", help="The mirror, where RUN does not know it.")
 @AS_JSON
 def mirror(
@@ -281,8 +288,8 @@ def mirror(
     """Look at the mirror of a run: what Settings(mirror=…) has copied to a store or a folder.
 
     Without an option it lists the checkpoints there. A run copies by itself, and an empty folder
-    gets the newest by itself when it is started; --push and --fetch are for what a person wants
-    now. All that is fetched is checked, byte by byte, before it counts.
+    gets the newest by itself when it is started; --push and --fetch do it now. Every fetched byte
+    is checked before it is used.
 
     \b
     Example:

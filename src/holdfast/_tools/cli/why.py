@@ -58,17 +58,17 @@ def why(
     is_job: bool,
     as_json: bool,
 ) -> None:
-    """Say why a training ended: one verdict, how sure it is, by what, and what to do next.
+    """Say why a training ended: one verdict, how sure it is, the evidence, and what to do.
 
-    Of one that has not ended it says whether it gets on, is slow, is held in a debugger, or hangs,
-    and on which line.
+    Of a training that still runs, it says whether it advances, is slow, is held in a debugger or
+    hangs, and on which line.
 
     WHAT is a run folder, also one that was copied from another machine; a record of `holdfast run`;
-    a log file; the number of a process; or of a job of SLURM. Without it: what ended last, of the
-    runs below the current folder and of all that `holdfast run` has led on this machine.
+    a log file; the number of a process or of a SLURM job. Without it: what ended last, of the runs
+    below the current folder and of all that `holdfast run` has led on this machine.
 
-    It only reads, and leaves with 0 also where the cause is not known; with 2 if WHAT is nothing
-    of these.
+    It only reads. The exit status is 0, also if the cause is not known, and 2 if WHAT is none of
+    these.
 
     \b
     Example:
@@ -220,7 +220,7 @@ def _of_number(what: str, is_pid: bool, is_job: bool) -> Evidence:
     is_number = what.isascii() and what.isdigit() and len(what) < 10
     if is_pid and not is_number:
         raise SettingsError(
-            f"{what}: is no number of a process.\nName one: holdfast why --pid 4711"
+            f"{what}: this is not the number of a process.\nName one: holdfast why --pid 4711"
         )
     if not JOB.fullmatch(what):
         raise SettingsError(f"{what}: there is no such file or folder.\n{_KINDS}")

@@ -267,7 +267,7 @@ def _read(path: Path, reader: str) -> Any:
     try:
         return getattr(torch, reader)(path)
     except torch.Refused as error:
-        what = f"a {error.stranger}" if error.stranger else f"more than values: {error}"
+        what = f"a {error.stranger}" if error.stranger else f"more than values ({error})"
         raise HoldfastError(
             f"{path}: holds {what}, and loading that could run any code. It was not loaded.\n"
             "If you trust it: load it in a script of yours, and torch.save a dict of state_dicts."

@@ -76,8 +76,8 @@ def _check_request(request: ExportRequest, layout: RunLayout) -> None:
     out = request.out
     if request.to is None:
         raise SettingsError(
-            f"{out}: the ending says which format is wanted, and it is none of "
-            f"{' and '.join(SUFFIXES)}.\nName it {out.stem or 'out'}.safetensors, which needs "
+            f"{out}: the ending names the format, and must be "
+            f"{' or '.join(SUFFIXES)}.\nName it {out.stem or 'out'}.safetensors, which needs "
             f"no framework to be read, or {out.stem or 'out'}.pt for torch.load. Or give a folder, "
             f"and --to {' or '.join((', '.join(_FOLDERS[:-1]), _FOLDERS[-1]))}."
         )

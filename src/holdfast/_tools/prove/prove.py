@@ -151,7 +151,7 @@ class _Prover:
             self._add_note(note + "the script must not write to them.")
         if status != 0:
             ended = f"exit status {status}" if status > 0 else f"signal {-status}"
-            self._cannot(f"The script, undisturbed, ends with {ended}.", script)
+            self._cannot(f"The script ends with {ended}, although nothing interrupts it.", script)
             return None
         outside = script.file_log.outside()
         if outside:

@@ -64,7 +64,7 @@ def headline(proof: Proof) -> str:
         return f"Not repeatable by itself: two undisturbed runs differ from each other{since}."
     assert proof.verdict == UNTRIED
     reason = (proof.trouble or "the reason is not known").strip().splitlines()[0]
-    return f"Not tried: {reason}"
+    return f"Nothing is proved: {reason}"
 
 
 def details(proof: Proof) -> Rows:
