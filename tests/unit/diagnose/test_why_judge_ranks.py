@@ -184,3 +184,33 @@ def test_torchruns_root_cause_is_not_believed():
     assert (found.cause, found.rank, found.host) == (Cause.KILLED, 1, "node3")
     assert found.sure is Sure.UNKNOWN  # a log cannot tell a kill from an OOM kill
     assert "rank 0 on node3 then saw: RuntimeError" in found.others[0]
+
+
+def raised_by(rank: int, name: str, message: str) -> str:
+    lines = [
+        "Traceback (most recent call last):",
+        '  File "/home/a/train.py", line 30, in <module>',
+        f"{name}: {message}",
+    ]
+    return "".join(f"[rank{rank}]: {line}\n" for line in lines)
+
+
+def steps(start: int) -> str:
+    return "".join(f"step {number} | loss 0.5\n" for number in range(start, start + 30))
+
+
+def test_an_exception_before_more_steps_and_another_exception_of_its_rank_was_caught():
+    caught = raised_by(0, "ZeroDivisionError", "of a metric")
+    text = steps(0) + caught + steps(30) + raised_by(1, "KeyError", "'a'")
+    text += raised_by(0, "RuntimeError", CLOSED)
+    found = judge_strictly(Evidence(kind="log", output=text, signs=read_signs(text)))
+    assert (found.cause, found.rank, found.sure) == (Cause.PYTHON_EXCEPTION, 1, Sure.CERTAIN)
+    assert "KeyError" in found.sentence
+
+
+def test_two_exceptions_of_two_ranks_in_no_known_order_are_not_certain():
+    text = raised_by(1, "KeyError", "'a'") + raised_by(0, "ZeroDivisionError", "of a metric")
+    found = judge_strictly(Evidence(kind="log", output=text, signs=read_signs(text)))
+    assert (found.cause, found.sure) == (Cause.PYTHON_EXCEPTION, Sure.LIKELY)
+    assert "in no known order" in "\n".join(found.evidence)
+    assert "ended first" not in "\n".join(found.evidence)

@@ -45,14 +45,16 @@ def open_case(evidence: Evidence) -> Case:
     if by_itself:
         # A signal of the launcher is no cause, as long as there is another.
         culprit = min(hard or by_itself, key=_blame)
-        why = _how_found(culprit, by_itself)
+        is_ordered = not _has_no_order(culprit, hard or by_itself)
+        why = _how_found(culprit, by_itself, is_ordered=is_ordered)
     else:
         culprit, why = _absent(ends)
+        is_ordered = True
     _lend_what_the_leader_saw(culprit, evidence)
     others = [line for end in ends if end is not culprit and (line := _then(end))]
     if len(others) > _MOST_OTHERS:
         others = [*others[:_MOST_OTHERS], f"and {len(others) - _MOST_OTHERS} more ranks likewise"]
-    return Case(evidence, ends, culprit, others, why)
+    return Case(evidence, ends, culprit, others, why, is_ordered)
 
 
 def _was_ended_later(end: End, ends: list[End]) -> bool:
@@ -141,10 +143,24 @@ def _blame(end: End) -> tuple[float, int, int]:
     return moment, 0 if died else 1 if is_explained else 2, end.rank or 0
 
 
-def _how_found(culprit: End, by_itself: list[End]) -> list[str]:
+def _how_found(culprit: End, by_itself: list[End], *, is_ordered: bool) -> list[str]:
     if len(by_itself) == 1:
         return [f"{culprit.name()} is the only one that ended by itself"]
-    return [f"{culprit.name()} ended first of {len(by_itself)} that did not only lose a peer"]
+    count = len(by_itself)
+    if not is_ordered:
+        return [f"{culprit.name()} is one of {count} that ended by themselves, in no known order"]
+    return [f"{culprit.name()} ended first of {count} that did not only lose a peer"]
+
+
+def _has_no_order(culprit: End, by_itself: list[End]) -> bool:
+    """Whether another rank may have been first, and of another cause."""
+    if culprit.time is not None or culprit.is_unreachable:
+        return False
+    return any(_why(each) != _why(culprit) for each in by_itself if each.time is None)
+
+
+def _why(end: End) -> str:
+    return end.fault.type if end.fault is not None else str(end.signal or "")
 
 
 def _absent(ends: list[End]) -> tuple[End, list[str]]:

@@ -118,6 +118,7 @@ class Case:
     end: End  # of the rank to blame
     others: list[str] = field(default_factory=list)
     culprit: list[str] = field(default_factory=list)  # how it was found, among several
+    is_ordered: bool = True  # False: another rank may have been first
 
     @property
     def who(self) -> str:

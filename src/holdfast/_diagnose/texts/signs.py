@@ -172,14 +172,23 @@ def _with_past(signs: list[Sign], marks: Marks) -> list[Sign]:
     """
     found: list[Sign] = []
     after, is_past = 0, False
+    raised: dict[int | None, int] = {}  # of each rank, where the exception stands that comes next
     for sign in reversed(signs):
         from_end = sign.details["from_end"]
         most = _PAST_STACKS if sign.kind == "faulthandler" else _PAST_LINES
         is_past = is_past or from_end - after > most
         after = from_end
-        went_on = sign.kind not in _LAST_WORDS and marks.goes_on(
-            sign.rank, from_end, was_caught=sign.details.get("outermost", "<module>") not in _OUTER
+        went_on = sign.kind not in _LAST_WORDS and (
+            marks.goes_on(
+                sign.rank,
+                from_end,
+                was_caught=sign.details.get("outermost", "<module>") not in _OUTER,
+            )
+            # It raises again, after progress that no rank has labelled.
+            or (sign.rank in raised and marks.goes_on_between(from_end, raised[sign.rank]))
         )
+        if sign.kind == "python_exception":
+            raised[sign.rank] = from_end
         details = {**sign.details, "is_past": True} if is_past or went_on else sign.details
         found.append(replace(sign, details=details))
         is_past = (
