@@ -17,6 +17,7 @@ from holdfast import _text
 from holdfast._diagnose.evidence.evidence import Evidence, RankEvidence, Record
 from holdfast._diagnose.texts.exceptions import (
     Fault,
+    cause_before,
     fault_of_error,
     fault_of_how,
     fault_of_line,
@@ -214,6 +215,8 @@ class Trouble:
             told += [f"which came of {_text.one_line(each, 240)}" for each in self.fault.chain[:3]]
             if self.fault.place:
                 told.append(f"at {self.fault.place}")
+            if self.fault.then:
+                told.append(f"then its main thread raised {_text.one_line(self.fault.then, 240)}")
         if self.sign is not None and (self.fault is None or self.sign.text not in told[0]):
             told.append(f"it printed: {_text.one_line(self.sign.text, 400)}")
         if case.end.had_failed and case.end.signal:
@@ -373,6 +376,8 @@ def _end_of(evidence: Evidence, found: RankEvidence, rank: int | None) -> End:
     if error.get("where") == "opening":
         end.step = None  # it had not found its step yet
     end.fault = fault_of_error(error)
+    if end.fault is not None:
+        end.fault = cause_before(end.fault, signs)
     if not end.memory and (sample := _text.record(error.get("memory"))):
         end.memory = [sample]
     if not end.memory and rank is None and (sample := _text.record(evidence.beat.get("memory"))):
