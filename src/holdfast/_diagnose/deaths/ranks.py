@@ -13,7 +13,7 @@ from holdfast import _errors, _text
 from holdfast._diagnose import advice
 from holdfast._diagnose.evidence.case import Case, End, Finding, ends_of, is_ended_by_launcher
 from holdfast._diagnose.evidence.evidence import Evidence
-from holdfast._diagnose.texts.exceptions import KINDS
+from holdfast._diagnose.texts.exceptions import KINDS, fault_of_signs
 from holdfast._diagnose.texts.signs import culprits_of
 from holdfast._diagnose.verdict import Cause, Sure
 
@@ -35,7 +35,8 @@ def open_case(evidence: Evidence) -> Case:
     if len(ends) == 1:
         child = _child_to_blame(ends[0])
         if child is None:
-            return Case(evidence, ends, ends[0])
+            only = ends[0]
+            return Case(evidence, ends, only, [], _one_of(only), _is_only_cause(only))
         why = [f"{child.name()} is the one that ended by itself"]
         return Case(evidence, ends, child, [_then(ends[0])], why)
     for end in [each for each in ends if _was_ended_later(each, ends)]:
@@ -45,8 +46,8 @@ def open_case(evidence: Evidence) -> Case:
     if by_itself:
         # A signal of the launcher is no cause, as long as there is another.
         culprit = min(hard or by_itself, key=_blame)
-        is_ordered = not _has_no_order(culprit, hard or by_itself)
-        why = _how_found(culprit, by_itself, is_ordered=is_ordered)
+        is_ordered = not _has_no_order(culprit, hard or by_itself) and _is_only_cause(culprit)
+        why = [*_how_found(culprit, by_itself, is_ordered=is_ordered), *_one_of(culprit)]
     else:
         culprit, why = _absent(ends)
         is_ordered = True
@@ -150,6 +151,19 @@ def _how_found(culprit: End, by_itself: list[End], *, is_ordered: bool) -> list[
     if not is_ordered:
         return [f"{culprit.name()} is one of {count} that ended by themselves, in no known order"]
     return [f"{culprit.name()} ended first of {count} that did not only lose a peer"]
+
+
+def _one_of(end: End) -> list[str]:
+    numbers = ", ".join(map(str, end.one_of[:_MOST_OTHERS]))
+    more = ", …" if len(end.one_of) > _MOST_OTHERS else ""
+    said = f"its lines name no rank: the ranks {numbers}{more} left with status 1"
+    return [said] if end.one_of else []
+
+
+def _is_only_cause(end: End) -> bool:
+    """Whether one kind of exception is all that ranks without a number raised by themselves."""
+    raised = (fault_of_signs([sign]) for sign in end.signs if end.one_of)
+    return len({each.type for each in raised if each and each.kind not in _OF_PEERS}) <= 1
 
 
 def _has_no_order(culprit: End, by_itself: list[End]) -> bool:

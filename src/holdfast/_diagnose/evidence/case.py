@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast import _text
@@ -71,6 +71,7 @@ class End:
     graphs: list[Record] = field(default_factory=list)  # of autograd, that are kept
     stacks: str = ""
     signs: list[Sign] = field(default_factory=list)
+    one_of: tuple[int, ...] = ()  # the ranks of which it is one, if its lines do not name it
     seen_at: float | None = None  # when a leader saw it end: these times are in the right order
 
     @property
@@ -96,6 +97,8 @@ class End:
         where = f" on {self.host}" if self.host else ""
         if self.rank is not None:
             return f"rank {self.rank}{where}"
+        if self.one_of:
+            return f"a rank{where}"
         return f"the training process{f' (pid {self.pid}{where})' if self.pid else where}"
 
 
@@ -267,11 +270,23 @@ def ends_of(evidence: Evidence) -> list[End]:
     by_srun = [e for e in failed if e.has("srun_exit") and e.fault is None]
     if len(by_srun) == len(failed) > 1:  # the first that srun named
         failed = [min(by_srun, key=lambda end: end.signs[0].line)]
-    if len(failed) == 1 and failed[0].fault is None and evidence.kind == "log":
+    if evidence.kind == "log" and failed and all(end.fault is None for end in failed):
         unlabelled = [sign for sign in evidence.signs if sign.rank is None]
-        failed[0].fault = fault_of_signs(unlabelled)
-        failed[0].signs += [] if failed[0].fault is not None else unlabelled
+        fault = fault_of_signs(unlabelled)
+        if len(failed) > 1 and fault is not None and all(end.status == 1 for end in failed):
+            return [_one_of(failed, fault, unlabelled), *(e for e in ends if e not in failed)]
+        if len(failed) == 1:
+            failed[0].fault = fault
+            failed[0].signs += [] if fault is not None else unlabelled
     return ends
+
+
+def _one_of(failed: list[End], fault: Fault, signs: list[Sign]) -> End:
+    """The rank that raised, among those that left with status 1: its lines do not name it."""
+    hosts = {end.host for end in failed}
+    numbers = tuple(end.rank for end in failed if end.rank is not None)
+    found = End(host=hosts.pop() if len(hosts) == 1 else None, status=1, fault=fault, signs=signs)
+    return replace(found, one_of=numbers)
 
 
 def _add_step_end(ends: list[End], signs: Iterable[Sign]) -> None:
