@@ -118,6 +118,8 @@ def _trouble(case: Case) -> Trouble | None:
     signs = [sign for sign in case.end.signs if sign.kind in KINDS and _lines_after(sign) <= begun]
     if fault is not None:
         better = [sign for sign in signs if _says_more(sign, fault)]
+        if fault.kind == "cuda_error" and (driver := [s for s in signs if "xid" in s.details]):
+            return Trouble(fault.kind, fault.sentence(), fault, driver[-1])
         if fault.kind in _SAYING_LITTLE and better and not fault.is_configuration:
             return Trouble(kind_of_sign(better[-1]), fault.sentence(), fault, better[-1])
         return Trouble(fault.kind, fault.sentence(), fault, None)

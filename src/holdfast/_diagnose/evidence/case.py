@@ -355,7 +355,11 @@ def _only_end(evidence: Evidence, found: RankEvidence) -> End:
     end.memory = end.memory or _text.records(led.get("memory"))
     end.counters = end.counters or _text.record(led.get("counters"))
     end.children = end.children or processes
-    end.fault = end.fault or fault_of_signs(evidence.signs)
+    told = fault_of_signs(evidence.signs)
+    # A launcher's summary has one line of an exception, and its traceback has the rest.
+    is_same = told is not None and end.fault is not None and told.type == end.fault.type
+    if end.fault is None or (is_same and not end.fault.record):
+        end.fault = told
     return end
 
 

@@ -76,6 +76,7 @@ _OF_SETTINGS = re.compile(
     r"|Could not override '|is not in struct"
 )
 _OF_VICTIMS = ("timeout", "peer_lost")
+_REFERS = re.compile(r"(?i)\bsee (?:the )?(?:inner exception|cause|exception above)")
 _AT_ONCE_LINES = 2  # between two tracebacks: nothing else was printed
 _LAUNCHERS = ("ChildFailedError", "CalledProcessError", "ProcessRaisedException")
 _OF_A_SIGNAL = ("SignalException", "SIGTERMException")  # a line of its own says which
@@ -139,7 +140,10 @@ class Fault:
         """As Python prints it, in one line."""
         if (relayed := _RELAYED.search(self.message)) is not None:
             return f"{_text.one_line(relayed[2], most)} (in {relayed[1]})"
-        said = _text.one_line(gist(self.message), most)
+        said = gist(self.message)
+        if self.chain and _REFERS.search(said):
+            said = f"{said} {self.chain[0]}"
+        said = _text.one_line(said, most)
         where = f" (in {self.by})" if self.by else ""
         return f"{self.type}: {said}{where}" if said else f"{self.type}{where}"
 
