@@ -67,6 +67,10 @@ _BY_NAME = {
         "If it crashes only in a worker: multiprocessing_context='spawn', and "
         "cv2.setNumThreads(0) for OpenCV.",
     ),
+    "pool_worker_died": (
+        "Call its function in the main process: then its own error shows, with its traceback.",
+        "If it crashes only in a worker: start it with multiprocessing_context='spawn'.",
+    ),
     "timed_out_rank": (
         "See what {who} did at that moment: its stack, its log, its data. The others only waited "
         "for it.",

@@ -14,7 +14,7 @@ from holdfast import _errors, _text
 from holdfast._diagnose import advice
 from holdfast._diagnose.evidence.case import Case, End, Finding, ends_of, is_ended_by_launcher
 from holdfast._diagnose.evidence.evidence import Evidence
-from holdfast._diagnose.texts.exceptions import KINDS
+from holdfast._diagnose.texts.exceptions import KINDS, fault_of_signs
 from holdfast._diagnose.texts.sign import Sign
 from holdfast._diagnose.texts.signs import culprits_of
 from holdfast._diagnose.verdict import Cause, Sure
@@ -38,7 +38,8 @@ def open_case(evidence: Evidence) -> Case:
     if len(ends) == 1:
         child = _child_to_blame(ends[0])
         if child is None:
-            return Case(evidence, ends, ends[0])
+            only = ends[0]
+            return Case(evidence, ends, only, [], _one_of(only), _is_only_cause(only))
         why = [f"{child.name()} is the one that ended by itself"]
         return Case(evidence, ends, child, [_then(ends[0])], why)
     for end in [each for each in ends if _was_ended_later(each, ends)]:
@@ -48,14 +49,16 @@ def open_case(evidence: Evidence) -> Case:
     if by_itself:
         # A signal of the launcher is no cause, as long as there is another.
         culprit = min(hard or by_itself, key=_blame)
-        why = _how_found(culprit, by_itself)
+        is_ordered = not _has_no_order(culprit, hard or by_itself) and _is_only_cause(culprit)
+        why = [*_how_found(culprit, by_itself, is_ordered=is_ordered), *_one_of(culprit)]
     else:
         culprit, why = _absent(ends)
+        is_ordered = True
     _lend_what_the_leader_saw(culprit, evidence)
     others = [line for end in ends if end is not culprit and (line := _then(end))]
     if len(others) > _MOST_OTHERS:
         others = [*others[:_MOST_OTHERS], f"and {len(others) - _MOST_OTHERS} more ranks likewise"]
-    return Case(evidence, ends, culprit, others, why)
+    return Case(evidence, ends, culprit, others, why, is_ordered)
 
 
 def _was_ended_later(end: End, ends: list[End]) -> bool:
@@ -144,10 +147,37 @@ def _blame(end: End) -> tuple[float, int, int]:
     return moment, 0 if died else 1 if is_explained else 2, end.rank or 0
 
 
-def _how_found(culprit: End, by_itself: list[End]) -> list[str]:
+def _how_found(culprit: End, by_itself: list[End], *, is_ordered: bool) -> list[str]:
     if len(by_itself) == 1:
         return [f"{culprit.name()} is the only one that ended by itself"]
-    return [f"{culprit.name()} ended first of {len(by_itself)} that did not only lose a peer"]
+    count = len(by_itself)
+    if not is_ordered:
+        return [f"{culprit.name()} is one of {count} that ended by themselves, in no known order"]
+    return [f"{culprit.name()} ended first of {count} that did not only lose a peer"]
+
+
+def _one_of(end: End) -> list[str]:
+    numbers = ", ".join(map(str, end.one_of[:_MOST_OTHERS]))
+    more = ", …" if len(end.one_of) > _MOST_OTHERS else ""
+    said = f"its lines name no rank: the ranks {numbers}{more} left with status 1"
+    return [said] if end.one_of else []
+
+
+def _is_only_cause(end: End) -> bool:
+    """Whether one kind of exception is all that ranks without a number raised by themselves."""
+    raised = (fault_of_signs([sign]) for sign in end.signs if end.one_of)
+    return len({each.type for each in raised if each and each.kind not in _OF_PEERS}) <= 1
+
+
+def _has_no_order(culprit: End, by_itself: list[End]) -> bool:
+    """Whether another rank may have been first, and of another cause."""
+    if culprit.time is not None or culprit.is_unreachable:
+        return False
+    return any(_why(each) != _why(culprit) for each in by_itself if each.time is None)
+
+
+def _why(end: End) -> str:
+    return end.fault.type if end.fault is not None else str(end.signal or "")
 
 
 def _absent(ends: list[End]) -> tuple[End, list[str]]:
