@@ -329,3 +329,52 @@ def test_sigterm_inside_with_but_outside_the_loop_leaves_at_once(folder, gate, s
     assert trainer.wait() == 143
     assert "Traceback" not in trainer.output
     assert checkpoint_steps(folder) == [8]
+
+
+@pytest.mark.parametrize("chain", [True, False])
+@pytest.mark.parametrize("when", ["before", "within"])
+def test_a_signal_on_which_the_script_wants_stacks_writes_them_and_stops_the_run(
+    folder, script, tmp_path, when, chain
+):
+    """By faulthandler.register, which installs its handler behind Python's back."""
+    dump = tmp_path / "stacks"
+    trainer = script(
+        folder,
+        """
+        import faulthandler
+
+        def register():
+            faulthandler.register(signal.SIGUSR1, file=dump, chain="chain" in sys.argv)
+
+        dump = open(sys.argv[2], "w")
+        weights = make_weights()
+        if "before" in sys.argv:
+            register()
+        try:
+            with holdfast.Run(folder, weights=weights) as run:
+                if "within" in sys.argv:
+                    register()
+                for step in run.steps(9):
+                    train_one(weights)
+                    if step == 5:
+                        os.kill(os.getpid(), signal.SIGUSR1)
+        except SystemExit as stopped:
+            print("left with", stopped.code)
+        print("wrote", dump.tell() or os.path.getsize(dump.name))
+        if "chain" not in sys.argv:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            print("wrote", os.path.getsize(dump.name))
+        """,
+        dump,
+        when,
+        *["chain"] * chain,
+    )
+    assert trainer.wait() == 0, trainer.output
+    assert "left with 75" in trainer.output
+    assert "by another library" not in trainer.output
+    sizes = [int(line.split()[1]) for line in trainer.lines if line.startswith("wrote")]
+    assert sizes[0] > 0
+    assert len(sizes) == (1 if chain else 2)
+    assert sorted(set(sizes)) == sizes  # after the run faulthandler has its signal again
+    assert "in <module>" in dump.read_text()
+    assert checkpoint_steps(folder) == [6]

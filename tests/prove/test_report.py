@@ -55,6 +55,12 @@ def test_a_difference_is_named_with_its_cause_its_remedy_and_the_way_to_see_it_a
     assert rows["to replay"].startswith(replay)
 
 
+def test_a_difference_that_came_in_a_later_epoch_says_so():
+    proof = make(DIFFERS, difference=dataclasses.replace(LOST, is_in_later_epoch=True))
+    assert dict(report.details(proof))["at step"] == "42, of a later epoch than the restart"
+    assert report.from_json(json.loads(json.dumps(proof.to_json()))) == proof
+
+
 def test_a_difference_after_no_interruption_in_particular_is_told_too():
     lost = dataclasses.replace(LOST, after=None, step=None, rank=None, at_the_end=None)
     proof = make(DIFFERS, difference=lost)

@@ -160,6 +160,7 @@ class Deviation:
     _: KW_ONLY
     cause: str = ""  # once it is judged
     others: tuple[str, ...] = ()  # where the cause is not sure: all else that differs
+    is_in_later_epoch: bool = False  # than the one in which the attempt began
 
     @classmethod
     def of_texts(cls, item: str, expected: str, found: str, after: int | None) -> Deviation:

@@ -188,7 +188,15 @@ class RankComparison:
         if differing:
             case = self._case(update, place, differing)
             if case is not None:
-                self.finding = judge(case)
+                finding = judge(case)
+                is_later = self._has_begun_an_epoch(finding.place)
+                self.finding = replace(finding, is_in_later_epoch=is_later)
+
+    def _has_begun_an_epoch(self, place: int | None) -> bool:
+        """Whether a pass over the data begins after the attempt did, up to an update."""
+        since = range((self.started_at or 0) + 1, 0 if place is None else place + 1)
+        batches = (batch for at in since for batch in self._reference.updates[at].batches)
+        return any(batch["at"] == 0 for batch in batches)
 
     def _record_numbers(self, update: UpdateRecord, expected: UpdateRecord, place: int) -> None:
         """The script's numbers that differ at the first update of an attempt."""

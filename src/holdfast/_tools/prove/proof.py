@@ -93,6 +93,7 @@ class Difference:
     rank: int | None = None
     others: tuple[str, ...] = ()  # where the cause is not sure: all else that differs
     at_the_end: str | None = None  # how far apart the ends are, e.g. "weights differ by up to 3%"
+    is_in_later_epoch: bool = False  # than the one from which the script went on
 
 
 @dataclass

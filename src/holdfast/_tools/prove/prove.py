@@ -181,8 +181,9 @@ class _Prover:
         if request.only is not None:
             plan = [planned for planned in plan if planned.number == request.only]
         wanted, repeated = len(plan), 0
+        counted = 0 if request.only is not None else wanted  # its number is not out of one
         for number in range(_MOST_RUNS):
-            self._watcher.stage("interrupted", wanted - len(plan), wanted)
+            self._watcher.stage("interrupted", wanted - len(plan), counted)
             interrupted = InterruptedRun(
                 self._script(f"interrupted-{number + 1}"),
                 reference,
@@ -291,6 +292,7 @@ class _Prover:
             others=tuple(history.display(item) for item in finding.others),
             rank=rank if len(history.updates) and self._proof.ranks > 1 else None,
             at_the_end=at_the_end,
+            is_in_later_epoch=finding.is_in_later_epoch,
         )
 
     def _cannot(self, why: str, script: ScriptRun | None = None) -> None:

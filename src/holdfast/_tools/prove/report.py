@@ -178,7 +178,8 @@ def _known(kind: Any, tree: dict[str, Any]) -> dict[str, Any]:
 def _difference(found: Difference, sides: tuple[str, str]) -> Rows:
     rows: Rows = [("first difference", found.item)]
     if found.step is not None:
-        rows += [("at step", str(found.step))]
+        later = ", of a later epoch than the restart" if found.is_in_later_epoch else ""
+        rows += [("at step", f"{found.step}{later}")]
     if found.rank is not None:
         rows += [("on rank", str(found.rank))]
     rows += [(sides[0], found.expected), (sides[1], found.found)]
