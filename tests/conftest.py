@@ -12,7 +12,7 @@ import pytest
 from tests import support
 from tests.everywhere.lives import Frameworks
 from tests.fork_server import ForkServer
-from tests.support import Trainer, train_to_the_end
+from tests.support import Trainer, remove_arenas, train_to_the_end
 
 pytest_plugins = ["tests.layers", "tests.recording"]
 
@@ -25,6 +25,13 @@ def _state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         # A kill leaves nothing; where the waiting arena itself is tested, it is given a time.
         patch.setenv("HOLDFAST_KEEP_MEMORY", "0")
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _nothing_in_memory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A run whose trainer and keeper are killed leaves its arena for the next start."""
+    yield
+    remove_arenas(tmp_path_factory.getbasetemp())
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -49,6 +56,7 @@ def on_disk() -> Iterator[Path]:
         prefix="holdfast-", dir="/var/tmp", ignore_cleanup_errors=True
     ) as place:
         yield Path(place)
+        remove_arenas(Path(place))
 
 
 @pytest.fixture

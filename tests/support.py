@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import mmap
 import os
 import re
 import signal
@@ -169,6 +171,16 @@ def run_id(folder: Path) -> str:
 def arena_files(folder: Path) -> list[Path]:
     """What the run has left in shared memory."""
     return sorted(SHM.glob(f"holdfast-*-{run_id(folder)}-*"))
+
+
+def remove_arenas(below: Path) -> None:
+    """Remove what runs below a folder have left: memory that no next attempt will use."""
+    inside = f"{os.path.realpath(below)}/".encode()
+    for path in SHM.glob("holdfast-*"):
+        # An arena names the folder of its run in its first page. Others may be removed meanwhile.
+        with contextlib.suppress(OSError), path.open("rb") as arena:
+            if inside in arena.read(mmap.PAGESIZE):
+                path.unlink()
 
 
 def keepers(folder: Path) -> list[psutil.Process]:

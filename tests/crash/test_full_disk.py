@@ -41,8 +41,8 @@ def undisturbed(tmp_path_factory):
     return train_to_the_end(folder, "--total", TOTAL, "--size", SIZE, script=LIGHT)
 
 
-def arguments(folder, settings):
-    return (folder, "--total", TOTAL, "--size", SIZE, "--sleep", 0.005, "--settings", settings)
+def arguments(folder, settings, total=TOTAL):
+    return (folder, "--total", total, "--size", SIZE, "--sleep", 0.005, "--settings", settings)
 
 
 def check_all_good(folder) -> list[int]:
@@ -89,6 +89,24 @@ def test_training_goes_on_beside_a_full_disk_and_saves_when_there_is_room(
     assert max(before) < one < last == TOTAL
     assert arena_files(folder) == []
     assert "Traceback" not in RunLayout(folder).keeper_log(1).read_text()
+
+
+def test_a_trainer_that_writes_itself_says_once_that_the_disk_is_full(disk, start):
+    folder = disk.place / "run"
+    trainer = start(*arguments(folder, EVERY_TEN), "--room", 0, script=LIGHT)
+    wait_until(lambda: len(checkpoint_steps(folder)) == 2, what="two checkpoints")
+    disk.fill()
+    trainer.wait_for("It will be tried again")
+    words = SharedWords(trainer.pid).words
+    seen = words[STEP]
+    wait_until(lambda: words[STEP] > seen + 30, what="the steps of three more attempts")
+    trainer.send(signal.SIGTERM)
+    assert trainer.wait() == 74
+    assert trainer.output.count("It will be tried again") == 1
+    assert trainer.output.count("could not be made durable") == 1
+    disk.make_room()
+    again = start(*arguments(folder, EVERY_TEN), script=LIGHT)
+    assert again.ready() == max(check_all_good(folder))
 
 
 def test_a_stop_beside_a_full_disk_leaves_with_74_and_loses_nothing(disk, start, undisturbed):
@@ -162,7 +180,8 @@ def test_a_start_on_a_full_disk_is_refused_in_a_sentence(is_new, disk, start, un
 
 def test_ctrl_c_beside_a_full_disk_says_each_thing_once_and_what_to_do(disk, start):
     folder = disk.place / "run"
-    trainer = start(*arguments(folder, json.dumps({"checkpoint_every": 1})), script=LIGHT)
+    settings = json.dumps({"checkpoint_every": 1})
+    trainer = start(*arguments(folder, settings, total=100_000), script=LIGHT)
     trainer.ready()
     disk.fill()
     trainer.wait_for("It will be tried again")

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 import holdfast
+from holdfast._run.saving import script_state
+from holdfast._state.capture import capture
 from holdfast._store.read.verify import read_manifest
 from tests.frameworks.roundtrip import restore, round_trip, store
 
@@ -143,3 +145,46 @@ def test_a_loop_of_the_users_own_says_itself_that_it_is_finished(tmp_path):
     with holdfast.Run(tmp_path / "run", settings=settings, values=again) as run:
         assert run.step == 7
         assert again.tolist() == [7, 7, 7]
+
+
+def test_an_update_inspects_a_value_only_if_its_types_or_keys_have_changed(tmp_path, monkeypatch):
+    inspected = []
+
+    def record(state):
+        inspected.extend(state)
+        return capture(state)
+
+    monkeypatch.setattr(script_state, "capture", record)
+    names = ("best", "net", "seen", "history", "sparse")
+    with holdfast.Run(tmp_path / "run", **dict.fromkeys(names)) as run:
+        for number in range(3):
+            run.update(
+                best=float(number),
+                net={"weights": np.full(5, number), "layers": [torch.ones(number + 1)]},
+                seen=torch.arange(number),
+                history=(1.0, number),
+                sparse=torch.ones(2),
+            )
+        assert inspected == list(names)
+        inspected.clear()
+        run.update(net={"weights": np.ones(5, np.float32), "layers": []}, best=1)
+        run.update(net={"other": np.ones(5, np.float32), "layers": []}, best=2, seen=torch.ones(2))
+        assert inspected == ["net", "best", "net", "seen"]
+
+
+def test_a_list_that_has_got_what_cannot_be_stored_is_refused_at_its_next_update(tmp_path):
+    seen = [1]
+    with holdfast.Run(tmp_path / "run", seen=None, tensor=None) as run:
+        run.update(seen=seen, tensor=torch.ones(2))
+        for part in (object(), {"deep": [object()]}, np.array([None])):
+            seen.append(part)
+            with pytest.raises(holdfast.UnstorableState, match="seen"):
+                run.update(seen=seen)
+            seen.pop()
+        seen.append(seen)
+        with pytest.raises(holdfast.UnstorableState, match="seen"):
+            run.update(seen=seen)
+        seen.pop()
+        with pytest.raises(holdfast.UnstorableState, match="tensor"):
+            run.update(tensor=torch.ones(2).to_sparse())
+        run.update(seen=seen)

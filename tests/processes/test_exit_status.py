@@ -50,6 +50,43 @@ def test_a_signal_ends_the_step_and_the_run_leaves_with_its_status(
     assert again.state_hash() == light_reference(40)
 
 
+def test_ctrl_c_while_a_run_is_opened_is_one_line_and_loses_nothing(folder, script):
+    body = """
+        class Slow:
+            def state_dict(self):
+                return {"weights": weights}
+
+            def load_state_dict(self, state):
+                if len(sys.argv) > 3:
+                    print("loading")
+                    wait_for(gate)
+                weights[:] = state["weights"]
+
+        weights = make_weights()
+        with holdfast.Run(folder, model=Slow()) as run:
+            for step in run.steps(int(sys.argv[2])):
+                train_one(weights)
+        show_hash(weights)
+        """
+    assert script(folder, body, 5).wait() == 0
+    trainer = script(folder, body, 9, "slow")
+    trainer.wait_for("loading")
+    trainer.send(signal.SIGINT)
+    assert trainer.wait() == 130
+    assert trainer.output.splitlines() == [
+        "loading",
+        "holdfast: Ctrl-C while the run was being opened: no step was made, and what was saved "
+        "stays; leaving with status 130.",
+    ]
+    record = json.loads((folder / "attempts/0002/exit.json").read_text())
+    assert (record["status"], record["how"]) == (130, "Ctrl-C")
+    wait_for_keeper_gone(folder)
+    assert (checkpoint_steps(folder), arena_files(folder)) == ([5], [])
+    again = script(folder, body, 9)
+    reference = script(folder.with_name("undisturbed"), body, 9)
+    assert again.state_hash() == reference.state_hash()
+
+
 def test_under_nohup_a_closed_terminal_does_not_stop_the_run(folder, gate, light):
     trainer = light(folder, "--total", 40, "--hold-at", 8, prefix=("nohup",))
     trainer.wait_for("holding")

@@ -67,6 +67,10 @@ _BY_NAME = {
         "If it crashes only in a worker: multiprocessing_context='spawn', and "
         "cv2.setNumThreads(0) for OpenCV.",
     ),
+    "pool_worker_died": (
+        "Call its function in the main process: then its own error shows, with its traceback.",
+        "If it crashes only in a worker: start it with multiprocessing_context='spawn'.",
+    ),
     "timed_out_rank": (
         "See what {who} did at that moment: its stack, its log, its data. The others only waited "
         "for it.",
@@ -246,6 +250,7 @@ def lost(case: Case) -> list[str]:
 _HINTED = (
     *(Cause.PYTHON_EXCEPTION, Cause.CONFIGURATION, Cause.ENVIRONMENT, Cause.RENDEZVOUS),
     *(Cause.PEER_LOST, Cause.CUDA_ERROR, Cause.BAD_TRAINING, Cause.CXX_EXCEPTION),
+    Cause.COLLECTIVE_TIMEOUT,
 )
 _HINTS = {
     (
@@ -256,6 +261,13 @@ _HINTS = {
     r"(?i)address already in use|EADDRINUSE": "Another process has the port, often an earlier "
     "start of the same job: ss -tlnp | grep PORT. Choose another: torchrun --master-port=29501, "
     "or --rdzv-endpoint=localhost:0",
+    r"EOF when reading a line": "It asked a question (input()) and its standard input had ended. "
+    "Give the answer as an argument, or ask only if sys.stdin.isatty().",
+    r"socket\w*Connect: |no socket interface|none had completed": (
+        "NCCL connects by addresses of its own, after the ranks have met: a firewall, or an "
+        "interface that the other nodes do not reach. NCCL_DEBUG=INFO shows which it takes, "
+        "NCCL_SOCKET_IFNAME=… names another."
+    ),
     r"ibv_\w+ failed|NET/IB|infiniband": "InfiniBand or RoCE does not get through: ibstat, "
     "NCCL_IB_HCA=…, NCCL_IB_GID_INDEX=3; to see whether it is that: NCCL_IB_DISABLE=1. For rail "
     "networks: NCCL_CROSS_NIC=0",

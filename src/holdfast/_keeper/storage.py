@@ -18,10 +18,10 @@ from holdfast._store.commit.source import Hashing, KnownDigests, Ranges, Source,
 from holdfast._store.commit.write import Policy, is_replaced
 from holdfast._store.format.checksum import digest
 from holdfast._store.format.image import PAGE, header_bytes, read_extents
-from holdfast._store.format.threads import by_threads
 from holdfast._store.memory.arena import Arena, NotAnArena, SlotRecord
 
 _DYING_SECONDS = 10.0
+_LOOK_SECONDS = 0.02
 _MOST_HASHERS = max(1, min(4, (os.cpu_count() or 1) // 4))  # the training needs the other cores
 
 
@@ -120,16 +120,27 @@ class HeldArena:
         return hashing.digests()
 
     def hash_until_wanted(self, record: SlotRecord) -> None:
-        """Hash a pinned slot, or leave the rest if the trainer waits for the slot."""
+        """Hash a pinned slot in the background, or leave the rest if the trainer needs the slot.
+
+        If the next snapshot waits for the checksums (`can_take` in _run/saving/snapshots.py),
+        threads at full priority take over. On a busy machine background threads get no CPU time
+        for seconds, and the newest snapshot would become that old.
+        """
         source = self.source(record)
         hashing = source.hashing
+        most = min(threads_for(source.ranges.sizes), _MOST_HASHERS)
 
-        def work(number: int) -> None:
-            with PRIORITY.background() if number else contextlib.nullcontext():
+        def work(priority: _Priority) -> None:
+            with priority():
                 hashing.work(until=lambda: self.arena.is_wanted(record.slot))
 
-        # The next snapshot may wait for it: see `_keeps_hashed` in _run/saving/snapshots.py.
-        by_threads(work, min(threads_for(source.ranges.sizes), _MOST_HASHERS))
+        workers, is_hurried = _start(work, PRIORITY.background, most), False
+        while working := [each for each in workers if each.is_alive()]:
+            working[0].join(_LOOK_SECONDS)
+            if not is_hurried and self.arena.is_wanted_hashed(record.slot):
+                is_hurried = True
+                PRIORITY.raise_threads()
+                workers += _start(work, PRIORITY.hurry, most)
         if hashing.is_done:
             hashing.finish()  # raises what went wrong
 
@@ -165,6 +176,26 @@ class HeldArena:
         if self._retired and not any(self._readers.values()) and self.arena.descriptor >= 0:
             self._hashings.clear()  # they hold views of it
             self.arena.close()
+
+
+_Priority = Callable[[], contextlib.AbstractContextManager[None]]
+
+
+def _start(
+    work: Callable[[_Priority], None], priority: _Priority, count: int
+) -> list[threading.Thread]:
+    """Threads that do this work; if the system has no more, it is done before this returns."""
+    started: list[threading.Thread] = []
+    for _ in range(count):
+        thread = threading.Thread(target=work, args=(priority,), name="hashing", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            if not started:
+                work(contextlib.nullcontext)
+            break
+        started.append(thread)
+    return started
 
 
 class Holdings:
@@ -314,8 +345,7 @@ class Hasher:
                 self._wanted = None
             if held.pin(record):
                 try:
-                    with PRIORITY.background():
-                        held.hash_until_wanted(record)
+                    held.hash_until_wanted(record)
                 except (ValueError, OSError, RuntimeError, SaveFailed) as error:
                     print(f"step {record.step} could not be hashed: {error}", flush=True)
                 finally:

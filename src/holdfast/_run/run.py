@@ -14,10 +14,10 @@ from holdfast._adapters.metrics import Metrics
 from holdfast._errors import HoldfastError, SettingsError, is_interactive
 from holdfast._run.attempt import RunSpec, checked_config, close_forgotten
 from holdfast._run.boundary import StopState
-from holdfast._run.exit.leaving import cancel_exit
+from holdfast._run.exit.leaving import cancel_exit, stop_at_interrupt
 from holdfast._run.loops import Batches
 from holdfast._run.saving.keeper_client import Handle
-from holdfast._run.saving.script_state import StateView, hand_over
+from holdfast._run.saving.script_state import Forms, StateView, hand_over
 from holdfast._run.session import Session, not_open
 from holdfast._run.signals.handlers import as_the_script_means, uninterruptible
 from holdfast._settings import Settings, check_count, checked
@@ -65,6 +65,7 @@ class Run:
         self._session: Session | None = None  # the last one stays, closed
         self._stops: StopState | None = None  # of the session, also while that is being opened
         self._view = StateView(self._spec.state, 0)
+        self._forms: Forms = {}  # of the values that run.update() was given
 
     # -- where it is ------------------------------------------------------------------
 
@@ -119,12 +120,13 @@ class Run:
     def __enter__(self) -> Self:
         if self._session is not None and self._session.is_open and not is_interactive():
             raise HoldfastError(f"{self._spec.folder}: this Run is open already.")
-        close_forgotten(self._spec.folder)
-        cancel_exit()
-        session = Session(self._spec)
-        self._stops = session.stops
-        session.open()
-        self._session = session
+        with stop_at_interrupt():
+            close_forgotten(self._spec.folder)
+            cancel_exit()
+            session = Session(self._spec)
+            self._stops = session.stops
+            session.open()
+            self._session = session
         return self
 
     def __exit__(
@@ -157,7 +159,7 @@ class Run:
         >>> run.update(params=params, opt_state=opt_state, best_loss=0.12)  # doctest: +SKIP
         """
         restored = None if self.resumed_from is None else self.state
-        for line in hand_over(self._spec.state, state, restored):
+        for line in hand_over(self._spec.state, state, restored, self._forms):
             say(line)
         session = self._opened()
         session.loops.note_update()

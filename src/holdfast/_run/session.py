@@ -235,7 +235,9 @@ class Session:
             of = (attempt.layout, attempt.number, attempt.rank, attempt.size)
             words = leaving.record_exception(error, ErrorContext(*of, where="opening"))
             leaving.say_verdict(error, words, self.spec.folder)
-        self._record_exit(status_of(error), f"could not start: {reason_of(error)}", None)
+        is_interrupt = isinstance(error, KeyboardInterrupt)
+        how = "Ctrl-C" if is_interrupt else f"could not start: {reason_of(error)}"
+        self._record_exit(status_of(error), how, None, asked=is_interrupt)
         if hasattr(self, "keeper"):
             self.keeper.close()
         if self.is_open:

@@ -282,3 +282,54 @@ def test_who_was_asked_to_stop_and_was_then_out_of_memory_needs_no_more_time():
     assert "more time" not in str(verdict.advice)
     crashed = judge_strictly(died(-11, asked="SIGTERM"))
     assert "it died of SIGSEGV" in crashed.sentence
+
+
+THREAD = (
+    "Exception in thread prefetch:\n"
+    "Traceback (most recent call last):\n"
+    '  File "/usr/lib/python3.11/threading.py", line 1045, in _bootstrap_inner\n'
+    "    self.run()\n"
+    '  File "/home/a/train.py", line 7, in prefetch\n'
+    "    q.put(10 / n)\n"
+    "ZeroDivisionError: division by zero\n"
+)
+FEW_STEPS = "".join(STEPS.splitlines(keepends=True)[:20])
+BROKEN = THREAD.replace("ZeroDivisionError", "BrokenPipeError")
+PROCESS = THREAD.replace("Exception in thread prefetch", "Process Process-1")
+
+
+def of_main(error: str) -> str:
+    return (
+        "Traceback (most recent call last):\n"
+        '  File "/home/a/train.py", line 30, in <module>\n'
+        f"    fetch()\n{error}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        FEW_STEPS + THREAD + "step 500 loss 0.1\n" + of_main("_queue.Empty"),
+        FEW_STEPS + PROCESS + of_main("RuntimeError: worker failed with 1"),
+    ],
+)
+def test_the_exception_of_a_thread_that_led_to_that_of_the_main_one_is_the_cause(tmp_path, text):
+    found = verdict_of(tmp_path, text)
+    assert (found.cause, found.sure) == (Cause.PYTHON_EXCEPTION, Sure.LIKELY)
+    assert "ZeroDivisionError: division by zero (in " in found.sentence
+    assert "at /home/a/train.py:7 in prefetch" in found.evidence
+    assert any("then its main thread raised" in each for each in found.evidence)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        THREAD + STEPS + of_main("ValueError: x"),
+        FEW_STEPS + of_main("ValueError: x") + THREAD,
+        FEW_STEPS + BROKEN + of_main("ValueError: x"),
+    ],
+)
+def test_a_thread_that_ended_before_or_because_of_the_end_is_not_the_cause(tmp_path, text):
+    found = verdict_of(tmp_path, text)
+    assert (found.cause, found.sure) == (Cause.PYTHON_EXCEPTION, Sure.CERTAIN)
+    assert "ValueError: x" in found.sentence

@@ -6,7 +6,8 @@ import pytest
 
 from holdfast._diagnose.deaths.judge import judge_strictly
 from holdfast._diagnose.evidence.evidence import Evidence
-from holdfast._diagnose.verdict import Cause, Sure
+from holdfast._diagnose.texts.signs import read_signs
+from holdfast._diagnose.verdict import Cause, Sure, Verdict
 from tests.unit.why_evidence import (
     CUDA,
     DISK,
@@ -241,3 +242,46 @@ def test_cuda_tells_sizes_fragments_and_kept_graphs():
     assert "fragmentation" in told
     assert any("expandable_segments:True" in line for line in verdict.advice)
     assert any("loss.item()" in line for line in verdict.advice)
+
+
+def of_log(text: str) -> Verdict:
+    return judge_strictly(Evidence(kind="log", output=text, signs=read_signs(text)))
+
+
+def test_the_drivers_line_of_a_broken_gpu_is_told_beside_the_exception() -> None:
+    error = "RuntimeError: CUDA error: unspecified launch failure\n"
+    xid = "[12.3] NVRM: Xid (PCI:0000:06:00): 79, GPU has fallen off the bus.\n"
+    found = of_log(xid + TRACEBACK.replace("ValueError: bad news\n", error))
+    assert found.cause is Cause.CUDA_ERROR
+    assert any("Xid" in each for each in found.evidence)
+    assert any("The GPU itself failed" in each for each in found.advice)
+
+
+def test_a_message_that_refers_to_its_cause_is_told_with_it() -> None:
+    link = "\nThe above exception was the direct cause of the following exception:\n\n"
+    first = TRACEBACK.replace("ValueError: bad news", "DistNetworkError: no answer from node0")
+    last = TRACEBACK.replace(
+        "ValueError: bad news", "RendezvousConnectionError: No store. See inner exception."
+    )
+    found = of_log(first + link + last)
+    assert found.cause is Cause.RENDEZVOUS
+    assert "no answer from node0" in found.sentence
+
+
+def test_a_pools_dead_worker_gets_no_advice_for_a_data_loader() -> None:
+    said = "concurrent.futures.process.BrokenProcessPool: A process in the process pool was "
+    said += "terminated abruptly while the future was running or pending."
+    found = judge_strictly(printed(TRACEBACK.replace("ValueError: bad news", said), 1))
+    assert found.cause is Cause.WORKER_DIED
+    assert "num_workers" not in "\n".join(found.advice)
+
+
+def test_a_crash_below_a_process_that_lived_on_is_not_its_own() -> None:
+    dump = (
+        "Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n"
+        '  File "/home/a/decode.py", line 9 in decode\n\n'
+    )
+    error = "subprocess.CalledProcessError: Command 'a' died with <Signals.SIGSEGV: 11>."
+    found = judge_strictly(printed(dump + TRACEBACK.replace("ValueError: bad news", error), 1))
+    assert found.cause is Cause.SEGFAULT
+    assert found.sentence.startswith("A process that the training process (pid 4711 on node3) had")

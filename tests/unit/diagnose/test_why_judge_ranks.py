@@ -184,3 +184,83 @@ def test_torchruns_root_cause_is_not_believed():
     assert (found.cause, found.rank, found.host) == (Cause.KILLED, 1, "node3")
     assert found.sure is Sure.UNKNOWN  # a log cannot tell a kill from an OOM kill
     assert "rank 0 on node3 then saw: RuntimeError" in found.others[0]
+
+
+def raised_by(rank: int, name: str, message: str) -> str:
+    lines = [
+        "Traceback (most recent call last):",
+        '  File "/home/a/train.py", line 30, in <module>',
+        f"{name}: {message}",
+    ]
+    return "".join(f"[rank{rank}]: {line}\n" for line in lines)
+
+
+def steps(start: int) -> str:
+    return "".join(f"step {number} | loss 0.5\n" for number in range(start, start + 30))
+
+
+def test_an_exception_before_more_steps_and_another_exception_of_its_rank_was_caught():
+    caught = raised_by(0, "ZeroDivisionError", "of a metric")
+    text = steps(0) + caught + steps(30) + raised_by(1, "KeyError", "'a'")
+    text += raised_by(0, "RuntimeError", CLOSED)
+    found = judge_strictly(Evidence(kind="log", output=text, signs=read_signs(text)))
+    assert (found.cause, found.rank, found.sure) == (Cause.PYTHON_EXCEPTION, 1, Sure.CERTAIN)
+    assert "KeyError" in found.sentence
+
+
+def test_two_exceptions_of_two_ranks_in_no_known_order_are_not_certain():
+    text = raised_by(1, "KeyError", "'a'") + raised_by(0, "ZeroDivisionError", "of a metric")
+    found = judge_strictly(Evidence(kind="log", output=text, signs=read_signs(text)))
+    assert (found.cause, found.sure) == (Cause.PYTHON_EXCEPTION, Sure.LIKELY)
+    assert "in no known order" in "\n".join(found.evidence)
+    assert "ended first" not in "\n".join(found.evidence)
+
+
+FAILED = "\n".join(
+    [
+        "============================================================",
+        "train.py FAILED",
+        "------------------------------------------------------------",
+        "Failures:",
+        "[1]:",
+        "  time      : 2026-01-01_00:00:01",
+        "  host      : node3",
+        "  rank      : 1 (local_rank: 1)",
+        "  exitcode  : 1 (pid: 8)",
+        "  error_file: <N/A>",
+        "  traceback : To enable traceback see: https://pytorch.org/docs",
+        "------------------------------------------------------------",
+        "Root Cause (first observed failure):",
+        "[0]:",
+        "  time      : 2026-01-01_00:00:00",
+        "  host      : node3",
+        "  rank      : 0 (local_rank: 0)",
+        "  exitcode  : CODE (pid: 7)",
+        "  error_file: <N/A>",
+        "  traceback : To enable traceback see: https://pytorch.org/docs",
+        "============================================================\n",
+    ]
+)
+
+
+def test_an_exception_without_a_label_is_that_of_one_of_the_ranks_that_failed():
+    raised = raised_by(0, "KeyError", "'a'") + raised_by(0, "RuntimeError", CLOSED)
+    text = raised.replace("[rank0]: ", "") + FAILED.replace("CODE", "1")
+    found = judge_strictly(Evidence(kind="log", output=text, signs=read_signs(text)))
+    assert (found.cause, found.rank) == (Cause.PYTHON_EXCEPTION, None)
+    assert found.sure is Sure.CERTAIN
+    assert found.sentence.startswith("A rank on node3 raised KeyError")
+    assert "its lines name no rank: the ranks 0, 1 left with status 1" in "\n".join(found.evidence)
+
+    another = raised_by(1, "ValueError", "x").replace("[rank1]: ", "") + text
+    found = judge_strictly(Evidence(kind="log", output=another, signs=read_signs(another)))
+    assert found.sure is Sure.LIKELY
+
+
+def test_what_a_rank_printed_counts_though_the_others_printed_much_below_it():
+    cuda = "[rank0]:[E ProcessGroupNCCL.cpp:1895] terminated with exception: CUDA error: misaligned"
+    lost = "".join(raised_by(1, "RuntimeError", CLOSED) + "frame\n" * 25 for _ in range(3))
+    text = f"{steps(0)}{cuda} address\n{lost}{FAILED.replace('CODE', '-6')}"
+    found = judge_strictly(Evidence(kind="log", output=text, signs=read_signs(text)))
+    assert (found.cause, found.rank) == (Cause.CUDA_ERROR, 0)
+    assert "misaligned address" in found.sentence

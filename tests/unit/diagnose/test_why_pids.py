@@ -14,6 +14,8 @@ import pytest
 from holdfast._diagnose.evidence import processes
 from holdfast._diagnose.evidence.processes import gather_pid, kernel_log
 from holdfast._environment.processes.identity import host_name
+from holdfast._environment.processes.tree import descendants, ranks_below
+from holdfast._report.status.ask import look_at_process
 from holdfast._store.folder.supervised import (
     led_folder,
     led_output,
@@ -147,3 +149,19 @@ def test_a_real_segfault_is_found_in_the_kernel_log() -> None:
     signs = wait_until(lambda: gather_pid(process.pid).signs, 5, "the kernel's line")
     assert signs[0].kind == "kernel_segfault"
     assert signs[0].details["pid"] == process.pid
+
+
+def test_of_a_launcher_each_rank_is_looked_at_by_itself() -> None:
+    shell = "RANK=0 sleep 60 & RANK=1 sh -c 'sleep 60 & wait' & sleep 60 & wait"
+    launcher = subprocess.Popen(["sh", "-c", shell], start_new_session=True)
+    try:
+        wait_until(lambda: len(descendants(launcher.pid)) == 4, what="its processes")
+        # Before exec a rank has the variables of its parent.
+        wait_until(lambda: [*ranks_below(launcher.pid)] == [0, 1], what="their variables")
+        ranks = ranks_below(launcher.pid)
+        looks = look_at_process(launcher.pid)
+        assert [(look["rank"], look["pid"]) for look in looks] == [*ranks.items()]
+        assert [look["pid"] for look in look_at_process(ranks[1])] == [ranks[1]]
+    finally:
+        os.killpg(launcher.pid, signal.SIGKILL)
+        launcher.wait()

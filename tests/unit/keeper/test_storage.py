@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 import torch
 
 from holdfast._keeper import storage
 from holdfast._keeper.storage import HeldArena
+from holdfast._store.commit.chunks import BackgroundPriority
 from holdfast._store.format.checksum import digest
 from holdfast._store.format.image import plan_image
 from holdfast._store.memory.arena import Arena, arena_bytes
@@ -53,6 +57,40 @@ def test_a_slot_that_the_trainer_waits_for_is_let_go_and_the_newest_is_not(
     assert arena.digests(newest.slot) == [digest(image[a : a + n]) for _, a, n in PLAN.extents()]
     assert arena.begin() == older.slot  # and from now on nothing is wanted
     assert not any(arena.is_wanted(slot) for slot in range(2))
+
+
+@pytest.mark.parametrize("is_asked_for", [True, False])
+def test_a_snapshot_that_waits_for_checksums_gets_them_at_full_priority(
+    arena, monkeypatch, is_asked_for
+):
+    """A thread at the lowest priority gets no CPU time for seconds on a busy machine."""
+    is_held, may_go_on = threading.Event(), threading.Event()
+
+    class StarvedPriority(BackgroundPriority):
+        @contextlib.contextmanager
+        def background(self):
+            is_held.set()
+            assert may_go_on.wait(60)
+            yield
+
+    monkeypatch.setattr(storage, "PRIORITY", StarvedPriority())
+    held, newest = HeldArena(arena, None), arena.whole()[0]
+    assert held.pin(newest)
+    hashing = threading.Thread(target=held.hash_until_wanted, args=(newest,))
+    hashing.start()
+    assert is_held.wait(60)
+    if is_asked_for:
+        arena.want_hashed()
+    deadline = time.monotonic() + (60 if is_asked_for else 0.1)
+    while not arena.whole()[0].is_hashed and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert arena.whole()[0].is_hashed == is_asked_for
+    may_go_on.set()
+    hashing.join()
+    held.unpin(newest.slot)
+    assert arena.whole()[0].is_hashed
+    arena.begin()
+    assert not any(arena.is_wanted_hashed(slot) for slot in range(2))
 
 
 def test_a_hashing_that_was_left_goes_on_later_to_the_same_checksums(arena):

@@ -5,6 +5,7 @@ The simulation knows what each snapshot really costs; the cadence is told less.
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ class Costs:
 
     step: float = 0.1
     jitter: float = 0.02  # of a step
+    waiting: float = 0.0  # of a quarter of the steps, for the processor, on average
     stall: float = 0.003  # of a snapshot; the cadence is told this
     untold: float = 0.0  # of the boundary around it
     beside: float = 0.0  # for which it is copied and hashed after it
@@ -64,6 +66,8 @@ class Simulation:
     def _train(self) -> None:
         costs = self._costs
         usual = costs.step * (1 + costs.jitter * self._random.gauss(0, 1))
+        if costs.waiting and self._random.random() < 0.25:
+            usual += self._random.expovariate(1 / costs.waiting)
         slower = costs.slower if self.now < self._beside_until else 0.0
         if self._built_at is not None and self.now < self._built_at:
             slower += costs.building_slower
@@ -133,6 +137,17 @@ def test_steps_that_vary_do_not_make_snapshots_rare(jitter):
     assert max(gaps) < 4.0
 
 
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("beside", [0.0, 0.25])
+def test_steps_that_wait_for_the_processor_do_not_make_snapshots_rare(seed, beside):
+    # Steps of 10 ms, beside ten processes on two cores.
+    busy = Simulation(Costs(step=0.01, waiting=0.15, beside=beside), seed=seed)
+    busy.run(300)
+    times = [*busy.snapshots, busy.now]
+    gaps = [b - a for a, b in itertools.pairwise(times)]
+    assert sum(each**2 for each in gaps) / 2 / sum(gaps) < 3.0  # a kill loses so much, on average
+
+
 def test_a_few_long_steps_do_not_count_as_a_cost_of_snapshots():
     simulation = Simulation(Costs(jitter=0.01))
     simulation.run(60)
@@ -143,11 +158,10 @@ def test_a_few_long_steps_do_not_count_as_a_cost_of_snapshots():
     assert simulation.meter.cost_seconds < 0.006
 
 
-def test_the_usual_step_is_known_only_from_undisturbed_ones():
+def test_the_cost_is_measured_against_undisturbed_steps_only():
     simulation = Simulation(Costs(jitter=0.0, beside=0.25, slower=1.0, stall=0.01))
-    assert simulation.meter.usual_step_seconds is None
+    assert simulation.meter.cost_seconds is None
     simulation.run(60)
-    assert math.isclose(simulation.meter.usual_step_seconds, 0.1, rel_tol=1e-6)
     # Two steps begin while it is copied, and take 0.1 s more each; and the stall.
     assert math.isclose(simulation.meter.cost_seconds, 0.21, rel_tol=1e-6)
     assert math.isclose(simulation.cadence.snapshot_seconds, 21.0, rel_tol=1e-6)

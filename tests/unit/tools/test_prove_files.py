@@ -73,6 +73,39 @@ def test_the_first_tensor_that_differs_is_named(pair):
     assert compare((found, expected)).item == "optimizer.state[0].exp_avg"
 
 
+def test_the_first_array_of_numpy_that_differs_is_named(pair):
+    values = {"weights": np.ones((2, 3)), "steps": np.arange(4), "names": np.array([{}, None])}
+    for name, item in (("a.npz", "steps"), ("a.npy", "the whole file")):
+        expected, found = pair(name)
+        for path, step in ((expected, 3), (found, 7)):
+            values["steps"][-1] = step
+            if name == "a.npz":
+                np.savez_compressed(path, **values)
+            else:
+                np.save(path, values["steps"])
+        difference = compare((expected, found))
+        words = (difference.item, difference.expected, difference.found, difference.apart)
+        assert words == (item, "3 at [3]", "7 at [3]", "1 of 4 elements")
+
+
+def test_files_of_numpy_are_equal_however_they_were_packed(pair):
+    paths = pair("a.npz")
+    np.savez(paths[0], weights=np.ones(1000))
+    np.savez_compressed(paths[1], weights=np.ones(1000))
+    assert compare(paths) is None
+
+
+def test_objects_in_a_file_of_numpy_are_compared_as_bytes_and_not_loaded(pair):
+    paths = pair("a.npz")
+    for path, last in zip(paths, "ab", strict=True):
+        np.savez(path, weights=np.ones(3), names=np.array([{}, last]))
+    assert compare(paths).item == "names (compared as bytes: it holds objects)"
+    paths = pair("a.npy")
+    for path, last in zip(paths, "ab", strict=True):
+        np.save(path, np.array([{}, last]))
+    assert compare(paths).item == "the whole file"
+
+
 @pytest.mark.parametrize(
     ("change", "item", "apart"),
     [

@@ -136,6 +136,10 @@ def _verdict(case: Case, found: Finding) -> Verdict:
     if sure is Sure.CERTAIN and any(sign.details.get("is_bare") for sign in end.signs):
         sure = Sure.LIKELY
         told.append("its traceback is missing")
+    if sure is Sure.CERTAIN and end.fault is not None and end.fault.then:
+        sure = Sure.LIKELY  # that one exception led to the other is not told
+    if sure is Sure.CERTAIN and not case.is_ordered:
+        sure = Sure.LIKELY  # `culprit` says that the order is not known
     durable = case.durable_step
     if end.step is not None and found.cause is not Cause.FINISHED:
         kept = "nothing was durable" if durable is None else f"step {durable} is durable"

@@ -318,7 +318,8 @@ def judge_worker(case: Case, trouble: Trouble) -> Finding:
         status = -(_text.whole(stack.details.get("signal")) or 0) or None
     evidence = trouble.evidence(case)
     name = _name(dead)
-    if not _OF_A_LOADER.search(trouble.message + str(trouble.record.get("frames"))):
+    is_of_a_loader = _OF_A_LOADER.search(trouble.message + str(trouble.record.get("frames")))
+    if not is_of_a_loader:
         name = name.replace("a data-loader worker", "a worker process")
     signal = _text.signal_name(status)
     if status is not None:
@@ -354,7 +355,7 @@ def judge_worker(case: Case, trouble: Trouble) -> Finding:
     if status == -9 and counted.is_known:
         evidence.append("not the OOM killer: its cgroup counted no OOM kill")
     evidence += tell_memory(case.end.memory, case.end.time)
-    lines = advice.advise(case, "worker_died")
+    lines = advice.advise(case, "worker_died" if is_of_a_loader else "pool_worker_died")
     if status == -9 and not counted.is_known:
         lines = [*advice.lines_of(case, "worker_killed"), *lines]
     return Finding(Cause.WORKER_DIED, sentence, sure, evidence, lines)

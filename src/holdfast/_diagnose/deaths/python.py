@@ -23,7 +23,7 @@ _POINTS = re.compile("errors? above|see above|logs? above")  # it only says wher
 _SAYING_LITTLE = ("plain", "peer_lost", "timeout", "interrupt")
 _VAGUE = ("InternalError", "UnknownError", "AbortedError", "UnavailableError", "XlaRuntimeError")
 _WANTS_GPU = re.compile(r"\bGPUs?\b|(?i:cuda)")  # why there is none was printed above it
-_NEAR_LINES = 60  # of the end of a log: the training may have recovered from what is further up
+_NEAR_LINES = 60  # of the end, or the next sign of it: the training may have recovered from others
 _PORT_TAKEN = re.compile("(?i)address already in use|EADDRINUSE")
 _CUT = "the log ends in its traceback"
 _STATUS_2 = re.compile(r"CalledProcessError.*non-zero exit status 2\b")
@@ -63,7 +63,8 @@ def judge_python(case: Case) -> Finding | None:
         if trouble.kind == "nan":
             sure = Sure.LIKELY
         elif trouble.kind == "cuda_error":
-            said, sure = _text.one_line(said, 160), _how_sure(case, trouble)
+            told = _text.text(trouble.details.get("what")) if fault is None else ""
+            said, sure = _text.one_line(told or said, 160), _how_sure(case, trouble)
         if _PORT_TAKEN.search(said):
             opening, name = "{opening} could not listen at its port", "port_taken"
         elif trouble.kind == "cuda_error" and HARDWARE.search(trouble.message):
@@ -113,13 +114,12 @@ def _breakpoint(case: Case, fault: Fault, evidence: list[str]) -> Finding:
 
 def _trouble(case: Case) -> Trouble | None:
     fault = case.end.fault
-    signs = [
-        sign
-        for sign in case.end.signs
-        if sign.kind in KINDS and (_text.whole(sign.details.get("from_end")) or 0) < _NEAR_LINES
-    ]
+    begun = _where_the_end_begins(case)
+    signs = [sign for sign in case.end.signs if sign.kind in KINDS and _lines_after(sign) <= begun]
     if fault is not None:
         better = [sign for sign in signs if _says_more(sign, fault)]
+        if fault.kind == "cuda_error" and (driver := [s for s in signs if "xid" in s.details]):
+            return Trouble(fault.kind, fault.sentence(), fault, driver[-1])
         if fault.kind in _SAYING_LITTLE and better and not fault.is_configuration:
             return Trouble(kind_of_sign(better[-1]), fault.sentence(), fault, better[-1])
         return Trouble(fault.kind, fault.sentence(), fault, None)
@@ -130,6 +130,24 @@ def _trouble(case: Case) -> Trouble | None:
         sign = min(signs, key=lambda each: order.index(each.kind))
         return Trouble(kind_of_sign(sign), _text.one_line(sign.text, 200), None, sign)
     return None
+
+
+def _where_the_end_begins(case: Case) -> int:
+    """How many lines before the end of the log its last signs begin, with few lines in between.
+
+    The other ranks and the launcher print what they then saw below the cause.
+    """
+    begun = 0
+    for sign in sorted(case.evidence.signs, key=_lines_after):
+        if _lines_after(sign) - begun >= _NEAR_LINES:
+            break
+        first = (sign.details.get("lines") or [sign.line])[0]
+        begun = max(begun, _lines_after(sign) + max(0, sign.line - first))
+    return begun
+
+
+def _lines_after(sign: Sign) -> int:
+    return _text.whole(sign.details.get("from_end")) or 0
 
 
 def _says_more(sign: Sign, fault: Fault) -> bool:

@@ -7,13 +7,15 @@ itself; without one, the rank that neither raised nor died while the others wait
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from holdfast import _errors, _text
 from holdfast._diagnose import advice
 from holdfast._diagnose.evidence.case import Case, End, Finding, ends_of, is_ended_by_launcher
 from holdfast._diagnose.evidence.evidence import Evidence
-from holdfast._diagnose.texts.exceptions import KINDS
+from holdfast._diagnose.texts.exceptions import KINDS, fault_of_signs
+from holdfast._diagnose.texts.sign import Sign
 from holdfast._diagnose.texts.signs import culprits_of
 from holdfast._diagnose.verdict import Cause, Sure
 
@@ -25,6 +27,7 @@ _UNREACHABLE_SECONDS = 75.0  # until a host counts as lost
 _DYING_SECONDS = 10.0
 _MOST_OTHERS = 8
 _SOCKET_ERRORS = ("ConnectionResetError", "BrokenPipeError", "ConnectionRefusedError")
+_NEVER_CONNECTED = re.compile(r"Connection refused|\bConnect to \S+ failed")
 _SAYS_WHY = ("shm_full", "cuda_oom")
 _TIMEOUTS, _LOST = ("nccl_timeout", "gloo_timeout"), ("peer_lost",)
 _OF_PEERS = ("timeout", "peer_lost")  # kinds of an end that blame another rank
@@ -35,7 +38,8 @@ def open_case(evidence: Evidence) -> Case:
     if len(ends) == 1:
         child = _child_to_blame(ends[0])
         if child is None:
-            return Case(evidence, ends, ends[0])
+            only = ends[0]
+            return Case(evidence, ends, only, [], _one_of(only), _is_only_cause(only))
         why = [f"{child.name()} is the one that ended by itself"]
         return Case(evidence, ends, child, [_then(ends[0])], why)
     for end in [each for each in ends if _was_ended_later(each, ends)]:
@@ -45,14 +49,16 @@ def open_case(evidence: Evidence) -> Case:
     if by_itself:
         # A signal of the launcher is no cause, as long as there is another.
         culprit = min(hard or by_itself, key=_blame)
-        why = _how_found(culprit, by_itself)
+        is_ordered = not _has_no_order(culprit, hard or by_itself) and _is_only_cause(culprit)
+        why = [*_how_found(culprit, by_itself, is_ordered=is_ordered), *_one_of(culprit)]
     else:
         culprit, why = _absent(ends)
+        is_ordered = True
     _lend_what_the_leader_saw(culprit, evidence)
     others = [line for end in ends if end is not culprit and (line := _then(end))]
     if len(others) > _MOST_OTHERS:
         others = [*others[:_MOST_OTHERS], f"and {len(others) - _MOST_OTHERS} more ranks likewise"]
-    return Case(evidence, ends, culprit, others, why)
+    return Case(evidence, ends, culprit, others, why, is_ordered)
 
 
 def _was_ended_later(end: End, ends: list[End]) -> bool:
@@ -141,10 +147,37 @@ def _blame(end: End) -> tuple[float, int, int]:
     return moment, 0 if died else 1 if is_explained else 2, end.rank or 0
 
 
-def _how_found(culprit: End, by_itself: list[End]) -> list[str]:
+def _how_found(culprit: End, by_itself: list[End], *, is_ordered: bool) -> list[str]:
     if len(by_itself) == 1:
         return [f"{culprit.name()} is the only one that ended by itself"]
-    return [f"{culprit.name()} ended first of {len(by_itself)} that did not only lose a peer"]
+    count = len(by_itself)
+    if not is_ordered:
+        return [f"{culprit.name()} is one of {count} that ended by themselves, in no known order"]
+    return [f"{culprit.name()} ended first of {count} that did not only lose a peer"]
+
+
+def _one_of(end: End) -> list[str]:
+    numbers = ", ".join(map(str, end.one_of[:_MOST_OTHERS]))
+    more = ", …" if len(end.one_of) > _MOST_OTHERS else ""
+    said = f"its lines name no rank: the ranks {numbers}{more} left with status 1"
+    return [said] if end.one_of else []
+
+
+def _is_only_cause(end: End) -> bool:
+    """Whether one kind of exception is all that ranks without a number raised by themselves."""
+    raised = (fault_of_signs([sign]) for sign in end.signs if end.one_of)
+    return len({each.type for each in raised if each and each.kind not in _OF_PEERS}) <= 1
+
+
+def _has_no_order(culprit: End, by_itself: list[End]) -> bool:
+    """Whether another rank may have been first, and of another cause."""
+    if culprit.time is not None or culprit.is_unreachable:
+        return False
+    return any(_why(each) != _why(culprit) for each in by_itself if each.time is None)
+
+
+def _why(end: End) -> str:
+    return end.fault.type if end.fault is not None else str(end.signal or "")
 
 
 def _absent(ends: list[End]) -> tuple[End, list[str]]:
@@ -235,6 +268,10 @@ def judge_collective(case: Case) -> Finding | None:
     if not named and len(case.ends) > 1:
         evidence.append("no rank is known to have ended before the others")
     sentence = f"{case.opening} lost its connection to another rank."
+    if any(map(_NEVER_CONNECTED.search, evidence)):
+        sentence = (
+            f"{case.opening} could not connect to another rank: it had ended, or was not reached."
+        )
     absent = case.sign("peer_lost")
     if absent is not None and (missing := absent.details.get("missing")):
         sentence = f"Rank {missing[0]} stopped sending heartbeats, and the others lost it."
@@ -292,10 +329,20 @@ def _timeout(case: Case, named: bool, evidence: list[str]) -> Finding:
             f"A collective timed out; {case.who} was the first to give up, which does not make it "
             "the cause."
         )
+    progress = [sign for end in case.ends for sign in end.signs if sign.kind == "nccl_progress"]
+    if progress and not case.end.step and all(_is_first(sign) for sign in progress):
+        evidence.append(
+            "it was the first collective: none had completed, so NCCL may never have connected"
+        )
     lines = advice.advise(case, "timed_out")
     if named:
         lines = [*advice.lines_of(case, "timed_out_rank"), *lines]
     return Finding(Cause.COLLECTIVE_TIMEOUT, sentence, Sure.LIKELY, evidence, lines)
+
+
+def _is_first(sign: Sign) -> bool:
+    """Whether no collective had completed in this group of processes."""
+    return _text.whole(sign.details.get("completed")) in (-1, 0)
 
 
 def _said_of_peers(case: Case) -> list[str]:

@@ -101,7 +101,11 @@ def judge_crash(case: Case) -> Finding | None:
     if not stack:
         lines.append("For the Python stack of the next one: PYTHONFAULTHANDLER=1")
     lines += advice.advise(case, "crashed")
-    return Finding(cause, f"{case.opening} {how}.", Sure.LIKELY, evidence, lines)
+    who = case.opening
+    if end.signal is None and end.status:  # its status is that of a process that lived on
+        who = f"A process that {case.who} had started"
+        evidence.append(f"{case.who} then left with status {end.status}")
+    return Finding(cause, f"{who} {how}.", Sure.LIKELY, evidence, lines)
 
 
 def _ends_with_abort(case: Case) -> bool:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast import _text
 from holdfast._diagnose.evidence.evidence import Evidence, RankEvidence, Record
 from holdfast._diagnose.texts.exceptions import (
     Fault,
+    cause_before,
     fault_of_error,
     fault_of_how,
     fault_of_line,
@@ -70,6 +71,7 @@ class End:
     graphs: list[Record] = field(default_factory=list)  # of autograd, that are kept
     stacks: str = ""
     signs: list[Sign] = field(default_factory=list)
+    one_of: tuple[int, ...] = ()  # the ranks of which it is one, if its lines do not name it
     seen_at: float | None = None  # when a leader saw it end: these times are in the right order
 
     @property
@@ -95,6 +97,8 @@ class End:
         where = f" on {self.host}" if self.host else ""
         if self.rank is not None:
             return f"rank {self.rank}{where}"
+        if self.one_of:
+            return f"a rank{where}"
         return f"the training process{f' (pid {self.pid}{where})' if self.pid else where}"
 
 
@@ -118,6 +122,7 @@ class Case:
     end: End  # of the rank to blame
     others: list[str] = field(default_factory=list)
     culprit: list[str] = field(default_factory=list)  # how it was found, among several
+    is_ordered: bool = True  # False: another rank may have been first
 
     @property
     def who(self) -> str:
@@ -213,6 +218,8 @@ class Trouble:
             told += [f"which came of {_text.one_line(each, 240)}" for each in self.fault.chain[:3]]
             if self.fault.place:
                 told.append(f"at {self.fault.place}")
+            if self.fault.then:
+                told.append(f"then its main thread raised {_text.one_line(self.fault.then, 240)}")
         if self.sign is not None and (self.fault is None or self.sign.text not in told[0]):
             told.append(f"it printed: {_text.one_line(self.sign.text, 400)}")
         if case.end.had_failed and case.end.signal:
@@ -263,11 +270,23 @@ def ends_of(evidence: Evidence) -> list[End]:
     by_srun = [e for e in failed if e.has("srun_exit") and e.fault is None]
     if len(by_srun) == len(failed) > 1:  # the first that srun named
         failed = [min(by_srun, key=lambda end: end.signs[0].line)]
-    if len(failed) == 1 and failed[0].fault is None and evidence.kind == "log":
+    if evidence.kind == "log" and failed and all(end.fault is None for end in failed):
         unlabelled = [sign for sign in evidence.signs if sign.rank is None]
-        failed[0].fault = fault_of_signs(unlabelled)
-        failed[0].signs += [] if failed[0].fault is not None else unlabelled
+        fault = fault_of_signs(unlabelled)
+        if len(failed) > 1 and fault is not None and all(end.status == 1 for end in failed):
+            return [_one_of(failed, fault, unlabelled), *(e for e in ends if e not in failed)]
+        if len(failed) == 1:
+            failed[0].fault = fault
+            failed[0].signs += [] if fault is not None else unlabelled
     return ends
+
+
+def _one_of(failed: list[End], fault: Fault, signs: list[Sign]) -> End:
+    """The rank that raised, among those that left with status 1: its lines do not name it."""
+    hosts = {end.host for end in failed}
+    numbers = tuple(end.rank for end in failed if end.rank is not None)
+    found = End(host=hosts.pop() if len(hosts) == 1 else None, status=1, fault=fault, signs=signs)
+    return replace(found, one_of=numbers)
 
 
 def _add_step_end(ends: list[End], signs: Iterable[Sign]) -> None:
@@ -336,7 +355,11 @@ def _only_end(evidence: Evidence, found: RankEvidence) -> End:
     end.memory = end.memory or _text.records(led.get("memory"))
     end.counters = end.counters or _text.record(led.get("counters"))
     end.children = end.children or processes
-    end.fault = end.fault or fault_of_signs(evidence.signs)
+    told = fault_of_signs(evidence.signs)
+    # A launcher's summary has one line of an exception, and its traceback has the rest.
+    is_same = told is not None and end.fault is not None and told.type == end.fault.type
+    if end.fault is None or (is_same and not end.fault.record):
+        end.fault = told
     return end
 
 
@@ -372,6 +395,8 @@ def _end_of(evidence: Evidence, found: RankEvidence, rank: int | None) -> End:
     if error.get("where") == "opening":
         end.step = None  # it had not found its step yet
     end.fault = fault_of_error(error)
+    if end.fault is not None:
+        end.fault = cause_before(end.fault, signs)
     if not end.memory and (sample := _text.record(error.get("memory"))):
         end.memory = [sample]
     if not end.memory and rank is None and (sample := _text.record(evidence.beat.get("memory"))):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from holdfast import _text
 from holdfast._diagnose.evidence.evidence import Record
 from holdfast._diagnose.texts.sign import Sign
-from holdfast._diagnose.texts.signs import read_signs
+from holdfast._diagnose.texts.signs import is_of_another, read_signs, waits_in_vain
 
 # In the order of what they tell: a worker that was killed says more than the file that was not
 # found because of it.
@@ -76,6 +76,8 @@ _OF_SETTINGS = re.compile(
     r"|Could not override '|is not in struct"
 )
 _OF_VICTIMS = ("timeout", "peer_lost")
+_REFERS = re.compile(r"(?i)\bsee (?:the )?(?:inner exception|cause|exception above)")
+_AT_ONCE_LINES = 2  # between two tracebacks: nothing else was printed
 _LAUNCHERS = ("ChildFailedError", "CalledProcessError", "ProcessRaisedException")
 _OF_A_SIGNAL = ("SignalException", "SIGTERMException")  # a line of its own says which
 _NO_REASON = ("DeadKernelError", "ActorDiedError", "RayActorError")  # of another process's end
@@ -131,13 +133,19 @@ class Fault:
     is_before_first_step: bool | None = None  # None: unknown
     exit_code: str | None = None  # what sys.exit was given
     tail: str = ""  # lines that may belong to its message
+    by: str = ""  # the thread or process, if it is not the main one
+    then: str = ""  # what the main thread raised because of it, most likely
 
     def sentence(self, most: int = 200) -> str:
         """As Python prints it, in one line."""
         if (relayed := _RELAYED.search(self.message)) is not None:
             return f"{_text.one_line(relayed[2], most)} (in {relayed[1]})"
-        said = _text.one_line(gist(self.message), most)
-        return f"{self.type}: {said}" if said else self.type
+        said = gist(self.message)
+        if self.chain and _REFERS.search(said):
+            said = f"{said} {self.chain[0]}"
+        said = _text.one_line(said, most)
+        where = f" (in {self.by})" if self.by else ""
+        return f"{self.type}: {said}{where}" if said else f"{self.type}{where}"
 
     @property
     def is_exit(self) -> bool:
@@ -249,7 +257,7 @@ def fault_of_signs(signs: Iterable[Sign]) -> Fault | None:
     """The last printed exception that does not only report the failure of another process."""
     found = [sign for sign in signs if sign.kind == "python_exception"]
     # One of another thread or process ends the script only if the script raises it.
-    found.sort(key=lambda sign: not (sign.details.get("thread") or sign.details.get("process")))
+    found.sort(key=lambda sign: not is_of_another(sign))
     last: Fault | None = None
     for sign in reversed(found):
         fault = _fault_of_sign(sign)
@@ -259,13 +267,47 @@ def fault_of_signs(signs: Iterable[Sign]) -> Fault | None:
         is_report = fault.type in _LAUNCHERS or _CHILD_LEFT.search(fault.message) is not None
         is_of_a_worker = fault.type in _DISGUISES and fault.kind == "worker"
         if fault.kind not in _OF_VICTIMS and not is_report and not is_of_a_worker:
-            return fault
+            return cause_before(fault, found)
         last = last or fault  # another rank may have printed the cause into the same log
     return last
 
 
+def cause_before(fault: Fault, signs: Iterable[Sign]) -> Fault:
+    """What the main thread raised; or the exception of another thread or process that led to it.
+
+    It did if the main thread then waited in vain, or raised at once.
+    """
+    found = [sign for sign in signs if sign.kind == "python_exception"]
+    main = [sign for sign in found if not is_of_another(sign)]
+    own = next((s for s in reversed(main) if _type_of(s) == fault.type), None)
+    if own is None:
+        return fault
+    before = [sign for sign in found if is_of_another(sign) and _leads_to(sign, own)]
+    first = _fault_of_sign(before[-1]) if before else None
+    if first is None or first.kind in _OF_VICTIMS or first.type in _DISGUISES:
+        return fault
+    at = f" at {fault.place}" if fault.place else ""
+    return replace(
+        first,
+        record={**fault.record, **first.record},
+        is_before_first_step=fault.is_before_first_step,
+        then=f"{fault.sentence()}{at}",
+    )
+
+
+def _leads_to(other: Sign, main: Sign) -> bool:
+    (_, end), (start, _) = (
+        each.details.get("lines") or [each.line, each.line] for each in (other, main)
+    )
+    return end < start and (waits_in_vain(main) or start - end <= _AT_ONCE_LINES)
+
+
+def _type_of(sign: Sign) -> str:
+    return _text.text(sign.details.get("type")).rpartition(".")[2]
+
+
 def _fault_of_sign(sign: Sign) -> Fault | None:
-    name = _text.text(sign.details.get("type")).rpartition(".")[2]
+    name = _type_of(sign)
     message = _text.text(sign.details.get("message"))
     if not name or name in (*_OF_A_SIGNAL, *_NO_REASON):
         return None
@@ -280,6 +322,7 @@ def _fault_of_sign(sign: Sign) -> Fault | None:
         place=_place(tail),
         record={"frames": tail},
         tail=_text.text(sign.details.get("tail")),
+        by=next((f"{k} {d[k]}" for k in ("thread", "process") if (d := sign.details).get(k)), ""),
     )
 
 

@@ -316,6 +316,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "«Barrier timed out».*(?:PjRT|Connect|_register)",
         r"pair\.cc:\d+\] «Connect timeout» \[(?P<host>[^\]]+)\]:(?P<port>\d+)",
         "ncclUniqueId from [0] via c10d key-value store",
+        r"socket\w{1,20}«Connect: »[^\n]{0,120}(?:timed out|No route to|Network is)",
         r"Bootstrap Root : rank \d+ of \d+ ranks «has already checked in»",
         r"network addresses of \((?P<host>[^,)]+), (?P<port>\d+)\) «cannot be retrieved»",
         *("Gloo connectFullMesh failed", "Bootstrap : no socket interface found"),

@@ -168,6 +168,7 @@ def tracebacks(text: Text) -> list[Traceback]:
         one = _read(text, line)
         if one is None or one.details.pop("is_ignored", False):
             continue
+        one.details["lines"] = [line.number, one.end.number]
         before = next((b for b in reversed(found[-8:]) if b.last.rank == one.last.rank), None)
         if before is not None and _is_what_was_given_on(before, one):
             one.details["given_on_as"] = before.type
@@ -175,6 +176,7 @@ def tracebacks(text: Text) -> list[Traceback]:
             found.remove(before)
         elif before is not None and _is_linked(text, before, one):
             one.chain = [before.sentence, *before.chain][:10]
+            one.details["lines"][0] = before.details.get("lines", one.details["lines"])[0]
             found.remove(before)
         if before is not None and before not in found:
             for key, value in before.details.items():

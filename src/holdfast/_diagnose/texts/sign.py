@@ -130,6 +130,13 @@ class Marks:
             return was_caught
         return self._highest[rank][after] > before[-1].counted
 
+    def goes_on_between(self, from_end: int, until: int) -> bool:
+        """Whether unlabelled lines count on between two lines."""
+        marks = [mark for mark in self._of.get(None, []) if mark.counted is not None]
+        before = [mark.counted for mark in marks if mark.from_end > from_end]
+        between = [mark.counted for mark in marks if until < mark.from_end < from_end]
+        return bool(before and between) and max(filter(None, between)) > (before[-1] or (0, 0, 0))
+
     def bad_losses(self) -> list[Mark]:
         """The losses up to the end that are not numbers; empty if the last ones are numbers."""
         found: list[Mark] = []

@@ -5,7 +5,8 @@ after it, and `is_past` is set if the training went on after it. Other kinds:
 
 * python_exception: type, message, frames_tail ([file, line, function], the innermost last),
   chain (its causes, the nearest first); outermost (the function of its first frame); tail (lines
-  that may belong to its message); thread, process, caught_in, parts (of an exception group)
+  that may belong to its message); thread, process, caught_in, parts (of an exception group);
+  lines (the first and the last)
 * faulthandler: what, signal, stack (the innermost first), is_current
 * torchrun_summary: exitcodes {rank: code} of ranks that torchrun did not end itself, root (as
   torchrun says), culprit (as it is worked out), failures (of all ranks), launcher
@@ -58,6 +59,8 @@ _LAST_WORDS = (
 # The outermost frame of an uncaught exception; "" where no frame is told.
 _OUTER = ("<module>", "", "_run_module_as_main", "_bootstrap_inner", "_bootstrap", "_run_code")
 _REPORTS = ("ChildFailedError", "ProcessExitedException")
+# What a thread raises that waits for another one, or for a process, in vain.
+_IN_VAIN = ("Empty", "Full", "TimeoutError", "BrokenBarrierError", "BrokenPipeError", "EOFError")
 # Signs further apart than this are not of one end: several ranks together print less, except for
 # the stacks of all threads.
 _PAST_LINES, _PAST_STACKS = 200, 2000
@@ -137,6 +140,17 @@ def culprits_of(signs: list[Sign]) -> list[int]:
     return gaps if len(gaps) < len(timed_out) else []
 
 
+def is_of_another(sign: Sign) -> bool:
+    """Whether another thread or process than the main one raised it."""
+    return bool(sign.details.get("thread") or sign.details.get("process"))
+
+
+def waits_in_vain(sign: Sign) -> bool:
+    """Whether the main thread raised it because something it waited for did not come."""
+    name = str(sign.details.get("type")).rpartition(".")[2]
+    return name in _IN_VAIN and not is_of_another(sign) and not sign.details.get("is_past")
+
+
 def _ranks_of(summary: Sign) -> set[int]:
     failures = summary.details.get("failures", ())
     return {*summary.details.get("exitcodes", ()), *(each["rank"] for each in failures)}
@@ -172,14 +186,28 @@ def _with_past(signs: list[Sign], marks: Marks) -> list[Sign]:
     """
     found: list[Sign] = []
     after, is_past = 0, False
+    raised: dict[int | None, int] = {}  # of each rank, where the exception stands that comes next
+    in_vain: set[int | None] = set()  # ranks whose main thread ended because it had waited in vain
     for sign in reversed(signs):
         from_end = sign.details["from_end"]
         most = _PAST_STACKS if sign.kind == "faulthandler" else _PAST_LINES
         is_past = is_past or from_end - after > most
         after = from_end
-        went_on = sign.kind not in _LAST_WORDS and marks.goes_on(
-            sign.rank, from_end, was_caught=sign.details.get("outermost", "<module>") not in _OUTER
+        went_on = sign.kind not in _LAST_WORDS and (
+            marks.goes_on(
+                sign.rank,
+                from_end,
+                was_caught=sign.details.get("outermost", "<module>") not in _OUTER,
+            )
+            # It raises again, after progress that no rank has labelled.
+            or (sign.rank in raised and marks.goes_on_between(from_end, raised[sign.rank]))
         )
+        if sign.kind == "python_exception":
+            raised[sign.rank] = from_end
+            if waits_in_vain(sign):
+                in_vain.add(sign.rank)
+            # The steps of the main thread do not tell that another one lives.
+            went_on = went_on and not (is_of_another(sign) and sign.rank in in_vain)
         details = {**sign.details, "is_past": True} if is_past or went_on else sign.details
         found.append(replace(sign, details=details))
         is_past = (

@@ -12,9 +12,9 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast._environment.processes.proc import read_bytes, stat_fields
+from holdfast._environment.processes.proc import stat_fields
 from holdfast._environment.processes.threads import name_of
-from holdfast._environment.processes.tree import Tree, parent
+from holdfast._environment.processes.tree import Tree, parent, rank_of
 
 # struct pidfd_info of Linux 6.15 and later: the status that waitpid gives the parent.
 _INFO = struct.Struct("<QQ11Ii")
@@ -129,7 +129,7 @@ class Descendants:
                 if pid not in self._buried and len(self._there) < self._most:
                     self._meet(pid, now)
             elif now - known.seen < _RENAMED_SECONDS:
-                known.comm, known.rank = name_of(pid) or known.comm, _rank(pid)
+                known.comm, known.rank = name_of(pid) or known.comm, rank_of(pid)
         for pid in self._there.keys() - set(found):
             if self._deaths is None or self._there[pid].pidfd is None:
                 self._bury(self._there.pop(pid))
@@ -167,7 +167,7 @@ class Descendants:
         pidfd: int | None = None
         with contextlib.suppress(OSError, AttributeError):
             pidfd = os.pidfd_open(pid)
-        new = _Process(pid, parent(pid), pidfd, name_of(pid) or "", _rank(pid), now)
+        new = _Process(pid, parent(pid), pidfd, name_of(pid) or "", rank_of(pid), now)
         if pidfd is not None and self._deaths is not None:
             try:
                 self._deaths.register(pidfd, select.EPOLLIN)
@@ -185,14 +185,6 @@ class Descendants:
         if len(self._ended) > self._most:
             well = next((each for each in self._ended if each["status"] == 0), self._ended[0])
             self._ended.remove(well)
-
-
-def _rank(pid: int) -> int | None:
-    for each in (read_bytes(f"/proc/{pid}/environ") or b"").split(b"\0"):
-        if each.startswith(b"RANK="):
-            with contextlib.suppress(ValueError):
-                return int(each[5:])
-    return None
 
 
 def _close(descriptor: int | None) -> None:

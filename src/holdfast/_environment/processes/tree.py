@@ -38,6 +38,30 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+def rank_of(pid: int) -> int | None:
+    """The number that a launcher gave it, or the process that has forked it."""
+    for each in (read_bytes(f"/proc/{pid}/environ") or b"").split(b"\0"):
+        if each.startswith(b"RANK="):
+            with contextlib.suppress(ValueError):
+                return int(each[5:])
+    return None
+
+
+def ranks_below(pid: int) -> dict[int, int]:
+    """The processes of the ranks that a launcher has started, by number; empty below a rank."""
+    if rank_of(pid) is not None:
+        return {}
+    children_of, found = _children_of(), {}
+    others = [*children_of(pid)]
+    for each in others:  # grows during the loop
+        rank = rank_of(each)
+        if rank is None:
+            others += children_of(each)
+        elif not is_ours(each):
+            found[rank] = each
+    return dict(sorted(found.items()))
+
+
 def _children_of() -> Callable[[int], list[int]]:
     """What gives the children of a process; without the kernel's lists, by one pass over /proc."""
     if _has_lists():

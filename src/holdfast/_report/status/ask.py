@@ -14,6 +14,7 @@ from holdfast import _text
 from holdfast._environment.processes.identity import ProcessIdentity
 from holdfast._environment.processes.inspect import Looker
 from holdfast._environment.processes.proc import FairDeadline, read_bytes
+from holdfast._environment.processes.tree import ranks_below
 from holdfast._errors import FolderError
 from holdfast._report.status.gather import RunSummary, summarize
 from holdfast._report.status.parts import keepers_of
@@ -134,9 +135,16 @@ def ask_look(folder: Path, seconds: float = LOOK_SECONDS) -> Look | None:
     return {"looks": looks, "missing": missing, "by": "here", "attempt": attempt}
 
 
-def look_at_process(pid: int) -> Look | None:
-    """Inspect a process and its descendants; None if that did not end in time."""
-    return _bounded([pid])[0]
+def look_at_process(pid: int) -> list[Look]:
+    """Inspect a process and its descendants; of a launcher, each of its ranks by itself.
+
+    Empty if that did not end in time.
+    """
+    ranks = ranks_below(pid)
+    if len(ranks) < 2:
+        return [look for look in _bounded([pid]) if look is not None]
+    seen = zip(ranks, _bounded([*ranks.values()]), strict=True)
+    return [{"rank": rank, **look} for rank, look in seen if look is not None]
 
 
 def _await_answer(layout: RunLayout, attempt: int, token: str, seconds: float) -> Look | None:

@@ -161,6 +161,23 @@ def say_in_memory(stopped: Stopped, step: int, *, is_removed: bool) -> None:
     )
 
 
+@contextlib.contextmanager
+def stop_at_interrupt() -> Iterator[None]:
+    """Make Ctrl-C a stop, with a sentence in place of a traceback, while a run is being opened."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        if isinstance(interrupt, Stopped):
+            raise
+        stopped = Stopped(_errors.PERSON, "Ctrl-C")
+        words = "while the run was being opened: no step was made, and what was saved stays"
+        if isinstance(stopped, KeyboardInterrupt):
+            stopped.message = f"interrupted {words}. {_AGAIN}"
+        else:
+            say(f"Ctrl-C {words}; leaving with status {stopped.status}.")
+        raise stopped from None
+
+
 def answer_late(
     stopped: Stopped | None,
     error: BaseException | None,

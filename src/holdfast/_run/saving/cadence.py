@@ -91,29 +91,35 @@ class AutoInterval:
 # -- How much longer training takes because of a snapshot, by the times of its boundaries ----------
 # Training waits while a snapshot is copied. It is also slower while a device copies to the host and
 # while the keeper hashes. So the steps from the boundary of a snapshot until all of that is over
-# are compared with the other steps. The same is done once for the building of the slots. The times
-# are in a ring of the last 256 boundaries, which the trainer writes anyway.
+# are compared with the steps after them. The building of the slots is measured once in that way.
+# The times are in a ring of the last 256 boundaries, which the trainer writes anyway.
+#
+# On a busy machine some steps are ten times as long as others. The moment at which a snapshot is
+# hashed falls into a long one more often than into a short one. So the steps after it are cut into
+# windows that end in the same way: at the first boundary after as much time.
 
 
-_QUIET_STEPS = 64  # remembered, that no snapshot disturbs
-_QUIET_AT_ONCE = 16  # of them from between two snapshots
-_ENOUGH_QUIET_STEPS = 8
+_ENOUGH_QUIET_STEPS = 8  # to know what the building of the slots has cost
 _MEASURED = 32
 _ENOUGH = 4
 _TRIMMED = 8  # this fraction at each end is left out: other things make a step long, too
 
 
 class _Window:
-    """Steps that something disturbs, from one boundary on."""
+    """Steps that something disturbs, from one boundary until the first one after a moment."""
 
     def __init__(self, step: int, began: float) -> None:
         self.step, self.began = step, began
         self.end_step: int | None = None
         self.ended = 0.0
+        self.seconds = 0.0  # from its beginning to that moment
 
-    def excess(self, usual: float) -> float:
+    def end(self, moment: float, step: int, ended: float) -> None:
+        self.seconds, self.end_step, self.ended = moment - self.began, step, ended
+
+    def excess(self, usual_step: float) -> float:
         assert self.end_step is not None
-        return self.ended - self.began - (self.end_step - self.step) * usual
+        return self.ended - self.began - (self.end_step - self.step) * usual_step
 
 
 class SlowdownMeter:
@@ -121,44 +127,43 @@ class SlowdownMeter:
 
     def __init__(self, time_of: Callable[[int], float]) -> None:
         self._time_of = time_of  # of the boundary of a step, one of the last 256
-        self._quiet: deque[float] = deque(maxlen=_QUIET_STEPS)
         self._found: deque[float] = deque(maxlen=_MEASURED)
         self._snapshot: _Window | None = None
         self._building: _Window | None = None
-
-    @property
-    def usual_step_seconds(self) -> float | None:
-        return statistics.median(self._quiet) if len(self._quiet) >= _ENOUGH_QUIET_STEPS else None
+        self._quiet_steps, self._quiet_seconds = 0, 0.0  # since the slots are built
 
     @property
     def cost_seconds(self) -> float | None:
         """Training time lost per snapshot; None while too few were measured.
 
-        Minus half the standard error, so that noisy steps do not exaggerate it.
+        Minus the standard error, so that noisy steps do not exaggerate it.
         """
         if len(self._found) < _ENOUGH:
             return None
         trimmed = len(self._found) // _TRIMMED
         found = sorted(self._found)[trimmed : len(self._found) - trimmed]
-        return statistics.fmean(found) - statistics.stdev(found) / math.sqrt(4 * len(found))
+        return statistics.fmean(found) - statistics.stdev(found) / math.sqrt(len(found))
 
     def begin_snapshot(self, step: int) -> None:
         """A snapshot was taken at this boundary, the newest one."""
         window, self._snapshot = self._snapshot, _Window(step, self._time_of(step))
-        if window is None or window.end_step is None:
+        if window is None or window.end_step is None or self._is_building():
             return
-        first = max(window.end_step, step - _QUIET_AT_ONCE)
-        if self._building is None or self._building.end_step is not None:
-            self._quiet.extend(
-                self._time_of(number + 1) - self._time_of(number) for number in range(first, step)
-            )
-        usual = self.usual_step_seconds
-        if usual is not None:
-            self._found.append(window.excess(usual))
+        steps, seconds = self._quiet_between(window, step)
+        self._quiet_steps += steps
+        self._quiet_seconds += seconds
+        if steps:
+            self._found.append(window.excess(seconds / steps))
 
     def end_snapshot(self, step: int, ended: float) -> None:
         """The last snapshot was copied and hashed at this moment; the newest boundary is `step`."""
-        self._end(self._snapshot, step, ended)
+        window = self._snapshot
+        if window is None or window.end_step is not None or self._time_of(step) < ended:
+            return
+        oldest = max(window.step + 1, step - RING_MASK)
+        if oldest <= step and (oldest == window.step + 1 or self._time_of(oldest) <= ended):
+            step = next(each for each in range(oldest, step + 1) if self._time_of(each) >= ended)
+        window.end(ended, step, self._time_of(step))
 
     def begin_building(self, step: int) -> None:
         if self._building is None:
@@ -166,28 +171,29 @@ class SlowdownMeter:
 
     def end_building(self, step: int) -> None:
         """At this boundary, the newest one, all slots have their memory."""
-        window = self._building
-        if window is not None and window.end_step is None:
-            window.end_step, window.ended = step, self._time_of(step)
+        if self._building is not None and self._is_building():
+            self._building.end(self._time_of(step), step, self._time_of(step))
 
     def take_building_cost(self) -> float:
         """The time that the building of the slots has cost, once it is known; then 0."""
-        usual, window = self.usual_step_seconds, self._building
-        if window is None or window.end_step is None or usual is None:
+        window = self._building
+        if window is None or self._is_building() or self._quiet_steps < _ENOUGH_QUIET_STEPS:
             return 0.0
         self._building = None
-        return max(0.0, window.excess(usual))
+        return max(0.0, window.excess(self._quiet_seconds / self._quiet_steps))
 
-    def _end(self, window: _Window | None, step: int, ended: float) -> None:
-        """The window reaches to the first boundary after `ended`."""
-        if window is None or window.end_step is not None or self._time_of(step) < ended:
-            return
-        oldest = max(window.step + 1, step - RING_MASK)
-        if oldest > step or (oldest > window.step + 1 and self._time_of(oldest) > ended):
-            window.end_step, window.ended = step, self._time_of(step)
-            return
-        found = next(each for each in range(oldest, step + 1) if self._time_of(each) >= ended)
-        window.end_step, window.ended = found, self._time_of(found)
+    def _is_building(self) -> bool:
+        return self._building is not None and self._building.end_step is None
+
+    def _quiet_between(self, window: _Window, step: int) -> tuple[int, float]:
+        """Steps since this window, and their seconds: in windows as long as it, if one fits."""
+        assert window.end_step is not None
+        first = began = max(window.end_step, step - RING_MASK)
+        for number in range(first + 1, step + 1):
+            if self._time_of(number) - self._time_of(began) >= window.seconds:
+                began = number
+        last = began if began > first else step
+        return last - first, self._time_of(last) - self._time_of(first)
 
 
 # -- When the next snapshot and the next checkpoint are due ----------------------------------------

@@ -227,6 +227,10 @@ class KeeperClient:
         self.durable_sequence = max(sequence, self.durable_sequence)
         self.send("wrote", step=step, sequence=sequence)
 
+    def record_failed(self, step: int, error: str) -> None:
+        """The trainer could not make a step durable itself: the run hears it as of a keeper."""
+        self._hear_run({"kind": "failed", "order": None, "step": step, "error": error})
+
     def make_way(self) -> None:
         """The last state is about to be taken: waiting orders give up their slots."""
         self.send("last")

@@ -422,7 +422,7 @@ class Saver:
             write_direct(self._keeper.policy, self._capture(step), self._head(), step, reason)
         except SaveFailed as failed:
             error = str(failed)
-            say(f"a checkpoint could not be made: {error}. It will be tried again.")
+            self._keeper.record_failed(step, error)
         else:
             newest = self.newest
             self._keeper.record_written(step, 0 if newest is None else newest.sequence)

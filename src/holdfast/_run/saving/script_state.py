@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 from holdfast._adapters.adapter import Adapter
-from holdfast._adapters.registry import adapters, array_adapter
+from holdfast._adapters.registry import adapters, array_adapter, exact_types
 from holdfast._errors import HoldfastError
-from holdfast._state.capture import Captured, capture, is_stateful
+from holdfast._state.capture import PLAIN_TYPES, Captured, capture, is_stateful
 from holdfast._store.format.checksum import digest
 
 
@@ -40,13 +40,17 @@ class StateView(Mapping[str, Any]):
         return repr(self._state)
 
 
+_MOST_DEPTH = 20  # of a value whose form is compared
+Forms = dict[str, Hashable]
+
+
 def hand_over(
-    state: dict[str, Any], values: Mapping[str, Any], restored: StateView | None
+    state: dict[str, Any], values: Mapping[str, Any], restored: StateView | None, forms: Forms
 ) -> list[str]:
     """Replace values of the state; refuse now, not at the next save, what cannot be stored.
 
-    Called for every step, so a value of the same form as the last one is not inspected. `restored`
-    is None in a new run. Returns lines to say.
+    Called for every step, so a value of the same form as the last one is not inspected: `forms` has
+    those that were. `restored` is None in a new run. Returns lines to say.
     """
     unknown = [name for name in values if name not in state]
     if unknown:
@@ -55,6 +59,7 @@ def hand_over(
             f"Give it to Run first; there is: {', '.join(state) or 'nothing'}."
         )
     formed = [adapter for adapter in adapters() if adapter.arrays_are_values]
+    arrays = exact_types(adapters())
     lines: list[str] = []
     for name, value in values.items():
         if isinstance(value, dict) and is_stateful(state[name]):
@@ -66,10 +71,35 @@ def hand_over(
         if restored is not None and name not in restored.checked:
             lines += _check_replaced(formed, name, state[name], value, restored)
             restored.checked.add(name)
-        if not any(adapter.same_form(state[name], value) for adapter in formed):
+        if any(adapter.same_form(state[name], value) for adapter in formed):
+            continue
+        form = _form_of(value, arrays)
+        if form is None or form != forms.get(name):
             capture({name: value})
+            forms[name] = form
     state.update(values)
     return lines
+
+
+def _form_of(value: Any, arrays: Mapping[type, Adapter], depth: int = 0) -> Hashable:
+    """What decides whether a value can be stored: its types and keys; None if that is not known."""
+    kind = type(value)
+    if kind in PLAIN_TYPES:
+        return str(kind)
+    if kind in (dict, list, tuple):
+        if depth == _MOST_DEPTH:
+            return None
+        items = value.values() if kind is dict else value
+        parts: set[Hashable] = set(map(type, items))
+        if not parts <= PLAIN_TYPES:
+            parts = {_form_of(item, arrays, depth + 1) for item in items}
+        keys = frozenset(value) if kind is dict else None
+        return None if None in parts else (str(kind), keys, frozenset(parts))
+    if kind not in arrays:
+        adapter = array_adapter(value)
+        if adapter is None or adapter.is_sharded(value):
+            return None
+    return kind, value.dtype, getattr(value, "layout", None), getattr(value, "is_meta", None)
 
 
 def _check_replaced(

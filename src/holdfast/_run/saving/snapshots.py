@@ -232,6 +232,7 @@ class Snapshots:
         )
         if not has_free:
             self._grow(generation)
+            generation.arena.want_hashed()
         return has_free
 
     @property

@@ -46,6 +46,7 @@ _EMPTY, _WRITING, _WHOLE, _ABSENT = 0, 1, 2, 3
 _MAP_FIXED = 0x10
 _RECORD_WORDS = 8
 _STATE, _SEQUENCE, _MARK, _TIME, _HASHED, _HASHED_NS, _WANTED = range(7)
+_NOW, _HASHED_SOON = 1, 2  # how a slot is wanted; 0: not
 DIGEST_BYTES = 16
 MAX_SLOTS = 8
 _WAITS_UNTIL = MAX_SLOTS * _RECORD_WORDS  # a time in nanoseconds; 0: its attempt goes on
@@ -262,10 +263,19 @@ class Arena:
     def want(self) -> None:
         """The trainer waits for a slot: a keeper that hashes an older one lets it go."""
         for record in self.whole()[1:]:
-            self._set(record.slot, _WANTED, 1)
+            self._set(record.slot, _WANTED, _NOW)
 
     def is_wanted(self, slot: int) -> bool:
-        return self._word(slot, _WANTED) == 1
+        return self._word(slot, _WANTED) == _NOW
+
+    def want_hashed(self) -> None:
+        """A snapshot is due, and none can be made until a slot is hashed."""
+        for record in self.whole():
+            if self._word(record.slot, _WANTED) != _NOW:
+                self._set(record.slot, _WANTED, _HASHED_SOON)
+
+    def is_wanted_hashed(self, slot: int) -> bool:
+        return self._word(slot, _WANTED) == _HASHED_SOON
 
     def has_free(
         self,

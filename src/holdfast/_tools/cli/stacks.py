@@ -101,13 +101,13 @@ def _of_number(what: str) -> Record:
             f"{pid}: there is no such process on {host_name()}.\n"
             f"If it has ended: holdfast why {pid}"
         )
-    look = look_at_process(pid)
-    if look is None:
+    looks = look_at_process(pid)
+    if not looks:
         raise HoldfastError(
             f"{pid}: nothing of this process can be read.\n"
             "Ask as the user whose process it is, or as root."
         )
-    return {"subject": what, "looks": [look], "missing": [], "by": "here"}
+    return {"subject": what, "looks": looks, "missing": [], "by": "here"}
 
 
 # -- in few lines ----------------------------------------------------------------------

@@ -112,15 +112,18 @@ def _look_at(evidence: Evidence) -> None:
 def _look_at_pid(pid: int) -> dict[str, Any]:
     """One look; if nothing happened, a second look later: there is no step counter."""
     first = look_at_process(pid)
-    if first is None:
+    if not first:
         return {}
-    if activity_of(first) not in (Activity.IDLE, Activity.DISK):
-        return {"looks": [first], "missing": []}
+    if not _all_rest(first):
+        return {"looks": first, "missing": []}
     time.sleep(_STILL_SECONDS)
     last = look_at_process(pid)
-    is_still = last is not None and activity_of(last) in (Activity.IDLE, Activity.DISK)
-    still = {"still_seconds": _STILL_SECONDS} if is_still else {}
-    return {"looks": [last or first], "missing": [], **still}
+    still = {"still_seconds": _STILL_SECONDS} if last and _all_rest(last) else {}
+    return {"looks": last or first, "missing": [], **still}
+
+
+def _all_rest(looks: list[dict[str, Any]]) -> bool:
+    return all(activity_of(look) in (Activity.IDLE, Activity.DISK) for look in looks)
 
 
 def _find(

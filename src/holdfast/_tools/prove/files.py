@@ -1,4 +1,4 @@
-"""Two results, compared by their content: a .pt or .safetensors file tensor by tensor.
+"""Two results, compared by their content: files of torch, safetensors and NumPy array by array.
 
 Tensors are compared as bytes, and so are numbers: a NaN equals itself, and minus zero is not zero.
 A file that cannot be read is a difference if the expected one can. If neither can, their bytes are
@@ -8,6 +8,7 @@ compared. Nothing in a file is ever run.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import math
 import mmap
@@ -33,6 +34,7 @@ _NUMPY |= {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 _TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 _OLD_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # how files begin that are no zip
 _NAMES = {stored: name for name, stored in STORED_AS.items()}
+_OPAQUE = "(compared as bytes: it holds objects)"
 _NOT_COMPARED = (".data/serialization_id",)  # different in each file
 
 
@@ -364,6 +366,10 @@ def _readers(path: Path) -> Iterator[Callable[[Path], Any]]:
         yield _read_torch
         if is_zip:
             yield _read_members
+    elif suffix == ".npz" and is_zip:
+        yield _read_npz
+    elif _begins(path, b"\x93NUMPY"):
+        yield _read_npy
 
 
 def _begins(path: Path, magic: bytes) -> bool:
@@ -395,9 +401,27 @@ def _read_members(path: Path) -> dict[str, Any]:
         for name in archive.namelist():
             inner = name.partition("/")[2] or name  # the first part is the file's own name
             if inner not in _NOT_COMPARED:
-                found[f"{inner} (compared as bytes: it holds objects)"] = stored_array(
+                found[f"{inner} {_OPAQUE}"] = stored_array(
                     np.frombuffer(archive.read(name), np.uint8)
                 )
+    return found
+
+
+def _read_npy(path: Path) -> Array:
+    return np.asarray(np.load(path, allow_pickle=False))
+
+
+def _read_npz(path: Path) -> dict[str, Any]:
+    """The arrays by name; those of objects as bytes, since loading them would run code."""
+    found = {}
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.namelist():
+            name = member.removesuffix(".npy")
+            data = archive.read(member)
+            try:
+                found[name] = np.asarray(np.load(io.BytesIO(data), allow_pickle=False))
+            except ValueError:
+                found[f"{name} {_OPAQUE}"] = np.frombuffer(data, np.uint8)
     return found
 
 

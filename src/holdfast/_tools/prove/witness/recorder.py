@@ -193,11 +193,13 @@ def _own_modules() -> list[tuple[str, ModuleType]]:
     global _modules, _modules_known
     if len(sys.modules) != _modules_known:
         _modules_known = len(sys.modules)
-        _modules = [
-            ("" if name == "__main__" else f"{name}.", module)
-            for name, module in sys.modules.copy().items()
+        # One module may have several names: multiprocessing calls the script __mp_main__ as well.
+        own = {
+            id(module): ("" if name == "__main__" else f"{name}.", module)
+            for name, module in reversed(sys.modules.copy().items())
             if name == "__main__" or is_own_file(getattr(module, "__file__", None) or "<none>")
-        ]
+        }
+        _modules = list(reversed(own.values()))
     return _modules
 
 
