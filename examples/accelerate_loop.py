@@ -4,7 +4,7 @@
     torchrun --standalone --nproc-per-node=2 examples/accelerate_loop.py
 
 Press Ctrl-C, or kill a process with -9 from another terminal (`holdfast status runs` shows its
-pid), and start the same command again: it goes on behind the last step, in the middle of the
+pid), and start the same command again: it continues after the last step, in the middle of the
 epoch, with the batches that Accelerate would have given each process. However often you interrupt
 it, it ends with the same hash of the weights.
 """

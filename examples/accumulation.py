@@ -3,7 +3,7 @@
     python examples/accumulation.py
 
 Press Ctrl-C, or kill it with -9 from another terminal (`holdfast status runs` shows its pid), and
-start the same command again: it goes on behind the last batch of a whole step, never with a part
+start the same command again: it continues after the last batch of a whole step, never with a part
 of a gradient. An epoch here has 61 batches, so its last step has only one: `run.completes_step`
 knows. However often you interrupt it, it ends with the same hash of the weights.
 """

@@ -4,7 +4,7 @@
     python examples/ddp.py
 
 Press Ctrl-C, or kill one rank, or torchrun itself, with -9 from another terminal (`holdfast status
-runs` shows the pids), and start the same command again: all ranks go on behind the same step. The
+runs` shows the pids), and start the same command again: all ranks continue after the same step. The
 last line has a hash of the weights, the same however often you interrupt it. With another number
 of ranks it goes on too, and no sample of the epoch comes twice or not at all; only the sums of the
 gradients, and with them the hash, are then others.

@@ -4,9 +4,9 @@
     torchrun --standalone --nproc-per-node=2 examples/ray_train.py --workers 0   # without a Ray
 
 Kill a worker with -9 from another terminal (`holdfast status runs` shows the pids): Ray starts all
-of them again, and they go on behind the newest step that all had. `holdfast stop runs/ray` ends it,
-and so does Ctrl-C; start the same command again, and it goes on. The last line has a hash of the
-weights, the same however often you interrupt it.
+of them again, and they continue after the newest step that all had. `holdfast stop runs/ray` ends
+it, and so does Ctrl-C; start the same command again, and it goes on. The last line has a hash of
+the weights, the same however often you interrupt it.
 """
 
 import argparse

@@ -137,7 +137,7 @@ class Settings:
         self._check_mirror()
         if self.notices not in NOTICES:
             raise SettingsError(
-                f"notices={self.notices!r} is no cloud that holdfast knows.\n"
+                f"notices={self.notices!r} is not a cloud that holdfast knows.\n"
                 f"Valid: {', '.join(map(repr, NOTICES))}."
             )
         self._check_signals()
@@ -178,7 +178,7 @@ class Settings:
         found = self.mirror
         if found is not None and (not isinstance(found, str | os.PathLike) or not str(found)):
             raise SettingsError(
-                f"mirror={found!r} is no place to copy checkpoints to.\n"
+                f"mirror={found!r} is not a place to copy checkpoints to.\n"
                 "Valid: None, a folder, or an address of fsspec such as 's3://bucket/run'."
             )
         check_count(self.mirror_keep_last, f"mirror_keep_last={self.mirror_keep_last!r}", least=1)

@@ -114,7 +114,7 @@ def test_a_damaged_one_is_passed_over_and_said_and_left_where_it_is(run, tmp_pat
     assert "step 15 (attempt 1)" in done.stdout
     (line,) = done.stderr.splitlines()
     assert "has checksum" in line
-    assert line.endswith("The one before it is taken.")
+    assert line.endswith("The previous one is taken.")
     assert sorted(run.rglob("*")) == before
 
 
@@ -215,8 +215,8 @@ def test_wrong_wishes_are_two_lines(run, tmp_path):
     (tmp_path / "folder.pt").mkdir()
     (tmp_path / "file").touch()
     wishes = [
-        ([run, tmp_path / "out.bin"], 2, ["none of .safetensors and .pt", "out.safetensors"]),
-        ([run, tmp_path / "out"], 2, ["none of .safetensors and .pt"]),
+        ([run, tmp_path / "out.bin"], 2, ["must be .safetensors or .pt", "out.safetensors"]),
+        ([run, tmp_path / "out"], 2, ["must be .safetensors or .pt"]),
         ([run, tmp_path / "no" / "o.pt"], 2, ["no such folder", "mkdir -p"]),
         ([run, tmp_path / "file" / "o.pt"], 2, ["no such folder"]),
         ([run, tmp_path / "folder.pt"], 2, ["is a folder"]),

@@ -52,7 +52,7 @@ def test_a_part_that_no_rank_stored_is_no_export(tmp_path):
     run = make_run(tmp_path / "run", [shard_of(0), shard_of(0)])
     done = holdfast("export", run, tmp_path / "out.pt")
     assert done.returncode != 0
-    assert "do not make a whole" in done.stderr
+    assert "are not the whole" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "out.pt").exists()
 

@@ -212,7 +212,7 @@ def test_what_is_no_script_is_a_sentence(tmp_path):
     Path(tmp_path, "program").write_bytes(b"\x7fELF\0\0")
     done = holdfast("lint", tmp_path / "program")
     assert done.returncode == 2
-    assert "is no script" in done.stderr
+    assert "is not a script" in done.stderr
 
 
 def test_the_measured_save_counts(script, tmp_path):

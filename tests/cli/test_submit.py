@@ -121,7 +121,7 @@ def test_without_sbatch_it_is_a_sentence(tmp_path):
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (["python", "train.py"], "'python' is no option of sbatch."),
+        (["python", "train.py"], "'python' is not an option of sbatch."),
         (["--time=60"], "There is no command to submit."),
         ([], "There is no command to submit."),
         (["--lead=60", "--signal=USR2@60", *TRAIN], "--lead and --signal both say"),

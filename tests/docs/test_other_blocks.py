@@ -102,8 +102,12 @@ def test_what_a_command_prints_is_what_the_page_shows(
     shown, printed = "", ""
     for command in block.commands:
         printed += CliRunner().invoke(cli, words_of(command)[1:]).output
+    is_command = False
     for line in block.text.splitlines():
-        shown += "" if line.startswith("$ ") else f"{line}\n"
+        if line.startswith("$ ") or is_command:
+            is_command = line.endswith("\\")
+        else:
+            shown += f"{line}\n"
     told = printed.split()
     if block.marks["output"] == "begins":
         told = told[: len(shown.split())]

@@ -47,7 +47,7 @@ assert list(state_of(model(name="mine")))[0] == "mine/kernel"
 folder = sys.argv[1]
 callback = holdfast.keras.Callback
 with holdfast.Run(folder + "/a", model=first) as run:
-    said(lambda: callback("a folder"), "this is no run")
+    said(lambda: callback("a folder"), "this is not a run")
     said(lambda: first.evaluate(x, y, callbacks=[callback(run)], verbose=0), "model.evaluate()")
     said(lambda: first.predict(x, callbacks=[callback(run)], verbose=0), "model.predict()")
     said(lambda: second.fit(x, y, callbacks=[callback(run)], verbose=0), "not part of the run")

@@ -114,7 +114,7 @@ def _see_same(lives: Results, name: str) -> None:
         ("old_optimizer", "an optimizer of TensorFlow 1"),
         ("strings", "words: a tensor of type string cannot be stored"),
         ("quantized", "q: a tensor of type qint8 cannot be stored"),
-        ("iterator_twice", "put back twice"),
+        ("iterator_twice", "restored twice"),
         ("in_a_graph", "count: it belongs to a graph"),
         ("other_dataset", "8 batches"),
         ("keras_in_module", "same"),
@@ -134,7 +134,7 @@ def test_what_does_not_fit_is_refused(corners: Results, name: str, expected: str
         ("not_ordered", "order is not deterministic"),
         ("generator_runs_ahead", "draws from a tf.random.Generator ahead"),
         ("layer_runs_ahead", "changes variables, as random layers of Keras do"),
-        ("other_dataset", "is not made as it was"),
+        ("other_dataset", "is made in another way"),
     ],
 )
 def test_what_cannot_be_exact_is_said(corners: Results, name: str, expected: str) -> None:

@@ -267,8 +267,8 @@ def read_box(stored: StoredArray, box: Box, path: str) -> Array:
     filled, count = fill(target, box, pairs)
     if not filled == count == target.size:
         raise DamagedCheckpoint(
-            f"{path}: the stored parts of this array do not make a whole: of {target.size} values "
-            f"wanted here, {filled} are there, {count} in all.\n"
+            f"{path}: the stored parts of this array are not the whole array: {filled} of the "
+            f"{target.size} values that are needed here are there, {count} in all.\n"
             "Nothing was deleted; resume with as many processes as wrote it, or from another "
             "folder."
         )

@@ -258,7 +258,7 @@ def restore_generators(states: Mapping[str, Any]) -> list[str]:
         for kind in {name.partition(".")[0]: None for name in states if name != "python"}:
             lost += adapter_of(kind).generators.restore_states(states)
     except _BAD_STATE as error:
-        raise StateMismatch(f"the stored generators cannot be put back: {error!r}") from error
+        raise StateMismatch(f"the stored generators cannot be restored: {error!r}") from error
     return lost
 
 

@@ -60,7 +60,7 @@ class Timeout:
         except ValueError:
             seconds = _duration(text)
         if not math.isfinite(seconds) or seconds <= 0:
-            raise ValueError(f"{text!r} is no time above 0")
+            raise ValueError(f"{text!r} is not a time above 0")
         return cls(seconds)
 
     @property

@@ -207,7 +207,7 @@ def _refuse_if_queued(folder: Path, job: str) -> None:
     while (facts := controller.show_job(job)) is not None and facts.state not in _ENDED:
         if facts.state != "COMPLETING" or time.monotonic() > deadline:
             raise FolderError(
-                f"{folder}: job {job} is {facts.state.lower()}, and starts it by itself.\n"
+                f"{folder}: job {job} is {facts.state.lower()}, and may start it again by itself.\n"
                 f"To look: squeue -j {job}. To end it: scancel {job}"
             )
         time.sleep(0.5)

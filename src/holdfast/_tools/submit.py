@@ -148,7 +148,7 @@ def _option_lines(words: Sequence[str]) -> list[str]:
             takes_value = False
         else:
             raise SettingsError(
-                f"{word!r} is no option of sbatch.\nPut -- before the command: {_EXAMPLE}"
+                f"{word!r} is not an option of sbatch.\nPut -- before the command: {_EXAMPLE}"
             )
     return lines
 
@@ -251,7 +251,7 @@ def _options_that_hurt(options: Mapping[str, str]) -> Iterator[str]:
     if "no-requeue" in options:
         yield "--no-requeue: interrupted, the job ends and does not come back by itself."
     if (mode := options["open-mode"]).startswith("t"):
-        yield f"--open-mode={mode}: each attempt wipes out the log of the one before."
+        yield f"--open-mode={mode}: each attempt erases the log of the previous one."
     if "no-kill" in options:
         yield (
             "--no-kill: when a node fails, the job keeps the others, and they wait for the lost "

@@ -67,8 +67,8 @@ def prepare(callbacks: list[Any], *, is_resumed: bool) -> None:
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.BackupAndRestore):
             raise HoldfastError(
-                "BackupAndRestore and holdfast.keras.Callback in one fit: both would put the "
-                "model back.\nTake BackupAndRestore out; holdfast keeps all that it keeps."
+                "BackupAndRestore and holdfast.keras.Callback in one fit: both would "
+                "restore the model.\nTake BackupAndRestore out; holdfast keeps all that it keeps."
             )
         if is_resumed and isinstance(callback, keras.callbacks.CSVLogger):
             callback.append = True

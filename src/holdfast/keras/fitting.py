@@ -45,7 +45,7 @@ class Callback(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no 
         super().__init__()
         if not all(hasattr(run, name) for name in ("epochs", "batches", "phase")):
             raise HoldfastError(
-                f"holdfast.keras.Callback({type(run).__name__}): this is no run.\n"
+                f"holdfast.keras.Callback({type(run).__name__}): this is not a run.\n"
                 "Give it what `with holdfast.Run(…) as run:` gives."
             )
         self._run = run

@@ -151,9 +151,9 @@ class Fit:
             return 0
         if ready % self._trainer.accumulate_grad_batches:
             raise HoldfastError(
-                f"Lightning's checkpoint was written behind {ready} batches, amid those of one "
-                "step (accumulate_grad_batches): their gradients are not in it.\n"
-                "Begin with one that was written behind a step."
+                f"Lightning's checkpoint was written after {ready} batches, in the middle of a "
+                "step (accumulate_grad_batches): the step's gradients are not in it.\n"
+                "Begin with one that was written after a whole step."
             )
         return ready
 

@@ -155,7 +155,7 @@ class AllOf(_CombinedRule):
 def _check_metric(kind: str, metric: object) -> str:
     if not isinstance(metric, str) or not metric:
         raise SettingsError(
-            f"{kind}({metric!r}): this is no name of a metric.\n"
+            f"{kind}({metric!r}): this is not the name of a metric.\n"
             f"Name one that run.log() is given, for example {kind}('val_loss', …)."
         )
     return metric
@@ -540,7 +540,7 @@ class At(Leaf):
                 found = ""
         if not isinstance(found, datetime):
             raise SettingsError(
-                f"At({moment!r}): this is no moment.\n"
+                f"At({moment!r}): this is not a time.\n"
                 "Give a datetime, or a text with date and time such as '2026-03-01 18:00'."
             )
         self._moment = found

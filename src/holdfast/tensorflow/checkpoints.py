@@ -85,7 +85,7 @@ def read_bundle(prefix: str) -> Bundle:
     except Exception as error:  # a damaged file makes the reader fail in many ways
         reason = (getattr(error, "message", "") or str(error)).splitlines()[0]
         raise DamagedCheckpoint(
-            f"{prefix}: cannot be read ({reason}).\nNothing was changed. Adopt the one before it."
+            f"{prefix}: cannot be read ({reason}).\nNothing was changed. Adopt the previous one."
         ) from error
     graph = Graph(nodes)
     ways = {number: way for way, number in graph.below(0)}

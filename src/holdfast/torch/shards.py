@@ -235,8 +235,9 @@ def _fill(
     # The planner neither reports missing parts nor overlapping ones.
     if count != target.numel() or not filled.all():
         raise DamagedCheckpoint(
-            f"{path}: the stored parts of this sharded tensor do not make a whole: of "
-            f"{target.numel()} values wanted here, {int(filled.sum())} are there, {count} in all.\n"
+            f"{path}: the stored parts of this sharded tensor are not the whole tensor: "
+            f"{int(filled.sum())} of the {target.numel()} values that are needed here are there, "
+            f"{count} in all.\n"
             "Nothing was deleted; resume with as many ranks as wrote it, or from another folder."
         )
 

@@ -166,7 +166,7 @@ def test_samples_are_counted_for_all_ranks():
     [
         (lambda: Plateau("loss", 0), "whole number, 1 or more"),
         (lambda: Plateau("loss", 3, mode="least"), "no such mode"),
-        (lambda: Plateau("", 3), "no name of a metric"),
+        (lambda: Plateau("", 3), "not the name of a metric"),
         (lambda: Plateau("loss", 3, min_delta=-1), "0 or more"),
         (lambda: Threshold("loss"), "one of above= and below="),
         (lambda: Threshold("loss", above=1, below=2), "one of above= and below="),
@@ -175,7 +175,7 @@ def test_samples_are_counted_for_all_ranks():
         (lambda: Budget(), "one of hours="),
         (lambda: Budget(hours=1, steps=2), "one of hours="),
         (lambda: Budget(hours=0), "above 0"),
-        (lambda: At("18:00 tomorrow"), "no moment"),
+        (lambda: At("18:00 tomorrow"), "this is not a time"),
         (lambda: When("loss < 1"), "cannot be called"),
         (lambda: holdfast.Run("x", stop_when=NotFinite), "is a class"),
         (lambda: holdfast.Run("x", stop_when="nan"), "a rule of holdfast.rules"),

@@ -345,7 +345,9 @@ def test_rank_0_on_another_host_than_its_address_is_told(monkeypatch):
 
     monkeypatch.setattr(socket, "create_connection", refuse)  # nothing leaves this host
     # An address that is kept for examples, so no host has it.
-    with pytest.raises(RanksError, match=r"MASTER_ADDR=node7 \(192\.0\.2\.1\) is no address of th"):
+    with pytest.raises(
+        RanksError, match=r"MASTER_ADDR=node7 \(192\.0\.2\.1\) is not an address of th"
+    ):
         check_host(Endpoint("node7", free_port()), ["192.0.2.1"], patience())
 
 

@@ -156,9 +156,9 @@ def test_no_manifest_leads_out_of_its_folder(linked, other):
     (newer / MANIFEST).write_bytes(
         manifest.seal(inner.replace(name.encode(), other.format(name).encode()))
     )
-    with pytest.raises(DamagedCheckpoint, match="a file that is none"):
+    with pytest.raises(DamagedCheckpoint, match="something that is not a file"):
         read_checkpoint(newer)
-    assert "a file that is none" in find_damage(newer)[0]
+    assert "something that is not a file" in find_damage(newer)[0]
 
 
 def test_ls_verify_and_export_see_through_it(linked, folder, tmp_path):

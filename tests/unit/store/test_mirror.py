@@ -170,8 +170,8 @@ def test_an_index_tells_what_was_put_into_it_and_a_flipped_bit_is_found():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"mirror": ""}, "no place to copy"),
-        ({"mirror": 3}, "no place to copy"),
+        ({"mirror": ""}, "is not a place to copy"),
+        ({"mirror": 3}, "is not a place to copy"),
         ({"mirror_keep_last": 0}, "1 or more"),
         ({"mirror_wait": "yes"}, "neither True nor False"),
         ({"mirror": "ftp://me:secret@host/x"}, "there is a password"),

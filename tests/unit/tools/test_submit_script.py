@@ -114,7 +114,7 @@ def test_a_lead_that_is_wished_for_is_taken():
         (["--signal=B:USR2@60"], None, "warns the script's shell alone"),
         (["--signal=XCPU@60"], None, "holdfast stops at USR1, USR2, TERM or INT"),
         (["--no-requeue"], None, "does not come back"),
-        (["--open-mode=truncate"], None, "wipes out the log"),
+        (["--open-mode=truncate"], None, "erases the log of the previous one"),
         (["--no-kill"], None, "when a node fails"),
     ],
 )
@@ -144,8 +144,8 @@ def test_commands_that_defeat_it_are_told(command, note):
 @pytest.mark.parametrize(
     ("words", "command", "error"),
     [
-        (["python", "train.py"], (), "'python' is no option of sbatch"),
-        (["--time=10", "train.py"], TRAIN, "'train.py' is no option of sbatch"),
+        (["python", "train.py"], (), "'python' is not an option of sbatch"),
+        (["--time=10", "train.py"], TRAIN, "'train.py' is not an option of sbatch"),
         (["-N", "1", ":", "-N", "2"], TRAIN, "several different parts"),
         (["--wrap=python train.py"], TRAIN, "writes the script itself"),
         (["--comment=a\nrm -rf x"], TRAIN, "a line cannot hold this"),

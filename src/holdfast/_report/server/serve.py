@@ -59,7 +59,7 @@ def open_root(folder: Path) -> Path:
         ) from error
     if not root.is_dir():
         raise FolderError(
-            f"{folder}: this is no folder.\nName one with runs in it: holdfast ui runs"
+            f"{folder}: this is not a folder.\nName one with runs in it: holdfast ui runs"
         )
     return root
 

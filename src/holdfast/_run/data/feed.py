@@ -207,7 +207,7 @@ class Feed:
     def _warn_of_unknown(self, goal: Position, why: str) -> None:
         self.context.warn_once_for_all(
             f"this epoch was begun by {processes(goal.world)} and goes on with "
-            f"{processes(self.context.world)}: {why}. It goes on behind as many as were used, but "
+            f"{processes(self.context.world)}: {why}. It goes on after as many as were used, but "
             "some samples of it will be trained twice and some not at all.\n"
             "The next epoch has every sample once again. To be exact in such an epoch too, give "
             "run.batches a DataLoader with a DistributedSampler, with one process too."
@@ -435,8 +435,8 @@ def begin_in_the_middle(feed: Feed, lap: Lap) -> tuple[Any, Iterator[Any]]:
     # The length of a lap that other ranks began is known only once it is open.
     if lap.goal.length != feed.length and None not in (lap.goal.length, feed.length):
         say(
-            f"the loader had {lap.goal.length} batches and has {feed.length} now: the run goes on "
-            f"behind the first {lap.skip}, but these are not the batches that it had used."
+            f"the loader had {lap.goal.length} batches and has {feed.length} now. The run goes on "
+            f"after the first {lap.skip}, which are not the batches that it had used."
         )
     return start, batches
 

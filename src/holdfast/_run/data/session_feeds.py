@@ -132,7 +132,7 @@ class PreparedFeed(FeedAround):
         if any(value is source for value in context.state):
             raise HoldfastError(
                 "the prepared loader is part of the run's state and is given to run.batches too: "
-                "its position would be put back twice.\n"
+                "its position would be restored twice.\n"
                 "Take it out of the state; run.batches keeps it."
             )
         prepared.share_generator(source)
@@ -328,7 +328,7 @@ class LoaderFeed(Feed):
         if any(value is mine for value in context.state for mine in (source, *self._samplers)):
             raise HoldfastError(
                 "the loader, or its sampler, is part of the run's state and is given to "
-                "run.batches too: its position would be put back twice.\n"
+                "run.batches too: its position would be restored twice.\n"
                 "Take it out of the state; run.batches keeps it."
             )
         deciding = [self._generator, *self._samplers]

@@ -159,9 +159,9 @@ class DatasetFeed(Feed):
                 self._tf.read_state(self._iterator, written)
         except self._tf.CannotWrite as error:
             say(
-                f"the {self._kind} is not made as it was when the run was stored, and did not "
-                f"take its position ({str(error).splitlines()[0][:120]}): the run goes on behind "
-                "as many batches as it had used, in another order."
+                f"the {self._kind} is made in another way than when the run was stored, and did "
+                f"not take its position ({str(error).splitlines()[0][:120]}). The run goes on "
+                "after as many batches as it had used, in another order."
             )
             self._begin(source)
             return False
@@ -258,7 +258,7 @@ class IteratorFeed(Feed):
         if any(value is source for value in context.state):
             raise HoldfastError(
                 "the iterator is part of the run's state and is given to run.batches too: its "
-                "position would be put back twice.\nTake it out of the state; run.batches keeps it."
+                "position would be restored twice.\nTake it out of the state; run.batches keeps it."
             )
 
     def open(self, lap: Lap, seeds: Seeds) -> Iterator[Any]:  # noqa: ARG002  it has its own

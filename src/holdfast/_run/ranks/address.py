@@ -156,7 +156,8 @@ def check_host(endpoint: Endpoint, addresses: Sequence[str], patience: AddressPa
     here = host_name()
     number = "" if endpoint.host in addresses else f" ({addresses[0]})"
     raise RanksError(
-        f"RANK is 0, and MASTER_ADDR={endpoint.host}{number} is no address of this host, {here}.\n"
+        f"RANK is 0, and MASTER_ADDR={endpoint.host}{number} is not an address of this host, "
+        f"{here}.\n"
         f"Rank 0 must run on the host that MASTER_ADDR names: set MASTER_ADDR={here} for all "
         f"ranks, or start rank 0 on {endpoint.host}."
     )
@@ -491,8 +492,8 @@ class _RollCall:
         while (word := self._look(go)) is None:
             if not patience.wait(pause, ""):
                 raise RanksError(
-                    f"rank 0 has not said go within {patience.seconds:g} s, though its store at "
-                    f"{self._endpoint} answers.\n"
+                    f"rank 0 did not let the others start within {patience.seconds:g} s, though "
+                    f"its store at {self._endpoint} answers.\n"
                     "See what rank 0 says, and call holdfast's init_process_group on all ranks."
                 )
             pause = min(_POLL_SECONDS, 2 * pause)

@@ -162,7 +162,7 @@ class MirrorClient:
         if kind == "held" and told["newest"] is not None:
             say(f"{self._folder}: fetching step {told['newest']} from {address}.")
         elif kind == "damaged":
-            say(f"{told['text']} It is not used; looking for the one before.")
+            say(f"{told['text']} It is not used; looking for the previous one.")
             journal.append(layout.journal, "mirror-damaged", name=told["name"], why=told["text"])
         elif kind == "fetched":
             seconds, size = told["seconds"], in_words(told["size_bytes"])

@@ -140,7 +140,9 @@ def all_files(file: DataFile) -> list[tuple[str, int]]:
 def place_of(folder: Path, name: str) -> Path:
     """The path of a file of a checkpoint; a manifest may name none outside of its folder."""
     if Path(name).name != name or name in ("", "..") or "\0" in name:
-        raise DamagedCheckpoint(f"{folder}: the manifest names a file that is none ({name!r}).")
+        raise DamagedCheckpoint(
+            f"{folder}: the manifest names something that is not a file ({name!r})."
+        )
     return folder / name
 
 

@@ -301,7 +301,7 @@ def report_damage(
     where: Path | str = "where it was"
     with contextlib.suppress(OSError):
         where = move_aside(candidate.folder, layout.set_aside)
-    say(f"{error} It was set aside ({where}); looking for the one before.")
+    say(f"{error} It was set aside ({where}); looking for the previous one.")
     journal.append(
         layout.journal, "set-aside", name=candidate.folder.name, where=str(where), why=str(error)
     )

@@ -147,7 +147,7 @@ def _check(name: str, run: Path | None, ignore: tuple[str, ...]) -> _Checked:
         )
         return checked
     if b"\0" in data:
-        checked.problems.append(f"{_text.name(name)}: is no script.\nName a script for sbatch.")
+        checked.problems.append(f"{_text.name(name)}: is not a script.\nName a script for sbatch.")
         return checked
     checked.text = data.decode("utf-8", errors="surrogateescape")
     try:

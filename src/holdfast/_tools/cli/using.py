@@ -71,7 +71,7 @@ def export(run: Path, out: Path, only: tuple[str, ...], to: str | None, **option
     done = write_export(run, request)
     chosen = done.chosen
     for line in chosen.passed_over:
-        click.echo(f"{_text.name(line)} The one before it is taken.", err=True)
+        click.echo(f"{_text.name(line)} The previous one is taken.", err=True)
     click.echo(
         f"{_text.name(out)}: step {chosen.step} (attempt {chosen.attempt}) of {_text.name(run)}, "
         f"{_text.count(done.tensors, 'tensor')}, {_text.size(done.size_bytes)}; every checksum was "

@@ -141,7 +141,7 @@ def _find(
     if not is_pid and not is_job and path.exists():
         return _of_path(path, attempt, wants_all)
     if attempt is not None:
-        raise SettingsError(f"--attempt is for run folders, and {what} is none.\n{_KINDS}")
+        raise SettingsError(f"--attempt is for run folders, and {what} is not one.\n{_KINDS}")
     return [_of_number(what, is_pid, is_job)]
 
 
@@ -192,7 +192,7 @@ def _of_path(path: Path, attempt: int | None, wants_all: bool) -> list[Evidence]
             path.open("rb").close()
         if path.suffix in _SCRIPTS:
             raise SettingsError(
-                f"{path} is a script: what it does wrong is not in it.\n"
+                f"{path} is a script, which has no record of how it ended.\n"
                 "Name its log or its run folder, or start it with: "
                 f"holdfast run -- python {path}"
             )

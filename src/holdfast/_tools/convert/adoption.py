@@ -167,7 +167,7 @@ def _read_arena(source: Path) -> tuple[str, int, int]:
         arena = Arena(descriptor)
     except (NotAnArena, ValueError, OSError) as error:
         os.close(descriptor)
-        raise HoldfastError(f"{source}: is no arena ({error}).") from error
+        raise HoldfastError(f"{source}: is not an arena ({error}).") from error
     steps = [record.step for record in arena.whole() if record.is_hashed]
     found = arena.run_id, arena.attempt, max(steps, default=-1)
     place = arena.folder
@@ -278,7 +278,7 @@ def _read(path: Path, reader: str) -> Any:
 
 def _damaged(path: Path, error: Exception) -> DamagedCheckpoint:
     return DamagedCheckpoint(
-        f"{path}: cannot be read ({_reason(error)}).\nNothing was changed. Adopt the one before it."
+        f"{path}: cannot be read ({_reason(error)}).\nNothing was changed. Adopt the previous one."
     )
 
 

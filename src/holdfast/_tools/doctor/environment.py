@@ -98,7 +98,7 @@ def _of_ranks(environment: Mapping[str, str], around: Around) -> Iterator[Check]
     for name in _NUMBERED:
         value = environment.get(name)
         if value is not None and not value.isdigit():
-            yield _harmful("fail", name, value, "is no whole number")
+            yield _harmful("fail", name, value, "is not a whole number")
     rank, size = environment.get("RANK", ""), environment.get("WORLD_SIZE", "")
     address = environment.get("MASTER_ADDR", "")
     if rank.isdigit() and not size:
@@ -119,7 +119,7 @@ def _of_ranks(environment: Mapping[str, str], around: Around) -> Iterator[Check]
         yield _harmful("fail", "MASTER_ADDR", address, what, _ADDRESS)
     port = environment.get("MASTER_PORT", "")
     if port.isdigit() and not 0 < int(port) < 65536:
-        yield _harmful("fail", "MASTER_PORT", port, "is no port", "export MASTER_PORT=29500")
+        yield _harmful("fail", "MASTER_PORT", port, "is not a port", "export MASTER_PORT=29500")
     elif port.isdigit() and _listens(environment) and is_taken(int(port)):
         what = f"rank 0 is to listen there, and the port is in use by {port_owner(int(port))}"
         yield _harmful("fail", "MASTER_PORT", port, what, f"export MASTER_PORT={int(port) + 1}")

@@ -140,7 +140,7 @@ def judge_temporary(facts: Facts | None, mount: Mount | None, name: str) -> Chec
     if facts is None:
         return check("fail", f"{name}: the file system does not answer", remedy)
     if facts.get("kind") != "folder" or not facts.get("is_writable"):
-        why = "is no folder" if facts.get("kind") != "folder" else "cannot be written"
+        why = "is not a folder" if facts.get("kind") != "folder" else "cannot be written"
         found = f"{name}: {why}; workers of data loaders and launchers need it"
         return check("fail", found, remedy if name != "/tmp" else "chmod 1777 /tmp   (as root)")
     if len(name) > _LONGEST_TEMPORARY:

@@ -73,7 +73,7 @@ def read_documents(name: str, text: str) -> list[ManifestNode]:
         where = "" if mark is None else f", line {mark.line + 1}"
         what = getattr(error, "problem", None) or "not understood"
         raise SettingsError(
-            f"{name}{where}: is no YAML ({what}).\n"
+            f"{name}{where}: is not YAML ({what}).\n"
             "Of a template lint what it makes: helm template … | holdfast lint -"
         ) from error
 

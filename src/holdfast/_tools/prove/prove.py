@@ -156,8 +156,9 @@ class _Prover:
         outside = script.file_log.outside()
         if outside:
             self._cannot(
-                f"The script saves {outside[0]}, outside of its folder, where every run would meet "
-                "those before it.\nLet its command say where, with {dir} in place of that folder."
+                f"The script saves {outside[0]} outside of its folder, where every run would find "
+                "the files of the previous one.\n"
+                "Let its command say where, with {dir} in place of that folder."
             )
             return None
         if not undisturbed.steps:
