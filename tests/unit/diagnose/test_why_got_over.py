@@ -333,3 +333,48 @@ def test_a_thread_that_ended_before_or_because_of_the_end_is_not_the_cause(tmp_p
     found = verdict_of(tmp_path, text)
     assert (found.cause, found.sure) == (Cause.PYTHON_EXCEPTION, Sure.CERTAIN)
     assert "ValueError: x" in found.sentence
+
+
+def test_an_error_of_an_exit_handler_does_not_end_a_training_that_has_finished(tmp_path):
+    error = of_main("BrokenPipeError: [Errno 32] Broken pipe")
+    text = f"{FEW_STEPS}Training complete in 41m 3s\nError in atexit._run_exitfuncs:\n{error}"
+    assert verdict_of(tmp_path, text).cause is Cause.FINISHED
+
+
+def test_what_raises_was_not_killed_by_a_word_above(tmp_path):
+    text = f"{FEW_STEPS}a sample of the text:\nKilled\nin 1934\n{of_main('IndexError: 7')}"
+    found = verdict_of(tmp_path, text)
+    assert (found.cause, found.sure) == (Cause.PYTHON_EXCEPTION, Sure.CERTAIN)
+    command = "train.sh: line 3:  9 Killed   python train.py\n"
+    launcher = "subprocess.CalledProcessError: Command 'a' returned non-zero exit status 137."
+    assert verdict_of(tmp_path, FEW_STEPS + command + of_main(launcher)).cause is Cause.KILLED
+
+
+def test_a_child_of_multiprocessing_that_could_not_start_is_not_the_cause(tmp_path):
+    child = (
+        "Traceback (most recent call last):\n"
+        '  File "<string>", line 1, in <module>\n'
+        '  File "/usr/lib/python3.11/multiprocessing/spawn.py", line 122, in spawn_main\n'
+        "EOFError: Ran out of input\n"
+    )
+    found = verdict_of(tmp_path, of_main("AttributeError: Can't pickle a local object") + child)
+    assert "AttributeError: Can't pickle a local object." in found.sentence
+
+
+def test_the_exception_before_a_lost_peer_in_a_cleanup_is_the_cause(tmp_path):
+    lost = "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [::1]:7"
+    link = "\nDuring handling of the above exception, another exception occurred:\n\n"
+    one, zero = (f"{of_main(error)}" for error in ("KeyError: 'label'", lost))
+    text = "".join(f"[rank1]: {line}\n" for line in f"{one}{link}{of_main(lost)}".split("\n"))
+    text += "".join(f"[rank0]: {line}\n" for line in zero.split("\n"))
+    found = verdict_of(tmp_path, text)
+    assert (found.cause, found.rank) == (Cause.PYTHON_EXCEPTION, 1)
+    assert found.sure is Sure.LIKELY
+    assert "KeyError: 'label'" in found.sentence
+
+
+def test_a_library_that_interrupts_its_process_is_told_by_its_own_words(tmp_path):
+    said = "OpenBLAS blas_thread_init: pthread_create failed for thread 31 of 64: unavailable\n"
+    found = verdict_of(tmp_path, said + of_main("KeyboardInterrupt"))
+    assert found.cause is Cause.ENVIRONMENT
+    assert "pthread_create failed" in found.sentence

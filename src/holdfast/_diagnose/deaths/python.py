@@ -121,6 +121,9 @@ def _trouble(case: Case) -> Trouble | None:
         if fault.kind == "cuda_error" and (driver := [s for s in signs if "xid" in s.details]):
             return Trouble(fault.kind, fault.sentence(), fault, driver[-1])
         if fault.kind in _SAYING_LITTLE and better and not fault.is_configuration:
+            if fault.kind == "interrupt":  # a library interrupted its own process
+                said = _text.one_line(better[-1].text, 200)
+                return Trouble(kind_of_sign(better[-1]), said, None, better[-1])
             return Trouble(kind_of_sign(better[-1]), fault.sentence(), fault, better[-1])
         return Trouble(fault.kind, fault.sentence(), fault, None)
     if case.end.status in (0, None) and case.evidence.kind == "run":

@@ -22,6 +22,7 @@ from holdfast._diagnose.texts.exceptions import (
     fault_of_how,
     fault_of_line,
     fault_of_signs,
+    raises_after,
 )
 from holdfast._diagnose.texts.signs import culprits_of
 from holdfast._diagnose.verdict import Cause, Sure
@@ -445,6 +446,8 @@ def _add_line(end: End) -> None:
     """The signal that a shell or srun has named."""
     told = next((s for kind in _LINES if (s := end.has(kind)) is not None), None)
     if end.status is None and end.fault is None and told is not None:
+        if raises_after(told, end.signs):
+            return
         number = _text.whole(told.details.get("signal"))
         # A shell prints the same for several signals: its number decides.
         end.status = -number if number else _LINES[told.kind]

@@ -58,6 +58,7 @@ _DISGUISES = (
     *("ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError"),
     *("FileNotFoundError", "EOFError"),
 )
+_SOCKETS = (*_DISGUISES, "ConnectionError", "ConnectionAbortedError", "TimeoutError", "OSError")
 _NAN = re.compile(r"(?i)(?:loss|grad\w*)\b.{0,40}\b(?:nan|inf)\b|\bnan\b.{0,40}(?:loss|grad)")
 _NO_MEMORY = re.compile(r"(?i)\bout of memory\b|cannot allocate memory|failed to allocate memory")
 _GPU = re.compile(r"(?i)\b(?:gpu|cuda|hip|rocm|xpu|npu|hbm|vram|device memory)")
@@ -235,7 +236,7 @@ def fault_of_error(error: Record) -> Fault | None:
     chain = error.get("chain")
     code = error.get("exit_code")
     early = error.get("is_configuration")
-    return Fault(
+    found = Fault(
         type=name,
         message=_text.text(error.get("message")),
         qualified=_text.text(error.get("qualified")),
@@ -245,6 +246,7 @@ def fault_of_error(error: Record) -> Fault | None:
         is_before_first_step=early if isinstance(early, bool) else None,
         exit_code=None if code is None else str(code)[:300],
     )
+    return _before_the_loss(found)
 
 
 def _given_on(message: str) -> list[list[Any]]:
@@ -263,13 +265,38 @@ def fault_of_signs(signs: Iterable[Sign]) -> Fault | None:
         fault = _fault_of_sign(sign)
         if fault is None:
             continue
-        # A child that left by itself has printed why.
-        is_report = fault.type in _LAUNCHERS or _CHILD_LEFT.search(fault.message) is not None
-        is_of_a_worker = fault.type in _DISGUISES and fault.kind == "worker"
-        if fault.kind not in _OF_VICTIMS and not is_report and not is_of_a_worker:
+        if _is_own(fault):
             return cause_before(fault, found)
         last = last or fault  # another rank may have printed the cause into the same log
     return last
+
+
+def _is_own(fault: Fault) -> bool:
+    """Whether it tells of the process itself, and does not report the end of another one."""
+    # A child that left by itself has printed why.
+    is_report = fault.type in _LAUNCHERS or _CHILD_LEFT.search(fault.message) is not None
+    is_of_a_worker = fault.type in _DISGUISES and fault.kind == "worker"
+    return fault.kind not in _OF_VICTIMS and not is_report and not is_of_a_worker
+
+
+def raises_after(sign: Sign, signs: Iterable[Sign]) -> bool:
+    """Whether the main thread raised below this line: then the line was not its end."""
+    later = (s for s in signs if s.line > sign.line and s.rank == sign.rank)
+    raised = (s for s in later if s.kind == "python_exception" and not is_of_another(s))
+    return any(fault is not None and _is_own(fault) for fault in map(_fault_of_sign, raised))
+
+
+def _before_the_loss(fault: Fault) -> Fault:
+    """The exception during whose handling another rank was lost, as in a barrier of a cleanup."""
+    if fault.kind not in _OF_VICTIMS:
+        return fault
+    for line in reversed(fault.chain):
+        first = fault_of_line(line)
+        if first is None or first.type in _SOCKETS or not _is_own(first):
+            continue
+        early, said = fault.is_before_first_step, fault.sentence()
+        return replace(first, record=fault.record, is_before_first_step=early, then=said)
+    return fault
 
 
 def cause_before(fault: Fault, signs: Iterable[Sign]) -> Fault:
@@ -314,7 +341,7 @@ def _fault_of_sign(sign: Sign) -> Fault | None:
     if name in _LAUNCHERS and not _CHILD_LEFT.search(message):
         return None
     tail, chain = sign.details.get("frames_tail"), sign.details.get("chain")
-    return Fault(
+    found = Fault(
         type=name,
         message=message,
         qualified=_text.text(sign.details.get("type")),
@@ -324,6 +351,7 @@ def _fault_of_sign(sign: Sign) -> Fault | None:
         tail=_text.text(sign.details.get("tail")),
         by=next((f"{k} {d[k]}" for k in ("thread", "process") if (d := sign.details).get(k)), ""),
     )
+    return _before_the_loss(found)
 
 
 def fault_of_line(line: str) -> Fault | None:

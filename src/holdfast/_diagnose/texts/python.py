@@ -47,6 +47,9 @@ _LOADER_FILES = (
     *("torch/utils/data/", "torch/multiprocessing/", "multiprocessing/resource_sharer"),
     "multiprocessing/connection.py",  # the other end of a pipe between processes
 )
+# Python goes on after such a traceback, and keeps its status.
+_IGNORED = ("Exception ignored in", "Error in atexit._run_exitfuncs")
+_STARTS = ("multiprocessing/spawn.py", "multiprocessing/forkserver.py")  # what a child runs first
 _DISGUISES = {
     "ConnectionResetError": "worker_conn_reset",
     "ConnectionRefusedError": "worker_conn_reset",
@@ -127,6 +130,9 @@ def read_last_lines(text: Text) -> Iterator[Sign]:
             return
         shapes = (_BARE, _STATUS, _ALONE, _CALLED)
         if error := next((e for each in shapes if (e := each.fullmatch(said))), None):
+            if _is_ignored(text, line):
+                below = said
+                continue
             yield _sign_alone(line, error[1], error[2], [], is_bare=True)
             return
         if below.startswith((" ", "\t")) and (error := _ANNOUNCED.fullmatch(line.text.rstrip())):
@@ -134,6 +140,15 @@ def read_last_lines(text: Text) -> Iterator[Sign]:
             return
         below = line.text if said else below
     yield from _read_unfinished(text, end)
+
+
+def _is_ignored(text: Text, line: Line) -> bool:
+    """Whether it is the last line of a traceback after which Python goes on."""
+    above = text.before(line, _LAST_LINES)
+    head = next((each for each in above if not each.text.startswith(" ")), line)
+    if _HEADER not in head.text:
+        return False
+    return any(each.text.strip().startswith(_IGNORED) for each in text.before(head, 2))
 
 
 def _read_unfinished(text: Text, end: Line) -> Iterator[Sign]:
@@ -326,10 +341,12 @@ def _add_context(text: Text, found: Traceback, lead: str) -> None:
     outer = found.frames[0] if found.frames else ("", 0, "")
     if outer[0].endswith("multiprocessing/resource_sharer.py") and outer[2] == "_serve":
         found.details["is_ignored"] = True  # that thread prints it and goes on
+    if outer[0] == "<string>" and any(file.endswith(_STARTS) for file, *_ in found.frames[1:3]):
+        found.details["process"] = "of multiprocessing"
     for line in text.before(found.head, 2):
         said = line.text.strip()
-        if said.startswith("Exception ignored in"):
-            found.details["is_ignored"] = True  # Python goes on after it
+        if said.startswith(_IGNORED):
+            found.details["is_ignored"] = True
         elif said.startswith("Exception in thread "):
             found.details["thread"] = said.removeprefix("Exception in thread ").rstrip(":")
         elif match := re.fullmatch(r"Process (\S+):", said):
