@@ -152,6 +152,8 @@ def test_what_a_killed_keeper_has_begun_goes_with_the_next_checkpoint(tmp_path):
             layout.checkpoint(30, 2, at_epoch_end=True), os.getpid()
         ),  # is written beside
         layout.partial(layout.checkpoint(30, 1), killed),  # of an attempt that may still run
+        layout.partial(layout.checkpoint(20, 2), os.getppid()),  # of a process that still writes
+        layout.partial(final, os.getppid()),
     ]
     for folder in (*gone, *stays):
         folder.mkdir()

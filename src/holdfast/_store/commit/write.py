@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast._environment.processes.identity import of_process
 from holdfast._errors import SaveFailed
 from holdfast._store.commit.chunks import CommitThreads
 from holdfast._store.commit.dedup import PreviousCheckpoint, Sharing
@@ -174,8 +175,11 @@ def remove_old(policy: Policy, known: dict[Path, Kept] | None = None) -> None:
 
 def begin_checkpoint(layout: RunLayout, final: Path) -> Path:
     """The folder in which a checkpoint is put together."""
-    for stale in layout.stale_partials(final, os.getpid()):
-        remove_folder(stale)  # a keeper was killed in this commit, or in an older one
+    for stale, writer in layout.stale_partials(final, os.getpid()):
+        # A keeper was killed in this commit, or in an older one. One that lives still writes: the
+        # trainer makes checkpoints itself, beside its keeper, once there is no memory for them.
+        if writer == os.getpid() or not of_process(writer).started:
+            remove_folder(stale)
     partial = layout.partial(final, os.getpid())
     partial.mkdir()
     fault_point("begun")

@@ -243,8 +243,11 @@ class RunLayout:
         """A checkpoint while it is fetched from a mirror."""
         return self.checkpoints / f".fetching-{checkpoint.name}"
 
-    def stale_partials(self, checkpoint: Path, pid: int) -> list[Path]:
-        """This checkpoint as it was begun, and what other processes have begun in its attempt."""
+    def stale_partials(self, checkpoint: Path, pid: int) -> list[tuple[Path, int]]:
+        """This checkpoint as it was begun, and what other processes have begun in its attempt.
+
+        Each with the pid of its writer; 0 if the name has none.
+        """
         attempt = _CHECKPOINT.fullmatch(checkpoint.name)[2]  # type: ignore[index]  # ours
         found = []
         for path in self.partial_folders():
@@ -252,7 +255,7 @@ class RunLayout:
             match = _CHECKPOINT.fullmatch(name)
             is_of_attempt = match is not None and match[2] == attempt and writer != str(pid)
             if name == checkpoint.name or is_of_attempt:
-                found.append(path)
+                found.append((path, int(writer) if writer.isdecimal() else 0))
         return found
 
     def attempt_numbers(self) -> list[int]:
