@@ -17,7 +17,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -408,7 +408,13 @@ def _read_members(path: Path) -> dict[str, Any]:
 
 
 def _read_npy(path: Path) -> Array:
-    return np.asarray(np.load(path, allow_pickle=False))
+    with path.open("rb") as file:
+        return _array_in(file)
+
+
+def _array_in(file: IO[bytes]) -> Array:
+    """The array of a .npy file; ValueError for one of objects, which is not loaded."""
+    return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
 
 
 def _read_npz(path: Path) -> dict[str, Any]:
@@ -419,7 +425,7 @@ def _read_npz(path: Path) -> dict[str, Any]:
             name = member.removesuffix(".npy")
             data = archive.read(member)
             try:
-                found[name] = np.asarray(np.load(io.BytesIO(data), allow_pickle=False))
+                found[name] = _array_in(io.BytesIO(data))
             except ValueError:
                 found[f"{name} {_OPAQUE}"] = np.frombuffer(data, np.uint8)
     return found
