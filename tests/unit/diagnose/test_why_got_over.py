@@ -378,3 +378,12 @@ def test_a_library_that_interrupts_its_process_is_told_by_its_own_words(tmp_path
     found = verdict_of(tmp_path, said + of_main("KeyboardInterrupt"))
     assert found.cause is Cause.ENVIRONMENT
     assert "pthread_create failed" in found.sentence
+
+
+@pytest.mark.parametrize("name", ["Trial {}", "Trial train_{:05}"])
+def test_a_search_goes_on_after_a_trial_that_failed(tmp_path, name):
+    done = [f"{name.format(number)} finished with value 0.5\n" for number in range(9)]
+    error = of_main("ValueError: x").replace("<module>", "_run_trial")
+    text = "".join(done[:3]) + f"{name.format(3)} failed\n{error}" + "".join(done[4:])
+    assert verdict_of(tmp_path, text).cause is Cause.UNKNOWN
+    assert verdict_of(tmp_path, "".join(done) + error).cause is Cause.PYTHON_EXCEPTION

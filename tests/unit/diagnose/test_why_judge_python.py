@@ -285,3 +285,36 @@ def test_a_crash_below_a_process_that_lived_on_is_not_its_own() -> None:
     found = judge_strictly(printed(dump + TRACEBACK.replace("ValueError: bad news", error), 1))
     assert found.cause is Cause.SEGFAULT
     assert found.sentence.startswith("A process that the training process (pid 4711 on node3) had")
+
+
+KILLED = {"pid": 12, "ppid": 4711, "comm": "python", "status": -9, "ended": NOW}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "_queue.Empty",
+        "subprocess.CalledProcessError: Command 'a' died with <Signals.SIGKILL: 9>.",
+    ],
+)
+def test_a_child_that_was_killed_is_told_where_its_parent_only_lost_it(error: str) -> None:
+    text = TRACEBACK.replace("ValueError: bad news", error)
+    found = judge_strictly(printed(text, 1, processes=[KILLED], counters=counters(0)))
+    assert (found.cause, found.sure) == (Cause.KILLED, Sure.BY_EXCLUSION)
+    assert "the child process (pid 12 on node3)" in found.sentence
+
+
+def test_an_exception_is_not_certain_where_the_script_chose_another_status() -> None:
+    found = judge_strictly(printed(TRACEBACK, 4))
+    assert (found.cause, found.sure) == (Cause.PYTHON_EXCEPTION, Sure.LIKELY)
+
+
+def test_a_message_that_ends_with_a_colon_is_told_with_what_it_announces() -> None:
+    error = (
+        "InvalidArgumentError: Graph execution error:\n\n"
+        "Detected at node model/reshape defined at (most recent call last):\n"
+        '  File "train.py", line 8, in <module>\n\n'
+        "Input to reshape has 21504 values, but the requested shape has 24576\n"
+    )
+    found = of_log(TRACEBACK.replace("ValueError: bad news\n", error))
+    assert "Input to reshape has 21504 values" in found.sentence

@@ -138,6 +138,10 @@ def _verdict(case: Case, found: Finding) -> Verdict:
         told.append("its traceback is missing")
     if sure is Sure.CERTAIN and end.fault is not None and end.fault.then:
         sure = Sure.LIKELY  # that one exception led to the other is not told
+    status = end.status or 0
+    if sure is Sure.CERTAIN and case.evidence.kind == "led" and end.fault and status > 1:
+        sure = Sure.LIKELY
+        told.append(f"it left with status {status}, and an exception alone gives 1")
     if sure is Sure.CERTAIN and not case.is_ordered:
         sure = Sure.LIKELY  # `culprit` says that the order is not known
     durable = case.durable_step

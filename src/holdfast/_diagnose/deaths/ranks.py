@@ -16,7 +16,7 @@ from holdfast._diagnose.evidence.case import Case, End, Finding, ends_of, is_end
 from holdfast._diagnose.evidence.evidence import Evidence
 from holdfast._diagnose.texts.exceptions import KINDS, fault_of_signs
 from holdfast._diagnose.texts.sign import Sign
-from holdfast._diagnose.texts.signs import culprits_of
+from holdfast._diagnose.texts.signs import IN_VAIN, culprits_of
 from holdfast._diagnose.verdict import Cause, Sure
 
 _NEVER = 1e18
@@ -28,6 +28,7 @@ _DYING_SECONDS = 10.0
 _MOST_OTHERS = 8
 _SOCKET_ERRORS = ("ConnectionResetError", "BrokenPipeError", "ConnectionRefusedError")
 _NEVER_CONNECTED = re.compile(r"Connection refused|\bConnect to \S+ failed")
+_LAST_WORDS = ("faulthandler", "cxx_exception", "heap_damage")  # of a process that crashes
 _SAYS_WHY = ("shm_full", "cuda_oom")
 _TIMEOUTS, _LOST = ("nccl_timeout", "gloo_timeout"), ("peer_lost",)
 _OF_PEERS = ("timeout", "peer_lost")  # kinds of an end that blame another rank
@@ -81,16 +82,25 @@ def _was_ended_later(end: End, ends: list[End]) -> bool:
 
 
 def _child_to_blame(end: End) -> End | None:
-    """Of forked ranks without a number, the one that died of a signal is to blame."""
-    if kind_of(end) not in _OF_PEERS:
+    """The child that died of a signal, if the process only tells that it lost one.
+
+    It may be a forked rank without a number, or one whose messages no longer came.
+    """
+    told = end.has("launcher_exit")
+    of_a_signal = told is not None and (_text.whole(told.details.get("exitcode")) or 0) < 0
+    is_report = end.fault is None and end.status == 1 and of_a_signal
+    fault = end.fault
+    in_vain = fault is not None and fault.type in IN_VAIN and fault.kind == "plain"
+    if kind_of(end) not in _OF_PEERS and not is_report and not in_vain:
         return None
     for process in end.children:
         status, pid = _text.whole(process.get("status")), _text.whole(process.get("pid"))
         if status is not None and status < 0 and status not in (-15, -2, -1) and pid != end.pid:
             moment = _text.real(process.get("ended"))
-            known = End(host=end.host, pid=pid, time=moment, status=status)
+            known = End(host=end.host, pid=pid, time=moment, status=status, is_child=True)
             counters = _text.record(process.get("counters")) or end.counters
-            return replace(known, counters=counters, memory=end.memory)
+            signs = [sign for sign in end.signs if sign.kind in _LAST_WORDS]
+            return replace(known, counters=counters, memory=end.memory, signs=signs)
     return None
 
 

@@ -72,6 +72,7 @@ class End:
     graphs: list[Record] = field(default_factory=list)  # of autograd, that are kept
     stacks: str = ""
     signs: list[Sign] = field(default_factory=list)
+    is_child: bool = False  # of the process that reported its end
     one_of: tuple[int, ...] = ()  # the ranks of which it is one, if its lines do not name it
     seen_at: float | None = None  # when a leader saw it end: these times are in the right order
 
@@ -100,7 +101,8 @@ class End:
             return f"rank {self.rank}{where}"
         if self.one_of:
             return f"a rank{where}"
-        return f"the training process{f' (pid {self.pid}{where})' if self.pid else where}"
+        who = "the child process" if self.is_child else "the training process"
+        return f"{who}{f' (pid {self.pid}{where})' if self.pid else where}"
 
 
 @dataclass

@@ -142,6 +142,8 @@ class Fault:
         if (relayed := _RELAYED.search(self.message)) is not None:
             return f"{_text.one_line(relayed[2], most)} (in {relayed[1]})"
         said = gist(self.message)
+        if said.endswith(":") and self.tail:  # the lines that it announces
+            said = gist(f"{self.message}\n{self.tail}")
         if self.chain and _REFERS.search(said):
             said = f"{said} {self.chain[0]}"
         said = _text.one_line(said, most)

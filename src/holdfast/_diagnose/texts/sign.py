@@ -63,11 +63,12 @@ _READ_CHARACTERS = 1 << 18  # of the end of a text; what stands further up is pa
 _LONGEST = 800
 _WORD = re.compile(
     r"(?<!--)\b(?:[Gg]lobal[_ ]?)?(?:[Ss]teps?|STEP|[Ii]ter(?:ation)?s?|[Uu]pdates?|[Ee]pochs?"
-    r"|EPOCH|[Bb]atch|\w*[Ll]oss|LOSS|it/s|s/it|nan, .{1,40}: -?nan)\b"
+    r"|EPOCH|Trial|[Bb]atch|\w*[Ll]oss|LOSS|it/s|s/it|nan, .{1,40}: -?nan)\b"
 )
 _STEP = re.compile(
     r"(?<!--)\b(?:global[_ ]?step|steps?|iter(?:ation)?s?|updates?|batch)"
-    r"['\"]?\]?\W{1,4}(\d{1,12})\b",
+    r"['\"]?\]?\W{1,4}(\d{1,12})\b"
+    r"|\btrial (?:\w{1,40}_)?(\d{1,12})\b",  # of a search, which goes on after one that failed
     re.IGNORECASE,
 )
 _EPOCH = re.compile(r"(?<!--)\bepochs?['\"]?\]?\W{1,4}(\d{1,9}(?:\.\d{1,9})?)", re.IGNORECASE)
@@ -181,6 +182,6 @@ def _count(line: str) -> Count | None:
     epoch, step, part = _EPOCH.search(line), _STEP.search(line), _OF_MANY.search(line)
     if epoch is None and step is None and part is None:
         return None
-    known = (float(each[1]) if each else 0.0 for each in (epoch, step, part))
+    known = (float(each[each.lastindex or 1]) if each else 0.0 for each in (epoch, step, part))
     first, second, third = known
     return first, second, third

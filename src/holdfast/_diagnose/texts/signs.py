@@ -30,7 +30,7 @@ from holdfast._diagnose.texts.python import read_last_lines, read_python
 from holdfast._diagnose.texts.sign import Marks, Sign, make_sign
 from holdfast._diagnose.texts.stack_dump import read_stacks
 
-__all__ = ["Sign", "culprits_of", "read_signs"]
+__all__ = ["IN_VAIN", "Sign", "culprits_of", "read_signs"]
 
 _MOST_RANKS = 65536
 _RANKS = re.compile(r"\[rank(\d{1,5})\]:|\[default(\d{1,5})\]:|\bRank (\d{1,5})\]")
@@ -60,7 +60,7 @@ _LAST_WORDS = (
 _OUTER = ("<module>", "", "_run_module_as_main", "_bootstrap_inner", "_bootstrap", "_run_code")
 _REPORTS = ("ChildFailedError", "ProcessExitedException")
 # What a thread raises that waits for another one, or for a process, in vain.
-_IN_VAIN = ("Empty", "Full", "TimeoutError", "BrokenBarrierError", "BrokenPipeError", "EOFError")
+IN_VAIN = ("Empty", "Full", "TimeoutError", "BrokenBarrierError", "BrokenPipeError", "EOFError")
 # Signs further apart than this are not of one end: several ranks together print less, except for
 # the stacks of all threads.
 _PAST_LINES, _PAST_STACKS = 200, 2000
@@ -148,7 +148,7 @@ def is_of_another(sign: Sign) -> bool:
 def waits_in_vain(sign: Sign) -> bool:
     """Whether the main thread raised it because something it waited for did not come."""
     name = str(sign.details.get("type")).rpartition(".")[2]
-    return name in _IN_VAIN and not is_of_another(sign) and not sign.details.get("is_past")
+    return name in IN_VAIN and not is_of_another(sign) and not sign.details.get("is_past")
 
 
 def _ranks_of(summary: Sign) -> set[int]:
