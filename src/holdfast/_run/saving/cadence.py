@@ -99,6 +99,7 @@ class AutoInterval:
 # windows that end in the same way: at the first boundary after as much time.
 
 
+_MOST_QUIET_STEPS = 64  # after a window; more of them take time, and say little
 _ENOUGH_QUIET_STEPS = 8  # to know what the building of the slots has cost
 _MEASURED = 32
 _ENOUGH = 4
@@ -189,11 +190,14 @@ class SlowdownMeter:
         """Steps since this window, and their seconds: in windows as long as it, if one fits."""
         assert window.end_step is not None
         first = began = max(window.end_step, step - RING_MASK)
-        for number in range(first + 1, step + 1):
-            if self._time_of(number) - self._time_of(began) >= window.seconds:
+        last = min(step, first + _MOST_QUIET_STEPS)
+        times = [self._time_of(number) for number in range(first, last + 1)]
+        for number, moment in enumerate(times, start=first):
+            if moment - times[began - first] >= window.seconds:
                 began = number
-        last = began if began > first else step
-        return last - first, self._time_of(last) - self._time_of(first)
+        if began > first:
+            last = began
+        return last - first, times[last - first] - times[0]
 
 
 # -- When the next snapshot and the next checkpoint are due ----------------------------------------
