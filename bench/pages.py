@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from pathlib import Path
 
 from bench.figures import Table
@@ -51,7 +52,7 @@ def write_pages(results: Path, docs: Path) -> None:
         picture = docs / "pictures" / f"bench-{name}.svg"
         draw(table, picture, as_line=name in LINES)
         shown = f"![{table.title}](pictures/{picture.name})"
-        told = f"{table.setting}. `{command(name)}`"
+        told = _wrapped(f"{table.setting}. `{command(name)}`")
         return f"{match[1]}{told}\n\n{table.markdown()}\n\n{shown}\n{match[3]}"
 
     page.write_text(_PART.sub(part, text), encoding="utf-8")
@@ -94,7 +95,11 @@ def _machine(kept: dict[str, dict[str, dict[str, str]]], results: Path) -> str:
     days = sorted({each["measured"] for each in about})
     commits = sorted({each["commit"] for each in about})
     when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
-    return (
+    return _wrapped(
         f"Measured on {'; '.join(machines)}, {when}, commit {', '.join(commits)}. Every figure of "
         f"every round: [`bench/results/{results.name}`](../bench/results/{results.name})."
     )
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 118, break_long_words=False, break_on_hyphens=False)
