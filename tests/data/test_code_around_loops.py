@@ -5,6 +5,7 @@ Each shape of script is run undisturbed, and in two lives of which the first end
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,9 @@ class Training:
         torch.manual_seed(4)
         self.model = torch.nn.Linear(3, 1)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.numbers = np.random.default_rng(5)
+        self.torch_numbers = torch.Generator().manual_seed(6)
+        self.python_numbers = random.Random(7)
         self._end_at = end_at
 
     def step(self, run: holdfast.Run, batch: Any) -> None:
@@ -45,8 +49,15 @@ class Training:
 
 def train(folder: Path, shape: Shape, end_at: int | None = None) -> list[float] | None:
     training = Training(end_at)
+    state = {
+        "model": training.model,
+        "optimizer": training.optimizer,
+        "numbers": training.numbers,
+        "torch_numbers": training.torch_numbers,
+        "python_numbers": training.python_numbers,
+    }
     try:
-        with holdfast.Run(folder, model=training.model, optimizer=training.optimizer) as run:
+        with holdfast.Run(folder, **state) as run:
             shape(run, training)
     except SystemExit:
         return None
@@ -58,6 +69,15 @@ def draws_at_the_top(run: holdfast.Run, training: Training) -> None:
         order = torch.randperm(8)
         for number in run.batches(range(8)):
             training.step(run, order[number])
+
+
+def draws_at_the_top_from_its_own(run: holdfast.Run, training: Training) -> None:
+    for _ in run.epochs(3):
+        order = training.numbers.permutation(8)
+        shift = torch.rand(8, generator=training.torch_numbers)
+        for number in run.batches(range(8)):
+            sign = training.numbers.choice([-1, 1]) * training.python_numbers.choice([1, 2])
+            training.step(run, sign * order[number] + shift[number])
 
 
 def splits_within_the_block(run: holdfast.Run, training: Training) -> None:
@@ -174,6 +194,7 @@ def evaluates_on_the_same_loader(run: holdfast.Run, training: Training) -> None:
 
 SHAPES = [
     draws_at_the_top,
+    draws_at_the_top_from_its_own,
     splits_within_the_block,
     decays_between_loops,
     resets_between_steps,
@@ -183,7 +204,13 @@ SHAPES = [
     hides_its_generator,
     evaluates_on_the_same_loader,
 ]
-OFTEN = (draws_at_the_top, splits_within_the_block, decays_between_loops, hides_its_generator)
+OFTEN = (
+    draws_at_the_top,
+    draws_at_the_top_from_its_own,
+    splits_within_the_block,
+    decays_between_loops,
+    hides_its_generator,
+)
 SOME_SHAPES = [
     pytest.param(shape, id=shape.__name__, marks=[] if shape in OFTEN else [pytest.mark.nightly])
     for shape in SHAPES

@@ -17,9 +17,10 @@ from collections.abc import Generator, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from holdfast._adapters.registry import generators_of
 from holdfast._errors import HoldfastError, SaveFailed, Stopped
 from holdfast._run.data.course import completes_step, expect_steps
-from holdfast._run.data.feed import say_reached
+from holdfast._run.data.feed import generator_states, restore_held, say_reached
 from holdfast._run.data.session_feeds import END, DataCursor
 from holdfast._run.progress.line import Standing
 from holdfast._run.resume.start import Resumed
@@ -123,11 +124,18 @@ class Loops:
     def _begin_epoch(self) -> None:
         course = self.cursor.course
         self._boundary.words[EPOCH] = course.epoch + 1
-        top = course.note_top(capture_generators())
+        state = self._session.spec.state
+        owned = {name: value for name, value in state.items() if generators_of(value) is not None}
+        states = dict(zip(owned, generator_states([*owned.values()]), strict=True))
+        top = course.note_top({"global": capture_generators(), "owned": states})
         if top is not None:
-            # The interrupted epoch is replayed, and draws the same numbers at its beginning.
-            restore_generators(top)
-            self._session.found.remember(self._session.spec.state)
+            # The interrupted epoch is replayed, and draws the same numbers at its beginning. What
+            # differs from the remembered state at the loop is put back there.
+            self._session.found.remember(state)
+            restore_generators(top.get("global", top))  # older versions stored these alone
+            stored = top.get("owned", {})
+            names = [name for name in stored if name in owned]
+            restore_held([owned[name] for name in names], [stored[name] for name in names])
 
     @uninterruptible
     def _pass_epoch_end(self) -> bool:
