@@ -324,7 +324,7 @@ def test_status_doctor_and_clean_name_it(folder, start):
     assert f"step {step} waits for the next attempt" in holdfast("doctor", "--quick", folder).stdout
     (path,) = arena_files(folder)
     told = succeed("clean", folder)
-    assert "for the next attempt; " in told
+    assert "kept for the next attempt, for " in told
     assert path.exists()
     succeed("clean", "--yes", folder)
     assert not path.exists()

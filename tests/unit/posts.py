@@ -104,6 +104,14 @@ class End:
         self.post.close()
 
 
+class Echo(End):
+    """Prints what it hears, and sends it back, from its first tick on: mail may lie there."""
+
+    def _hear(self, rank: int, message: dict[str, Any]) -> None:
+        print("heard", rank, message["value"], flush=True)
+        self.send(rank, "echo", value=message["value"])
+
+
 def hub(mail: Path, size: int, key: bytes = KEY, pace: NetworkPace | None = None) -> End:
     return End(HubPost, key, size, mail, loopback=True, pace=pace)
 
@@ -193,14 +201,8 @@ class Proxy:
 
 
 def run_hub(folder: Path, size: int) -> None:
-    """The hub of a process of its own: prints what it hears, and sends it back."""
-
-    def hear(rank: int, message: dict[str, Any]) -> None:
-        print("heard", rank, message["value"], flush=True)
-        end.send(rank, "echo", value=message["value"])
-
-    end = hub(folder / "mail", size)
-    end.answer = hear
+    """The hub of a process of its own."""
+    end = Echo(HubPost, KEY, size, folder / "mail", loopback=True)
     port = folder / f".port-{os.getpid()}"
     port.write_text(str(end.post.port))
     port.rename(folder / "port")

@@ -29,8 +29,12 @@ from holdfast._store.folder.supervised import led_record, lives, supervisions
 from holdfast._tools.cli.group import AS_JSON, print_json
 from holdfast._tools.cli.show import Screen
 
-_SURE = {"likely": "likely, not certain", "by-exclusion": "by exclusion: nothing else is left"}
-_SURE |= {"certain": "certain", "unknown": "not known"}
+_SURE = {
+    "certain": "certain",
+    "likely": "likely, not certain",
+    "by-exclusion": "by exclusion: every other known cause was ruled out",
+    "unknown": "not known",
+}
 _LIVE = ("debugger", "stopped", "frozen", "slow", "running")
 _STYLES = {
     **dict.fromkeys(_LIVE, "yellow"),

@@ -79,6 +79,11 @@ class UpdateRecord:
         )
 
 
+def completes_step(key: str) -> bool:
+    """Whether the boundary of this key completes a step; else it is the end of an epoch."""
+    return not key.endswith("-turn")
+
+
 @dataclass
 class RankHistory:
     """The undisturbed run of one rank."""

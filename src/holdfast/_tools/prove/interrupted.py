@@ -18,6 +18,7 @@ from holdfast._tools.prove.causes import (
     RankHistory,
     UpdateRecord,
     cause_of,
+    completes_step,
     counts_in_the_end,
     judge,
     renumber,
@@ -252,6 +253,7 @@ class _Attempt:
     struck: Interruption | None = None  # the last one
     updates_since: int = 0  # that interruption
     here: int = 0  # boundaries of the undisturbed run that it has passed
+    step: int = 0  # of the run, at the last of them
     saves_here: int = 0  # since the last step
     has_trained: bool = False
     has_ended: bool = False
@@ -322,7 +324,8 @@ class InterruptedRun:
     @property
     def repeated(self) -> int:
         """Steps that were made more than once: those after the last save."""
-        return max(0, self._made - self._reference.steps)
+        steps = self._reference.steps if self._has_updates() else self._reference.run_steps
+        return max(0, self._made - steps)
 
     @property
     def leftover(self) -> list[Planned]:
@@ -495,8 +498,10 @@ class InterruptedRun:
             if client.rank == 0:
                 self._passed.add(event["key"])
                 self._attempt.here = self._boundary_places.get(event["key"], self._attempt.here + 1)
+                self._attempt.step = event["step"]
                 if not self._has_updates():
                     self._record_progress(self._attempt.here)
+                    self._made -= not completes_step(event["key"])
         if client.rank == 0:
             return self._strike_if_due(client, event)
         return None
@@ -584,9 +589,8 @@ class InterruptedRun:
         planned, process = self._present, self.script.process
         assert planned is not None
         assert process is not None
-        self._attempt.struck = Interruption(
-            planned.number, planned.signal, planned.moment, self._place()
-        )
+        step = self._place() if self._has_updates() else self._attempt.step
+        self._attempt.struck = Interruption(planned.number, planned.signal, planned.moment, step)
         self.interruptions.append(self._attempt.struck)
         self._attempt.updates_since = self._attempt.saves_here = 0
         several = (

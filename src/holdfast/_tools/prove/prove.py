@@ -97,10 +97,7 @@ class _Prover:
         again = self._run_undisturbed("again", "undisturbed, once more")
         if again is None:
             return
-        # The steps of the run: an optimizer may step twice in one, or not at all.
-        boundaries = reference.histories[0].boundaries if 0 in reference.histories else ()
-        proof.steps = len(boundaries) or reference.steps
-        proof.ranks = len(reference.histories)
+        proof.steps, proof.ranks = reference.run_steps, len(reference.histories)
         volatile: frozenset[str] = frozenset()
         for rank, history in sorted(reference.histories.items()):
             other = again.histories.get(rank, RankHistory())

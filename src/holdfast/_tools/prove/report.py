@@ -35,7 +35,7 @@ _MOMENTS = {
     "save": "saving",
     "load": "loading",
     "boundary": "between two steps",
-    "commit": "commit",
+    "commit": "saving a checkpoint",
     "phase": "evaluation",
 }
 _SPREADS = {

@@ -29,7 +29,7 @@ import psutil
 
 from holdfast._environment.variables import child_environment
 from holdfast._store.folder.prove_config import ProveConfig
-from holdfast._tools.prove.causes import RankHistory
+from holdfast._tools.prove.causes import RankHistory, completes_step
 from holdfast._tools.prove.copying import copy_folder, place_command
 from holdfast._tools.prove.proof import AGENT, ALL, Planned, ProofRequest
 
@@ -539,6 +539,12 @@ class UndisturbedRun:
         if history is None:
             return 0
         return len(history.updates) or len(history.boundaries)
+
+    @property
+    def run_steps(self) -> int:
+        """Steps of the run: an optimizer may step twice in one, and an epoch's end is none."""
+        history = self.histories.get(0, RankHistory())
+        return sum(map(completes_step, history.boundaries)) or self.steps
 
     def moments(self) -> list[str]:
         history = self.histories.get(0, RankHistory())
