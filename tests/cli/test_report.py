@@ -11,11 +11,11 @@ import time
 import pytest
 
 from tests.cli.command import TRAIN_NUMPY, holdfast, succeed
-from tests.support import journal_events, wait_for_keeper_gone, wait_until
+from tests.support import checkpoint_steps, journal_events, wait_for_keeper_gone, wait_until
 from tests.unit.report_folder import BEGIN, killed_and_resumed
 
 # Without snapshots in memory, a kill costs what was made since the last checkpoint.
-NO_SNAPSHOTS = json.dumps({"max_overhead": 0, "checkpoint_every": 100})
+NO_SNAPSHOTS = json.dumps({"max_overhead": 0, "checkpoint_every": "10h"})
 STEP_SECONDS = 0.02
 
 
@@ -144,46 +144,53 @@ def _series(folder) -> str:
 
 # Over 5 s: three lives, long enough to have a series.
 def test_a_real_run_that_was_killed_resumed_stopped_and_resumed(folder, start):
-    options = ("--total", 400, "--sleep", STEP_SECONDS, "--settings", NO_SNAPSHOTS)
+    options = ("--sleep", STEP_SECONDS, "--settings", NO_SNAPSHOTS)
     trainer = start(folder, *options, script=TRAIN_NUMPY)
     trainer.ready()
-    wait_until(lambda: trained_to(folder, 140) and logged_to(folder, 105), what="step 140")
+    wait_until(lambda: trained_to(folder, 80), what="step 80")
+    succeed("save", folder, "--wait")
+    (saved,) = checkpoint_steps(folder)
+    wait_until(
+        lambda: trained_to(folder, saved + 40) and logged_to(folder, saved + 5),
+        what="40 steps more",
+    )
     trainer.kill()
     killed_at = time.time()
     trainer.wait()
     wait_for_keeper_gone(folder)
     again = start(folder, *options, script=TRAIN_NUMPY)
-    assert again.ready() == 100
+    assert again.ready() == saved
     back_at = journal_events(folder, "start")[-1]["time"]
-    wait_until(lambda: trained_to(folder, 250), what="step 250")
+    wait_until(lambda: trained_to(folder, saved + 150), what="150 steps more")
     succeed("stop", folder, "--wait", "--reason", "the node is needed")
     assert again.wait() == 130
-    assert start(folder, *options, script=TRAIN_NUMPY).wait() == 0
+    total = checkpoint_steps(folder)[-1] + 150
+    assert start(folder, *options, "--total", total, script=TRAIN_NUMPY).wait() == 0
     wait_for_keeper_gone(folder)
     view = json.loads(succeed("report", folder, "--json"))
     first, second, third = view["attempts"]
     assert [each["outcome"] for each in view["attempts"]] == ["killed", "stopped", "finished"]
     assert "SIGKILL" in first["how"]
     assert "the node is needed" in second["how"]
-    assert (second["first_step"], third["last_step"]) == (100, 400)
+    assert (second["first_step"], third["last_step"]) == (saved, total)
     assert third["origin"]["step"] == second["last_step"]
     # What the run says of itself is what was seen from outside.
     parts = {part["kind"]: part["seconds"] for part in view["goodput"]["parts"]}
     gap = [each for each in view["segments"] if killed_at - 0.5 < each["start"] < back_at]
     away = sum(each["end"] - each["start"] for each in gap if each["kind"] in ("down", "starting"))
     assert away == pytest.approx(back_at - killed_at, abs=0.5)
-    lost = first["last_step"] - 100
+    lost = first["last_step"] - saved
     pace = view["step_time"]["percentiles"]["p50"]
     assert pace > STEP_SECONDS
     assert parts["lost"] == pytest.approx(lost * pace, rel=0.3, abs=0.3)
     assert view["goodput"]["wall_seconds"] == pytest.approx(third["end"] - first["start"], abs=0.01)
     assert sum(parts.values()) == pytest.approx(view["goodput"]["wall_seconds"])
-    made = 400 * pace
+    made = total * pace
     assert view["goodput"]["progress_seconds"] == pytest.approx(made, rel=0.3)
     (metric,) = [each for each in view["metrics"] if each["name"] == "loss"]
     assert metric["step"] == sorted(metric["step"])
-    assert metric["step"][-1] >= 395
-    assert all(100 <= step <= first["last_step"] for step in metric["lost"]["step"])
+    assert metric["step"][-1] >= total - 5
+    assert all(saved <= step <= first["last_step"] for step in metric["lost"]["step"])
     assert metric["lost"]["step"]
     (death,) = view["deaths"]
     assert (death["attempt"], death["cause"]) == (1, "killed")

@@ -51,12 +51,10 @@ def check_all_good(folder) -> list[int]:
     return checkpoint_steps(folder)
 
 
-def test_training_goes_on_beside_a_full_disk_and_saves_when_there_is_room(
-    disk, start, tmp_path, undisturbed
-):
-    folder, is_over = disk.place / "run", tmp_path / "is-over"
-    slow = ("--sleep", 0.025, "--sleep-until", is_over)  # for all that is to come before its end
-    trainer = start(*arguments(folder, EVERY_TEN), *slow, script=LIGHT)
+def test_training_goes_on_beside_a_full_disk_and_saves_when_there_is_room(disk, start, tmp_path):
+    folder = disk.place / "run"
+    slow = ("--sleep", 0.025)  # the last one counts
+    trainer = start(*arguments(folder, EVERY_TEN, total=100_000), *slow, script=LIGHT)
     wait_until(lambda: len(checkpoint_steps(folder)) == 2, what="two checkpoints")
 
     def is_full() -> bool:
@@ -81,12 +79,18 @@ def test_training_goes_on_beside_a_full_disk_and_saves_when_there_is_room(
 
     disk.make_room()
     wait_until(lambda: max(checkpoint_steps(folder)) > max(before), what="a new checkpoint")
-    is_over.touch()
-    assert trainer.state_hash() == undisturbed
-    assert "Traceback" not in trainer.output
+    trainer.send(signal.SIGTERM)
+    assert trainer.wait() == 143, trainer.output
+    wait_for_keeper_gone(folder)
+    total = check_all_good(folder)[-1] + 20
+    again = start(*arguments(folder, EVERY_TEN, total=total), script=LIGHT)
+    assert again.ready() == total - 20
+    whole = arguments(tmp_path / "undisturbed", EVERY_TEN, total=total)
+    assert again.state_hash() == train_to_the_end(*whole, "--sleep", 0, script=LIGHT)
+    assert "Traceback" not in trainer.output + again.output
     wait_for_keeper_gone(folder)
     one, last = check_all_good(folder)
-    assert max(before) < one < last == TOTAL
+    assert max(before) < one < last == total
     assert arena_files(folder) == []
     assert "Traceback" not in RunLayout(folder).keeper_log(1).read_text()
 

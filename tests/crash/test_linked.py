@@ -67,7 +67,7 @@ def test_a_keeper_killed_at_any_stage_leaves_linked_checkpoints_whole(
 ):
     train_to_the_end(folder, 20, SETTINGS, script=ADAPTER)  # so that it is a linked one
     env = environment(HOLDFAST_FAULT=f"{stage}@{tmp_path / 'killed'}")
-    trainer = start(folder, TOTAL, SETTINGS, 0.06, script=ADAPTER, env=env)
+    trainer = start(folder, TOTAL, SETTINGS, 0.06, 0.4, script=ADAPTER, env=env)
     trainer.wait_for("started another")
     assert trainer.state_hash() == undisturbed
     check_kept(folder)
@@ -77,7 +77,7 @@ def test_a_keeper_killed_at_any_stage_leaves_linked_checkpoints_whole(
 def test_the_first_checkpoint_after_a_resume_shares_with_the_last_before(
     folder, start, undisturbed
 ):
-    trainer = start(folder, TOTAL, SETTINGS, 0.05, script=ADAPTER)
+    trainer = start(folder, TOTAL, SETTINGS, 0.05, 0, script=ADAPTER)
     wait_until(lambda: len(RunLayout(folder).checkpoint_folders()) >= 2, 60, "two checkpoints")
     trainer.process.send_signal(signal.SIGTERM)
     trainer.process.wait(60)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 
 import pytest
 
@@ -38,10 +39,10 @@ def undisturbed(tmp_path_factory):
     return train_to_the_end(folder, "--total", TOTAL, script=LIGHT)
 
 
-def train_to_two_checkpoints(folder, start, gate):
+def train_to_two_checkpoints(folder, start, gate, *more):
     """The training waits in step 45, until there is the file `gate`."""
-    held = ("--hold-at", 45, "--gate", gate)
-    trainer = start(folder, *ARGUMENTS, *held, script=LIGHT)
+    held = ("--hold-at", 45, "--gate", gate, "--patience", 0.4)
+    trainer = start(folder, *ARGUMENTS, *held, *more, script=LIGHT)
     trainer.wait_for("holding")
     wait_until(lambda: len(checkpoint_steps(folder)) == 2, what="two checkpoints")
     return trainer
@@ -106,22 +107,27 @@ def test_training_goes_on_in_a_folder_that_becomes_read_only(disk, start, undist
     assert arena_files(folder) == []
 
 
-def test_training_goes_on_when_the_keeper_dies_in_a_read_only_folder(
-    disk, start, undisturbed, tmp_path
-):
+def test_training_goes_on_when_the_keeper_dies_in_a_read_only_folder(disk, start, tmp_path):
     folder, gate = disk.place / "run", tmp_path / "gate"
-    trainer = train_to_two_checkpoints(folder, start, gate)
+    trainer = train_to_two_checkpoints(folder, start, gate, "--total", 100_000)
     disk.make_read_only()
     gate.touch()
     trainer.wait_for("Read-only file system")
     keepers(folder)[0].kill()
     trainer.wait_for("started another")
     disk.make_writable()
-    assert trainer.state_hash() == undisturbed
+    trainer.send(signal.SIGTERM)
+    assert trainer.wait() == 143, trainer.output
     assert "Traceback" not in trainer.output
     wait_for_keeper_gone(folder)
     before, last = checkpoint_steps(folder)
-    assert 20 <= before < last == TOTAL
+    assert 20 <= before < last
+    total = last + 20
+    again = start(folder, *ARGUMENTS, "--total", total, script=LIGHT)
+    assert again.ready() == last
+    whole = train_to_the_end(tmp_path / "undisturbed", "--total", total, script=LIGHT)
+    assert again.state_hash() == whole
+    wait_for_keeper_gone(folder)
     assert arena_files(folder) == []
 
 

@@ -38,11 +38,17 @@ here = Path(sys.argv[1])
 """
 
 
-def start_led(start: Callable[..., Trainer], folder: Path, body: str, **popen: Any) -> Trainer:
+def start_led(
+    start: Callable[..., Trainer],
+    folder: Path,
+    body: str,
+    prefix: tuple[str, ...] = LEAD,
+    **popen: Any,
+) -> Trainer:
     """Start a script that a test spells out; `here` is the folder in it."""
     path = folder / "script.py"
     path.write_text(HEADER + textwrap.dedent(body))
-    return start(folder, script=path, prefix=LEAD, **popen)
+    return start(folder, script=path, prefix=prefix, **popen)
 
 
 def beaten_step(folder: Path, attempt: int = 1) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -98,14 +99,17 @@ def test_a_reader_of_the_trainers_output_sees_its_end_while_the_keeper_lives(fol
 def test_a_killed_keeper_is_replaced_and_the_next_one_saves_as_well(
     folder, gate, light, light_reference
 ):
-    trainer = light(folder, "--total", 100, "--hold-at", 60, "--sleep", 0.03, "--settings", EAGER)
-    trainer.ready()
-    first = wait_until(lambda: keepers(folder))[0]
-    wait_until(lambda: arena_files(folder))
+    held = ("--hold-at", 8, 60)
+    trainer = light(folder, "--total", 100, *held, "--sleep", 0.03, "--settings", EAGER)
+    trainer.wait_for("holding")
+    (first,) = keepers(folder)
+    assert arena_files(folder)
     first.kill()
+    gate.touch()
     said = trainer.wait_for("started another (pid ")
     assert f"the keeper (pid {first.pid}) was killed by SIGKILL" in said
-    in_memory = int(trainer.wait_for("holding").split()[1])
+    holding = wait_until(lambda: re.findall(r"^holding (\d+)$", trainer.output, re.MULTILINE)[1:])
+    in_memory = int(holding[0])
     (second,) = [keeper for keeper in keepers(folder) if keeper.pid != first.pid]
     assert f"(pid {second.pid})" in said
     trainer.kill()

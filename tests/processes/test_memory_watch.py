@@ -253,7 +253,8 @@ def test_the_heartbeat_shows_what_is_used(folder, leaking):
 
 
 def test_the_trainer_goes_first_and_has_its_old_score_at_the_end(folder, leaking):
-    trainer = leaking(folder, "--total", 40)
+    is_over = folder.with_name("is-over")
+    trainer = leaking(folder, "--until", is_over)
     trainer.wait_for("step 1")
     (keeper,) = keepers(folder)
     score = {pid: _score_of(pid) for pid in (trainer.pid, keeper.pid)}
@@ -262,6 +263,7 @@ def test_the_trainer_goes_first_and_has_its_old_score_at_the_end(folder, leaking
     trainer.wait_for("started another")
     (other,) = keepers(folder)
     assert (_score_of(other.pid), _score_of(trainer.pid)) == (_own_score(), _own_score() + 100)
+    is_over.touch()
     assert trainer.wait() == 0
     assert f"oom_score_adj {_own_score()}\n" in trainer.output
 

@@ -6,11 +6,14 @@ import re
 import signal
 import time
 
+import psutil
+
 from tests.cli.command import status_of
 from tests.slow_disk import slow_disk
 from tests.support import (
     checkpoint_steps,
     journal_events,
+    keepers,
     wait_for_keeper_gone,
     wait_until,
 )
@@ -47,8 +50,19 @@ def test_after_sigterm_nothing_that_was_queued_is_written_before_the_last_step(
     folder, tmp_path, light
 ):
     trainer = _busy(folder, tmp_path, light)
-    under_way = wait_until(lambda: _under_way(folder), 30, "a write under way")
+    (keeper,) = keepers(folder)
+
+    def stopped_in_a_write() -> set[int]:
+        keeper.suspend()  # else it may begin another one before the signal is sent
+        wait_until(lambda: keeper.status() == psutil.STATUS_STOPPED)
+        found = _under_way(folder)
+        if not found:
+            keeper.resume()
+        return found
+
+    under_way = wait_until(stopped_in_a_write, 30, "a write under way")
     trainer.send(signal.SIGTERM)
+    keeper.resume()
     assert trainer.wait() == 143, trainer.output
     wait_for_keeper_gone(folder)
     *before, last = _written_after(folder, "signal")

@@ -40,20 +40,22 @@ def _check_goes_on(jobs, undisturbed, step, *, world=2, **plan) -> None:
 def test_kill_9_of_a_rank_ends_the_others_with_a_line_that_names_it(
     jobs, undisturbed, meets, world, killed
 ):
-    job = jobs.start(world, meets=meets, total=_TOTAL, pauses=0.03)
-    job.wait_for_step(10)
+    held = [(killed, 11, "gate", str(jobs.gate))]
+    job = jobs.start(world, meets=meets, total=_TOTAL, pauses=0.03, events=held)
+    job.wait_for("holding", killed)
     wait_until(job.common_step, what="a snapshot that all hold")
     began = time.monotonic()
     job.send(signal.SIGKILL, killed)
     statuses = job.statuses()
     assert time.monotonic() - began < _SOON_SECONDS
+    jobs.open_gate()  # for its next life
     assert statuses == [-9 if rank == killed else 75 for rank in range(world)], job.outputs
     assert f"rank {killed} on " in job.said
     assert "was killed by SIGKILL" in job.said
     (died,) = jobs.events("rank-died")
     assert (died["rank"], died["how"]) == (killed, "was killed by SIGKILL")
     (step,) = checkpoint_steps(jobs.folder)
-    assert 0 < step <= 12
+    assert 0 < step <= 11
     jobs.check_checkpoint(step, world)
     assert f"step {step} is durable" in job.said
     _check_goes_on(jobs, undisturbed, step, world=world, meets=meets)

@@ -103,10 +103,11 @@ def test_checkpoints_by_the_clock_are_of_all_ranks(jobs):
 
 @pytest.mark.nightly
 def test_a_stop_while_a_checkpoint_is_asked_for(jobs, undisturbed):
-    events = [(0, 8, "save", None), (1, 9, "sleep", 0.5)]
+    events = [(0, 8, "save", None), (1, 9, "gate", str(jobs.gate))]
     job = jobs.start(total=_TOTAL, events=events)
     job.wait_for("holding", 1)
     job.send(signal.SIGTERM, 1)
+    jobs.open_gate()
     assert job.statuses() == [143, 143], job.outputs
     (step,) = set(job.steps_at_the_end())
     jobs.check_checkpoint(step, 2)

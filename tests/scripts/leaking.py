@@ -23,6 +23,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder")
     parser.add_argument("--total", type=int, default=100_000)
+    parser.add_argument("--until", type=Path, help="the training is over once this file exists")
     parser.add_argument("--leak", type=float, default=0.0, help="megabytes a second")
     parser.add_argument("--leaks-in", type=int, default=0, help="the rank that does")
     parser.add_argument("--settings", default="{}", help="holdfast.Settings as JSON")
@@ -40,6 +41,8 @@ def main() -> None:
             print("child", child.pid, flush=True)
         last = time.monotonic()
         for step in run.steps(options.total):
+            if options.until is not None and options.until.exists():
+                break
             weights += 1
             time.sleep(_STEP_SECONDS)
             last, seconds = time.monotonic(), time.monotonic() - last

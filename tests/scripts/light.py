@@ -65,12 +65,15 @@ def main() -> None:
     parser.add_argument("folder")
     parser.add_argument("--total", type=int, default=300)
     parser.add_argument("--sleep", type=float, default=0.0, help="seconds added to each step")
-    parser.add_argument("--sleep-until", type=Path, help="and none any more once this file exists")
-    parser.add_argument("--patience", type=float, help="seconds in a step for what is due on disk")
+    parser.add_argument(
+        "--patience", type=float, help="seconds for what is due on disk, until the gate"
+    )
     parser.add_argument("--size", type=int, default=1000, help="number of weights")
     parser.add_argument("--settings", default="{}", help="holdfast.Settings as JSON")
-    parser.add_argument("--hold-at", type=int, default=-1, help="step that is held up")
-    parser.add_argument("--gate", type=Path, help="the file for which it waits")
+    parser.add_argument("--hold-at", type=int, nargs="+", default=[], help="steps that are held up")
+    parser.add_argument(
+        "--gate", type=Path, help="the file for which the first waits; then GATE2, …"
+    )
     parser.add_argument("--stick", choices=("with-gil", "without-gil"), help="or for ever, in C")
     parser.add_argument("--once", action="store_true", help="hold up only the first attempt")
     parser.add_argument("--room", type=int, help="pretend that so many bytes of memory are free")
@@ -85,16 +88,16 @@ def main() -> None:
         print("ready", run.step, run.resumed_from, run.attempt, flush=True)
         for step in run.steps(options.total):
             train_one(weights)
-            if step == options.hold_at and (run.attempt == 1 or not options.once):
+            if step in options.hold_at and (run.attempt == 1 or not options.once):
                 show_holding(run)
                 if options.stick:
                     stick_in_c(with_gil=options.stick == "with-gil")
-                wait_for(options.gate)
-            if options.patience:
+                number = options.hold_at.index(step) + 1
+                wait_for(Path(f"{options.gate}{number if number > 1 else ''}"))
+            if options.patience and not (options.gate and options.gate.exists()):
                 every = int(settings.checkpoint_every)
                 wait_for_due(Path(options.folder), step, every, options.patience)
-            if options.sleep_until is None or not options.sleep_until.exists():
-                time.sleep(options.sleep)
+            time.sleep(options.sleep)
     show_hash(weights)
 
 

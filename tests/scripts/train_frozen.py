@@ -1,4 +1,7 @@
-"""A frozen base of 12 MB under a small trained part; from a step on, the base is trained too."""
+"""A frozen base of 12 MB under a small trained part; from a step on, the base is trained too.
+
+Step 100 waits for a file.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,14 @@ import hashlib
 import json
 import sys
 import time
+from pathlib import Path
 
 import torch
+from light import wait_for
 
 import holdfast
 
-folder, total, unfreeze_at, sleep, settings = sys.argv[1:]
+folder, total, unfreeze_at, sleep, settings, gate = sys.argv[1:]
 torch.manual_seed(7)
 torch.set_num_threads(1)
 model = torch.nn.ParameterDict(
@@ -28,6 +33,8 @@ with run:
             model["adapter"].mul_(0.999).add_(torch.randn(1000))
             if step >= int(unfreeze_at):
                 model["base"][step::1000] *= 0.5
+        if step == 100:
+            wait_for(Path(gate))
         time.sleep(float(sleep))
 digest = hashlib.sha256()
 for parameter in model.values():
