@@ -31,6 +31,7 @@ from holdfast._diagnose.evidence.evidence import Evidence
 from holdfast._diagnose.hangs.explain import HangFinding
 from holdfast._diagnose.hangs.live import judge_live
 from holdfast._diagnose.texts.exceptions import KINDS
+from holdfast._diagnose.texts.signs import was_caught
 from holdfast._diagnose.verdict import Cause, Restart, Sure, Verdict, restart_after
 
 if TYPE_CHECKING:
@@ -198,8 +199,10 @@ def _lines_after(evidence: Evidence) -> int:
     said = {sign.kind for sign in evidence.signs}
     if evidence.kind != "log" or not said <= {"python_exception", "holdfast_start", *KINDS}:
         return 0  # a launcher, a shell or SLURM reported the end
-    after = [_text.whole(sign.details.get("from_end")) or 0 for sign in evidence.signs]
-    return least if (least := min(after, default=0)) > _FEW_LINES else 0
+    last = max(evidence.signs, key=lambda sign: sign.line, default=None)
+    after = _text.whole(last.details.get("from_end")) or 0 if last is not None else 0
+    few = 0 if last is not None and was_caught(last) else _FEW_LINES
+    return after if after > few else 0
 
 
 def _one_line(text: str) -> str:

@@ -11,7 +11,7 @@ from holdfast._diagnose.deaths.memory import judge_worker
 from holdfast._diagnose.evidence.case import Case, Finding, Trouble
 from holdfast._diagnose.evidence.evidence import Record
 from holdfast._diagnose.evidence.memory import last_use, tell_graphs, tell_memory, tell_space
-from holdfast._diagnose.texts.exceptions import KINDS, Fault, kind_of_sign
+from holdfast._diagnose.texts.exceptions import KINDS, POINTS_ABOVE, Fault, kind_of_sign
 from holdfast._diagnose.texts.patterns import HARDWARE, read_memory_error
 from holdfast._diagnose.verdict import Cause, Sure
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from holdfast._diagnose.texts.sign import Sign
 
 _BETTER = ("worker", "shm_full", "disk_full")  # than an exception that names no cause
-_POINTS = re.compile("errors? above|see above|logs? above")  # it only says where to look
 _SAYING_LITTLE = ("plain", "peer_lost", "timeout", "interrupt")
 _VAGUE = ("InternalError", "UnknownError", "AbortedError", "UnavailableError", "XlaRuntimeError")
 _WANTS_GPU = re.compile(r"\bGPUs?\b|(?i:cuda)")  # why there is none was printed above it
@@ -157,7 +156,7 @@ def _says_more(sign: Sign, fault: Fault) -> bool:
     """Whether a printed line says more of the cause than the exception."""
     if fault.kind == "interrupt":
         return "threads" in sign.details  # OpenBLAS interrupts its own process then
-    if _POINTS.search(fault.message) is not None:
+    if POINTS_ABOVE.search(fault.message) is not None:
         return True
     if sign.kind == "environment" and _WANTS_GPU.search(fault.message) is not None:
         return True
