@@ -408,4 +408,5 @@ def _of_slurm(case: Case, cause: Cause, sentence: str, sure: Sure, evidence: lis
         lines = advice.lost(case)
     elif cause in _ADVICE:
         lines = advice.advise(case, _ADVICE[cause])
-    return Finding(cause, f"{sentence}.", sure, evidence, lines)
+    is_of_job = cause is not Cause.OOM_CGROUP
+    return Finding(cause, f"{sentence}.", sure, evidence, lines, is_of_job=is_of_job)

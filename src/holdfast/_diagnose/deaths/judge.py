@@ -127,9 +127,9 @@ def _last_lines(case: Case) -> list[str]:
 
 def _verdict(case: Case, found: Finding) -> Verdict:
     end, is_hang = case.end, isinstance(found, HangFinding)
-    told = [*found.evidence, *case.evidence.notes]
-    if not is_hang:
-        told = [*found.evidence, *case.culprit, *case.evidence.notes, *tell_hang(case.evidence)]
+    culprit = [] if is_hang or found.is_of_job else case.culprit
+    told = [*found.evidence, *culprit, *case.evidence.notes]
+    told += [] if is_hang else tell_hang(case.evidence)
     sure = found.sure
     if sure is Sure.CERTAIN and (after := _lines_after(case.evidence)):
         sure = Sure.LIKELY
@@ -153,6 +153,8 @@ def _verdict(case: Case, found: Finding) -> Verdict:
     rank, others = end.rank, case.others
     if isinstance(found, HangFinding):
         rank, others = found.rank, found.others
+    elif found.is_of_job:
+        rank = None
     host = end.host or _text.text(_text.record(case.evidence.lease.get("process")).get("host"))
     return Verdict(
         found.cause,

@@ -78,6 +78,8 @@ def judge_python(case: Case) -> Finding | None:
     use = last_use(case.end.memory)
     if trouble.kind == "host_oom":
         sentence = f"The machine ran out of memory, and what watches it ended {case.who}: {said}."
+        if fault is not None and (more := fault.tail or fault.message.partition("\n")[2]):
+            evidence.append(f"it said: {_text.one_line(more, 240)}")
         lines = advice.host_memory(case, use, is_machine=True)
         return Finding(Cause.OOM_MACHINE, sentence, Sure.LIKELY, evidence, lines)
     if trouble.kind == "cpu_oom" and fault is None:
@@ -364,6 +366,7 @@ def _judge_disk(case: Case, trouble: Trouble) -> Finding:
     full = [disk for disk in disks if _is_full(disk)]
     evidence = [*trouble.evidence(case), *map(_tell, full or disks[:3])]
     is_told = re.search(r"No space left|quota exceeded|Errno (?:28|122)\b", said, re.IGNORECASE)
+    is_of_pod = re.search("ephemeral|EmptyDir|DiskPressure", said) is not None
     is_quota = "quota" in said.lower() or "Errno 122" in said
     named = _PATH.search(said)
     path = _text.text(full[0].get("path")) if full else (named[1] if named else "")
@@ -373,6 +376,8 @@ def _judge_disk(case: Case, trouble: Trouble) -> Finding:
         what = "A quota" if is_quota else "A disk"
         sentence = f"{what} was full{where}, and {case.who} could not write."
         sure = _how_sure(case, trouble)
+    elif is_of_pod:
+        sentence = f"Kubernetes ended {case.who} for its use of the disk: {trouble.said}."
     elif full:
         sentence = f"A disk was full{where}: what {case.who} wrote was cut short."
     else:
