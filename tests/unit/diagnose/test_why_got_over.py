@@ -421,3 +421,28 @@ def test_a_search_whose_last_trial_failed_has_finished(tmp_path):
     text = "Trial 3 finished with value: 0.5\n" + error + "Trial 4 failed with value None.\n"
     found = verdict_of(tmp_path, text + "Number of finished trials:  5\nBest trial: 3\n")
     assert (found.cause, found.sure) == (Cause.FINISHED, Sure.LIKELY), found
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        "RuntimeError: initialization failed. See root cause above.",
+        "RuntimeError: cancelled",
+        "asyncio.exceptions.CancelledError",
+    ],
+)
+def test_what_another_process_was_told_is_not_the_cause(tmp_path, report):
+    found = verdict_of(tmp_path, of_main("KeyError: 'x'") + "shutting down\n" + of_main(report))
+    assert "KeyError: 'x'" in found.sentence
+    assert (
+        report.partition(":")[0].rpartition(".")[2]
+        in verdict_of(tmp_path, of_main(report)).sentence
+    )
+
+
+def test_an_internal_error_of_nccl_is_told_by_its_warning(tmp_path):
+    error = "DistBackendError: NCCL error in: x.cpp:2251, internal error - please report this"
+    warning = "n1:7:7 [0] NCCL WARN Bootstrap : no socket interface found\n"
+    found = verdict_of(tmp_path, warning + of_main(f"torch.distributed.{error}"))
+    assert found.cause is Cause.RENDEZVOUS
+    assert any("no socket interface" in line for line in found.evidence)

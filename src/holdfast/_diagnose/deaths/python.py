@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _BETTER = ("worker", "shm_full", "disk_full")  # than an exception that names no cause
 _SAYING_LITTLE = ("plain", "peer_lost", "timeout", "interrupt")
+_INTERNAL = re.compile(r"\binternal error - please report")  # NCCL's: its warnings tell
 _VAGUE = ("InternalError", "UnknownError", "AbortedError", "UnavailableError", "XlaRuntimeError")
 _WANTS_GPU = re.compile(r"\bGPUs?\b|(?i:cuda)")  # why there is none was printed above it
 _NEAR_LINES = 60  # of the end, or the next sign of it: the training may have recovered from others
@@ -163,6 +164,8 @@ def _says_more(sign: Sign, fault: Fault) -> bool:
     if sign.kind == "environment" and _WANTS_GPU.search(fault.message) is not None:
         return True
     if KINDS[sign.kind] in ("cuda_error", "cuda_oom") and fault.type in _VAGUE:
+        return True
+    if _INTERNAL.search(fault.message) is not None and sign.kind == "rendezvous":
         return True
     # A worker that left by itself has printed the exception that ended it.
     has_told = sign.details.get("exitcode") or sign.details.get("points_above")
