@@ -387,3 +387,62 @@ def test_a_search_goes_on_after_a_trial_that_failed(tmp_path, name):
     text = "".join(done[:3]) + f"{name.format(3)} failed\n{error}" + "".join(done[4:])
     assert verdict_of(tmp_path, text).cause is Cause.UNKNOWN
     assert verdict_of(tmp_path, "".join(done) + error).cause is Cause.PYTHON_EXCEPTION
+
+
+def test_an_exception_that_points_above_is_not_the_cause(tmp_path):
+    worker, engine = "(VllmWorker rank=3 pid=7) ERROR 07-28 ", "(APIServer pid=5) ERROR 07-28 "
+    raised_first = of_main(f"torch.OutOfMemoryError: {CUDA}")
+    said = "EngineDeadError: EngineCore had an issue. See stack trace (above) for the root cause."
+    text = "".join(f"{worker}{line}\n" for line in raised_first.splitlines())
+    text += "".join(f"{engine}{line}\n" for line in of_main(f"vllm.{said}").splitlines())
+    found = verdict_of(tmp_path, text)
+    assert (found.cause, found.rank) == (Cause.CUDA_OOM, 3), found
+
+
+def test_an_error_that_a_script_logged_after_its_training_did_not_end_it(tmp_path):
+    logged = of_main("MlflowException: no answer").replace("<module>", "log_model")
+    done = "2026-04-01 11:00:00 INFO training complete, best 0.44\n"
+    found = verdict_of(tmp_path, STEPS + done + logged + "INFO saved\nINFO exiting\n")
+    assert (found.cause, found.sure) == (Cause.FINISHED, Sure.LIKELY), found
+    assert any("MlflowException: no answer" in line for line in found.evidence)
+    # The script did not go on after these.
+    for error in (logged, logged.replace("log_model", "<module>") + "bye\n"):
+        assert verdict_of(tmp_path, STEPS + done + error).cause is Cause.PYTHON_EXCEPTION
+
+
+def test_an_error_that_a_script_logged_and_went_on_after_is_not_certain(tmp_path):
+    logged = of_main("ValueError: x").replace("<module>", "evaluate")
+    assert verdict_of(tmp_path, STEPS + logged).sure is Sure.CERTAIN
+    assert verdict_of(tmp_path, STEPS + logged + "saved model.pt\n").sure is Sure.LIKELY
+
+
+def test_a_search_whose_last_trial_failed_has_finished(tmp_path):
+    error = of_main("ValueError: x").replace("<module>", "_run_trial")
+    text = "Trial 3 finished with value: 0.5\n" + error + "Trial 4 failed with value None.\n"
+    found = verdict_of(tmp_path, text + "Number of finished trials:  5\nBest trial: 3\n")
+    assert (found.cause, found.sure) == (Cause.FINISHED, Sure.LIKELY), found
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        "RuntimeError: initialization failed. See root cause above.",
+        "RuntimeError: cancelled",
+        "asyncio.exceptions.CancelledError",
+    ],
+)
+def test_what_another_process_was_told_is_not_the_cause(tmp_path, report):
+    found = verdict_of(tmp_path, of_main("KeyError: 'x'") + "shutting down\n" + of_main(report))
+    assert "KeyError: 'x'" in found.sentence
+    assert (
+        report.partition(":")[0].rpartition(".")[2]
+        in verdict_of(tmp_path, of_main(report)).sentence
+    )
+
+
+def test_an_internal_error_of_nccl_is_told_by_its_warning(tmp_path):
+    error = "DistBackendError: NCCL error in: x.cpp:2251, internal error - please report this"
+    warning = "n1:7:7 [0] NCCL WARN Bootstrap : no socket interface found\n"
+    found = verdict_of(tmp_path, warning + of_main(f"torch.distributed.{error}"))
+    assert found.cause is Cause.RENDEZVOUS
+    assert any("no socket interface" in line for line in found.evidence)

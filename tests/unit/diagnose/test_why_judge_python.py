@@ -318,3 +318,72 @@ def test_a_message_that_ends_with_a_colon_is_told_with_what_it_announces() -> No
     )
     found = of_log(TRACEBACK.replace("ValueError: bad news\n", error))
     assert "Input to reshape has 21504 values" in found.sentence
+
+
+def test_a_failed_assertion_on_the_gpu_is_told():
+    asserted = "Loss.cu:250: nll_loss: block: [0,0,0] Assertion `t < n_classes` failed.\n"
+    error = "RuntimeError: CUDA error: device-side assert triggered"
+    text = asserted * 30 + TRACEBACK.replace("ValueError: bad news", error)
+    verdict = judge_strictly(printed(text, 1))
+    assert verdict.cause is Cause.CUDA_ERROR
+    assert any("`t < n_classes`" in line for line in verdict.evidence), verdict
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Message: Pod ephemeral local storage usage exceeds the total limit of 20Gi.",
+        'Usage of EmptyDir volume "cache" exceeds the limit "20Gi".',
+    ],
+)
+def test_a_pod_that_used_too_much_disk_was_not_cut_short(said):
+    verdict = judge_strictly(printed(f"{said}\n", None))
+    assert verdict.cause is Cause.DISK_FULL
+    assert "20Gi" in verdict.sentence
+    assert not any("torch.save" in line for line in verdict.evidence)
+
+
+def test_what_ray_says_of_the_memory_of_a_machine_is_told():
+    said = "OutOfMemoryError: Task was killed due to the node running low on memory."
+    more = "Memory on the node (IP: 10.0.2.247) was 60.91GB / 62.00GB\n"
+    text = TRACEBACK.replace("ValueError: bad news", f"ray.exceptions.{said}") + more
+    verdict = judge_strictly(printed(text, 1))
+    assert verdict.cause is Cause.OOM_MACHINE
+    assert any("10.0.2.247" in line for line in verdict.evidence), verdict
+
+
+def test_mpirun_names_the_node_of_a_rank_that_died():
+    said = "mpirun noticed that process rank 7 with PID 28 on node gpu03 exited on signal 9."
+    evidence = Evidence(kind="log", signs=read_signs(f"{said}\n"), output=said)
+    verdict = judge_strictly(evidence)
+    assert (verdict.cause, verdict.rank, verdict.host) == (Cause.KILLED, 7, "gpu03")
+    assert "gpu03" in verdict.sentence
+
+
+@pytest.mark.parametrize(
+    ("why", "cause"),
+    [
+        (" DUE TO TIME LIMIT", Cause.TIME_LIMIT),
+        (" DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS", Cause.MACHINE_LOST),
+        (" DUE TO PREEMPTION", Cause.PREEMPTED),
+        ("", Cause.ASKED),
+    ],
+)
+def test_a_job_that_slurm_ended_blames_none_of_its_ranks(why, cause):
+    text = f"slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-01-01T00:00:00{why} ***\n"
+    text += "srun: error: n2: tasks 16-23: Terminated\nsrun: error: n1: tasks 0-7: Terminated\n"
+    verdict = judge_strictly(Evidence(kind="log", signs=read_signs(text), output=text))
+    assert (verdict.cause, verdict.rank) == (cause, None)
+    assert not any(line.startswith("rank 0 ") for line in verdict.evidence), verdict
+
+
+def test_stacks_without_a_pid_tell_of_none():
+    text = (
+        "Timeout (0:00:01)!\nThread 0x00007f1 (most recent call first):\n"
+        '  File "/usr/lib/python3.11/threading.py", line 327 in wait\n'
+        '  File "/usr/lib/python3.11/queue.py", line 171 in get\n'
+        '  File "/home/a/train.py", line 7 in next_batch\n'
+    )
+    verdict = judge_strictly(Evidence(kind="log", signs=read_signs(text), output=text))
+    assert verdict.cause is Cause.HANG_LOCK
+    assert not any("None" in line for line in verdict.evidence), verdict

@@ -14,6 +14,7 @@ from holdfast._diagnose.evidence.case import Case, Finding
 from holdfast._diagnose.evidence.evidence import LIVE_STATES, Record
 from holdfast._diagnose.evidence.memory import last_use, moved, tell_memory
 from holdfast._diagnose.texts.exceptions import fault_of_how
+from holdfast._diagnose.texts.signs import Sign, was_caught
 from holdfast._diagnose.verdict import Cause, Sure
 
 _BY_REASON = (
@@ -229,12 +230,24 @@ def _said_finished(case: Case) -> Finding | None:
     """By its own last words, where there is only a log."""
     end = case.end
     sign = end.has("holdfast_finished")
-    if sign is None or sign is not end.signs[-1] or case.evidence.exit or end.status is not None:
+    if sign is None or case.evidence.exit or end.status is not None:
+        return None
+    after = [each for each in end.signs if each.line > sign.line]
+    if not all(_went_on_after(each) for each in after):
         return None
     step = _text.whole(sign.details.get("step"))
     at = f", at step {step}" if step is not None else ""
-    evidence = [f"it printed: {_text.one_line(sign.text)}", "no error was printed after that"]
+    evidence = [f"it printed: {_text.one_line(sign.text)}"]
+    evidence += [
+        f"it then printed an error, and went on: {_text.one_line(each.text)}" for each in after[-1:]
+    ] or ["no error was printed after that"]
     return Finding(Cause.FINISHED, f"It finished{at}.", Sure.LIKELY, evidence)
+
+
+def _went_on_after(sign: Sign) -> bool:
+    """Whether the script printed an exception itself, and more after it."""
+    is_last = not _text.whole(sign.details.get("from_end"))
+    return sign.kind == "python_exception" and was_caught(sign) and not is_last
 
 
 def _lying(case: Case) -> Finding | None:
@@ -395,4 +408,5 @@ def _of_slurm(case: Case, cause: Cause, sentence: str, sure: Sure, evidence: lis
         lines = advice.lost(case)
     elif cause in _ADVICE:
         lines = advice.advise(case, _ADVICE[cause])
-    return Finding(cause, f"{sentence}.", sure, evidence, lines)
+    is_of_job = cause is not Cause.OOM_CGROUP
+    return Finding(cause, f"{sentence}.", sure, evidence, lines, is_of_job=is_of_job)

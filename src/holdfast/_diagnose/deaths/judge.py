@@ -31,6 +31,7 @@ from holdfast._diagnose.evidence.evidence import Evidence
 from holdfast._diagnose.hangs.explain import HangFinding
 from holdfast._diagnose.hangs.live import judge_live
 from holdfast._diagnose.texts.exceptions import KINDS
+from holdfast._diagnose.texts.signs import was_caught
 from holdfast._diagnose.verdict import Cause, Restart, Sure, Verdict, restart_after
 
 if TYPE_CHECKING:
@@ -126,9 +127,9 @@ def _last_lines(case: Case) -> list[str]:
 
 def _verdict(case: Case, found: Finding) -> Verdict:
     end, is_hang = case.end, isinstance(found, HangFinding)
-    told = [*found.evidence, *case.evidence.notes]
-    if not is_hang:
-        told = [*found.evidence, *case.culprit, *case.evidence.notes, *tell_hang(case.evidence)]
+    culprit = [] if is_hang or found.is_of_job else case.culprit
+    told = [*found.evidence, *culprit, *case.evidence.notes]
+    told += [] if is_hang else tell_hang(case.evidence)
     sure = found.sure
     if sure is Sure.CERTAIN and (after := _lines_after(case.evidence)):
         sure = Sure.LIKELY
@@ -152,6 +153,8 @@ def _verdict(case: Case, found: Finding) -> Verdict:
     rank, others = end.rank, case.others
     if isinstance(found, HangFinding):
         rank, others = found.rank, found.others
+    elif found.is_of_job:
+        rank = None
     host = end.host or _text.text(_text.record(case.evidence.lease.get("process")).get("host"))
     return Verdict(
         found.cause,
@@ -198,8 +201,10 @@ def _lines_after(evidence: Evidence) -> int:
     said = {sign.kind for sign in evidence.signs}
     if evidence.kind != "log" or not said <= {"python_exception", "holdfast_start", *KINDS}:
         return 0  # a launcher, a shell or SLURM reported the end
-    after = [_text.whole(sign.details.get("from_end")) or 0 for sign in evidence.signs]
-    return least if (least := min(after, default=0)) > _FEW_LINES else 0
+    last = max(evidence.signs, key=lambda sign: sign.line, default=None)
+    after = _text.whole(last.details.get("from_end")) or 0 if last is not None else 0
+    few = 0 if last is not None and was_caught(last) else _FEW_LINES
+    return after if after > few else 0
 
 
 def _one_line(text: str) -> str:

@@ -11,7 +11,7 @@ from holdfast._diagnose.deaths.memory import judge_worker
 from holdfast._diagnose.evidence.case import Case, Finding, Trouble
 from holdfast._diagnose.evidence.evidence import Record
 from holdfast._diagnose.evidence.memory import last_use, tell_graphs, tell_memory, tell_space
-from holdfast._diagnose.texts.exceptions import KINDS, Fault, kind_of_sign
+from holdfast._diagnose.texts.exceptions import KINDS, POINTS_ABOVE, Fault, kind_of_sign
 from holdfast._diagnose.texts.patterns import HARDWARE, read_memory_error
 from holdfast._diagnose.verdict import Cause, Sure
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from holdfast._diagnose.texts.sign import Sign
 
 _BETTER = ("worker", "shm_full", "disk_full")  # than an exception that names no cause
-_POINTS = re.compile("errors? above|see above|logs? above")  # it only says where to look
 _SAYING_LITTLE = ("plain", "peer_lost", "timeout", "interrupt")
+_INTERNAL = re.compile(r"\binternal error - please report")  # NCCL's: its warnings tell
 _VAGUE = ("InternalError", "UnknownError", "AbortedError", "UnavailableError", "XlaRuntimeError")
 _WANTS_GPU = re.compile(r"\bGPUs?\b|(?i:cuda)")  # why there is none was printed above it
 _NEAR_LINES = 60  # of the end, or the next sign of it: the training may have recovered from others
@@ -79,6 +79,8 @@ def judge_python(case: Case) -> Finding | None:
     use = last_use(case.end.memory)
     if trouble.kind == "host_oom":
         sentence = f"The machine ran out of memory, and what watches it ended {case.who}: {said}."
+        if fault is not None and (more := fault.tail or fault.message.partition("\n")[2]):
+            evidence.append(f"it said: {_text.one_line(more, 240)}")
         lines = advice.host_memory(case, use, is_machine=True)
         return Finding(Cause.OOM_MACHINE, sentence, Sure.LIKELY, evidence, lines)
     if trouble.kind == "cpu_oom" and fault is None:
@@ -157,11 +159,13 @@ def _says_more(sign: Sign, fault: Fault) -> bool:
     """Whether a printed line says more of the cause than the exception."""
     if fault.kind == "interrupt":
         return "threads" in sign.details  # OpenBLAS interrupts its own process then
-    if _POINTS.search(fault.message) is not None:
+    if POINTS_ABOVE.search(fault.message) is not None:
         return True
     if sign.kind == "environment" and _WANTS_GPU.search(fault.message) is not None:
         return True
     if KINDS[sign.kind] in ("cuda_error", "cuda_oom") and fault.type in _VAGUE:
+        return True
+    if _INTERNAL.search(fault.message) is not None and sign.kind == "rendezvous":
         return True
     # A worker that left by itself has printed the exception that ended it.
     has_told = sign.details.get("exitcode") or sign.details.get("points_above")
@@ -365,6 +369,7 @@ def _judge_disk(case: Case, trouble: Trouble) -> Finding:
     full = [disk for disk in disks if _is_full(disk)]
     evidence = [*trouble.evidence(case), *map(_tell, full or disks[:3])]
     is_told = re.search(r"No space left|quota exceeded|Errno (?:28|122)\b", said, re.IGNORECASE)
+    is_of_pod = re.search("ephemeral|EmptyDir|DiskPressure", said) is not None
     is_quota = "quota" in said.lower() or "Errno 122" in said
     named = _PATH.search(said)
     path = _text.text(full[0].get("path")) if full else (named[1] if named else "")
@@ -374,6 +379,8 @@ def _judge_disk(case: Case, trouble: Trouble) -> Finding:
         what = "A quota" if is_quota else "A disk"
         sentence = f"{what} was full{where}, and {case.who} could not write."
         sure = _how_sure(case, trouble)
+    elif is_of_pod:
+        sentence = f"Kubernetes ended {case.who} for its use of the disk: {trouble.said}."
     elif full:
         sentence = f"A disk was full{where}: what {case.who} wrote was cut short."
     else:

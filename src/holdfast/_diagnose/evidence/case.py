@@ -114,6 +114,8 @@ class Finding:
     sure: Sure
     evidence: list[str] = field(default_factory=list)
     advice: list[str] = field(default_factory=list)
+    # The scheduler ended all of it: no rank is to blame.
+    is_of_job: bool = field(default=False, kw_only=True)
 
 
 @dataclass
@@ -223,6 +225,9 @@ class Trouble:
                 told.append(f"at {self.fault.place}")
             if self.fault.then:
                 told.append(f"then its main thread raised {_text.one_line(self.fault.then, 240)}")
+        asserted = case.sign("cuda_assert") if self.kind == "cuda_error" else None
+        if asserted is not None and asserted is not self.sign:
+            told.append(f"its kernel printed: {_text.one_line(asserted.text, 240)}")
         if self.sign is not None and (self.fault is None or self.sign.text not in told[0]):
             told.append(f"it printed: {_text.one_line(self.sign.text, 400)}")
         if case.end.had_failed and case.end.signal:
@@ -262,8 +267,7 @@ def ends_of(evidence: Evidence) -> list[End]:
         end = _end_of(evidence, records.get(number, RankEvidence(rank=number)), number)
         _add_process(end, by_rank.get(number, {}))
         _add_failure(end, failures.get(number, {}))
-        if end.status is None and (exited := end.has("launcher_exit", "srun_exit")) is not None:
-            end.status = _shell_status(_text.whole(exited.details.get("exitcode")))
+        _add_exit(end)
         _add_line(end)
         ends.append(end)
     _add_parting(ends, evidence)
@@ -349,8 +353,7 @@ def _only_end(evidence: Evidence, found: RankEvidence) -> End:
         _add_process(end, ranked[-1], over=True)
     failures = _torchrun_failures(evidence.signs)
     _add_failure(end, next(iter(failures.values()), {}))
-    if end.status is None and (exited := end.has("launcher_exit", "srun_exit")) is not None:
-        end.status = _shell_status(_text.whole(exited.details.get("exitcode")))
+    _add_exit(end)
     _add_line(end)
     end.pid = end.pid or _text.whole(led.get("child_pid"))
     end.host = end.host or _text.text(led.get("host")) or None
@@ -442,6 +445,13 @@ def _add_process(end: End, process: Record, *, over: bool = False) -> None:
     end.time = end.time or end.seen_at
     # The counters at its own death: others may have died until the end of the whole command.
     end.counters = _text.record(process.get("counters")) or end.counters
+
+
+def _add_exit(end: End) -> None:
+    """The status, and the node, that a launcher has told."""
+    if end.status is None and (exited := end.has("launcher_exit", "srun_exit")) is not None:
+        end.status = _shell_status(_text.whole(exited.details.get("exitcode")))
+        end.host = end.host or _text.text(exited.details.get("node")) or None
 
 
 def _add_line(end: End) -> None:

@@ -386,7 +386,7 @@ def _state(look: Record) -> list[str]:
     told += f", in {wchan}" if wchan and wchan != "0" else ""
     cores = words.real(trainer.get("cpu"))
     told += f", {cores * 100:.0f}% of a core" if cores is not None else ""
-    found = [told]
+    found = [told] if trainer.get("pid") is not None else []  # printed stacks have none
     if error := words.text(look.get("stacks_error")):
         found.append(f"its stacks could not be read: {words.one_line(error, 160)}")
     return found

@@ -86,6 +86,10 @@ _CHILD_LEFT = re.compile(
     "returned non-zero exit status|exited unexpectedly with exit code|no longer alive"
     r"|^process \d+ terminated with "
 )
+# It only says where to look.
+POINTS_ABOVE = re.compile(
+    r"(?i)\b(?:see|causes?|errors?|logs?|exceptions?|tracebacks?|stack ?traces?) \(?above\b"
+)
 # An exception that torch relayed from another process: the original is at the end of the text.
 # Only lines of holdfast about its place come after it.
 _RELAYED = re.compile(
@@ -276,9 +280,14 @@ def fault_of_signs(signs: Iterable[Sign]) -> Fault | None:
 def _is_own(fault: Fault) -> bool:
     """Whether it tells of the process itself, and does not report the end of another one."""
     # A child that left by itself has printed why.
-    is_report = fault.type in _LAUNCHERS or _CHILD_LEFT.search(fault.message) is not None
+    is_report = fault.type in _LAUNCHERS or any(
+        shape.search(fault.message) for shape in (_CHILD_LEFT, POINTS_ABOVE)
+    )
     is_of_a_worker = fault.type in _DISGUISES and fault.kind == "worker"
-    return fault.kind not in _OF_VICTIMS and not is_report and not is_of_a_worker
+    # What is cancelled, is because of something else.
+    is_cancelled = "CancelledError" in fault.type or fault.message.lower() == "cancelled"
+    is_of_another_end = is_report or is_of_a_worker or is_cancelled
+    return fault.kind not in _OF_VICTIMS and not is_of_another_end
 
 
 def raises_after(sign: Sign, signs: Iterable[Sign]) -> bool:

@@ -52,7 +52,7 @@ _EXITS = {
     "xitcode": rf"xitcode{_SIGNAL_STATUS}",
     "Process name: [[": r"Process name: \[\[\d+,\d+\],(?P<rank>\d{1,6})\]",
     "died with <Signals.": r"died with <Signals\.\w+: (?P<signal>\d{1,2})>",
-    " exited on signal ": r"process rank (?P<rank>\d{1,6}) .*"
+    " exited on signal ": r"process rank (?P<rank>\d{1,6}) (?:.* on node (?P<node>\S{1,200}) )?.*"
     r"exited on signal (?P<signal>\d{1,2})\b",
     "] Signal: ": r"\] Signal: .*\((?P<signal>\d{1,2})\)$",
     "signal (": r"(?:^|\] )signal \((?P<signal>\d{1,2})(?:\.\d)?\): [A-Z]",  # Julia's
@@ -108,7 +108,8 @@ def read_launchers(text: Text, exceptions: list[Sign]) -> Iterator[Sign]:
                 of = int(found["rank"]) if found.get("rank") else None
                 code = -int(found["signal"]) if found.get("signal") else int(found.get("code", 1))
                 code = _OF_WINDOWS.get(code, code)
-                yield make_sign("launcher_exit", line, {"exitcode": code}, of)
+                node = {"node": found["node"]} if found.get("node") else {}
+                yield make_sign("launcher_exit", line, {"exitcode": code, **node}, of)
 
 
 def _number(name: str) -> int:

@@ -38,7 +38,9 @@ _LABELS = tuple(
             # torch's excepthook and its C++ lines: "[rank3]: "; torchrun --tee: "[default3]:".
             r"\[(?:(?P<rank>rank)|default|trainer|worker)(?P<number>\d{1,6})\]:",
             r"\[(?:\d{1,6},)?(?P<number>\d{1,6})\]<std(?:err|out)>: ?",  # mpirun, horovodrun
-            r"\((?:[\w.]+ )?(?:pid|ip)=[^)\n]{1,80}\) ?",  # ray
+            # ray, and vLLM: "(Worker_TP3 pid=12) ", "(VllmWorker rank=3 pid=12) ".
+            r"\((?:\w{1,40}(?: rank=|_TP)(?P<number>\d{1,6})\w{0,40} |[\w.]+ )?(?:pid|ip)="
+            r"[^)\n]{1,80}\) ?",
             r"\[(?P<rank>[Rr]ank)[ _:=]?(?P<number>\d{1,6})\]:? ",
             r"(?P<rank>[Rr]ank) ?(?P<number>\d{1,6}): ",
             r"\[pod/[^\]\n]{1,200}\] ",  # kubectl logs --prefix

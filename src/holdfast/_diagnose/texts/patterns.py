@@ -393,8 +393,9 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *("Completed - Training job completed", "] Finish train", "done training in "),
         "^Process finished with «exit code 0»$",
         *("Job execution was successful. Exit Status 0", "State: COMPLETED (exit code 0)"),
-        r"(?:^|[\]:=>*-])\W*(?i:model )?[Tt]«raining »(?i:finished|completed?|done)"
-        r"(?: successfully)?(?:\W*$|[.!] )",
+        r"(?:^|[\]:=>*-]|\bINFO )\W*(?i:model )?[Tt]«raining »(?i:finished|completed?|done)"
+        r"(?: successfully)?(?:\W*$|[.!,;] )",
+        r"^«Number of finished trials: » *\d+$",  # of a search
         r"^\W*«Finished »[Tt]raining\W*$",
         *(r"launcher\.Parallel INFO: «End of run»", r"^«total images/sec: »[\d.]+$"),
     ),

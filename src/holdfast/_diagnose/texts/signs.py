@@ -30,7 +30,7 @@ from holdfast._diagnose.texts.python import read_last_lines, read_python
 from holdfast._diagnose.texts.sign import Marks, Sign, make_sign
 from holdfast._diagnose.texts.stack_dump import read_stacks
 
-__all__ = ["IN_VAIN", "Sign", "culprits_of", "read_signs"]
+__all__ = ["IN_VAIN", "Sign", "culprits_of", "read_signs", "was_caught"]
 
 _MOST_RANKS = 65536
 _RANKS = re.compile(r"\[rank(\d{1,5})\]:|\[default(\d{1,5})\]:|\bRank (\d{1,5})\]")
@@ -140,6 +140,11 @@ def culprits_of(signs: list[Sign]) -> list[int]:
     return gaps if len(gaps) < len(timed_out) else []
 
 
+def was_caught(sign: Sign) -> bool:
+    """Whether the script itself printed it: an uncaught exception shows its outermost frame."""
+    return sign.details.get("outermost", "<module>") not in _OUTER
+
+
 def is_of_another(sign: Sign) -> bool:
     """Whether another thread or process than the main one raised it."""
     return bool(sign.details.get("thread") or sign.details.get("process"))
@@ -197,7 +202,7 @@ def _with_past(signs: list[Sign], marks: Marks) -> list[Sign]:
             marks.goes_on(
                 sign.rank,
                 from_end,
-                was_caught=sign.details.get("outermost", "<module>") not in _OUTER,
+                was_caught=was_caught(sign),
             )
             # It raises again, after progress that no rank has labelled.
             or (sign.rank in raised and marks.goes_on_between(from_end, raised[sign.rank]))
