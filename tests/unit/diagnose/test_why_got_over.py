@@ -446,3 +446,9 @@ def test_an_internal_error_of_nccl_is_told_by_its_warning(tmp_path):
     found = verdict_of(tmp_path, warning + of_main(f"torch.distributed.{error}"))
     assert found.cause is Cause.RENDEZVOUS
     assert any("no socket interface" in line for line in found.evidence)
+
+
+def test_hydra_prints_an_exception_without_its_outermost_frames_and_leaves(tmp_path):
+    error = of_main("ValueError: lr too high").replace("<module>", "main")
+    text = f"Error executing job with overrides: ['lr=1']\n{error}\nSet the environment variable\n"
+    assert verdict_of(tmp_path, STEPS + text).sure is Sure.CERTAIN

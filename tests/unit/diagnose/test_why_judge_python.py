@@ -387,3 +387,11 @@ def test_stacks_without_a_pid_tell_of_none():
     verdict = judge_strictly(Evidence(kind="log", signs=read_signs(text), output=text))
     assert verdict.cause is Cause.HANG_LOCK
     assert not any("None" in line for line in verdict.evidence), verdict
+
+
+def test_a_last_line_that_is_an_error_is_told_in_the_sentence():
+    said = "error: dataset /d is missing: run prepare.py first"
+    verdict = judge_strictly(printed(f"loading\n{said}\n", 1))
+    assert verdict.cause is Cause.UNKNOWN  # sys.exit(message), or any other way to leave with 1
+    assert verdict.sentence.endswith(f"left with status 1. Its last line is: {said}.")
+    assert "nothing says why" in judge_strictly(printed("step 1\n", 1)).sentence

@@ -99,8 +99,8 @@ def _unknown(case: Case, past: list[Sign]) -> Finding:
     elif case.evidence.exit:
         how = _text.one_line(str(case.evidence.exit.get("how")), 200)
         told.append(f"its own last note is: {how}")
-    if case.evidence.output.strip():
-        last = case.evidence.output.strip().splitlines()[-1]
+    last = (case.evidence.output.strip().splitlines() or [""])[-1]
+    if last:
         told.append(f"the last line that it printed: {_text.one_line(last, 240)}")
         suspect = [line for line in _last_lines(case) if _SUSPECT.search(line)][-1:]
         told += [f"an earlier line: {_text.one_line(s, 240)}" for s in suspect if s != last]
@@ -110,6 +110,9 @@ def _unknown(case: Case, past: list[Sign]) -> Finding:
         told.append(f"line {sign.line} is: {said}; it went on for {after} after that")
     if end.status is not None:
         sentence = f"{case.opening} left with status {end.status}, and nothing says why."
+        if end.status and _SUSPECT.search(last):  # as sys.exit prints what it was given
+            said = _text.one_line(last, 240)
+            sentence = f"{case.opening} left with status {end.status}. Its last line is: {said}."
     else:
         sentence = "No record says why it ended."
     lines = [

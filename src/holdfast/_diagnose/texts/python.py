@@ -347,6 +347,8 @@ def _add_context(text: Text, found: Traceback, lead: str) -> None:
         said = line.text.strip()
         if said.startswith(_IGNORED):
             found.details["is_ignored"] = True
+        elif said.startswith("Error executing job with overrides"):
+            found.details["outermost"] = ""  # Hydra leaves out its own frames, and the script's
         elif said.startswith("Exception in thread "):
             found.details["thread"] = said.removeprefix("Exception in thread ").rstrip(":")
         elif match := re.fullmatch(r"Process (\S+):", said):
