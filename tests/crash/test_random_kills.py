@@ -35,7 +35,8 @@ from tests.support import (
     wait_until,
 )
 
-STEPS_A_LIFE = 130
+ENDLESS = 1_000_000  # steps: a life ends by its kill, however late that comes
+LAST_STEPS = 200
 STEP_SECONDS = 0.01
 MOST_LOST_SECONDS = 1.0
 
@@ -75,11 +76,11 @@ class Killed:
         self._start = start
         self._arguments = arguments
         self._environment = environment(OMP_NUM_THREADS="1", HOLDFAST_KEEP_MEMORY=keep_memory)
-        self._at = 0  # the step that is there to begin from
+        self.at = 0  # the step that is there to begin from
         self._unjudged: list[Kill] = []
 
-    def begin(self, *more: str) -> Life:
-        words = (self.folder, *self._arguments, *more, "--trace", self.trace)
+    def begin(self, *more: object) -> Life:
+        words = (self.folder, *self._arguments, *map(str, more), "--trace", self.trace)
         begin = functools.partial(self._start, *words, env=self._environment)
         return Life(self.folder, self.trace, begin)
 
@@ -96,8 +97,8 @@ class Killed:
         if both:
             wait_for_keeper_gone(self.folder)
         in_memory, on_disk = life.newest_in_memory(hashed=both), life.newest_on_disk()
-        self._at = max(self._at, in_memory, on_disk)
-        found = Kill(life, life.stage(), both, self._at, began_at, both and in_memory > on_disk)
+        self.at = max(self.at, in_memory, on_disk)
+        found = Kill(life, life.stage(), both, self.at, began_at, both and in_memory > on_disk)
         life.close()
         self._unjudged.append(found)
         return found
@@ -149,19 +150,20 @@ def _weigh(kill: Kill, step: int) -> None:
 
 def kill_again_and_again(
     run: Killed, aims: tuple[str, ...], kills: int, rng: random.Random
-) -> tuple[list[Kill], str]:
-    """Kill the run so often, then let it train to its end; returns the kills and its hash."""
+) -> tuple[list[Kill], int, str]:
+    """Kill the run so often, then let it end; returns the kills, its steps and its hash."""
     wanted = [aims[i % len(aims)] for i in range(kills)]
     rng.shuffle(wanted)
     found = []
     for number, aim in enumerate(wanted):
-        life = run.begin("--sleep", str(STEP_SECONDS))
+        life = run.begin("--total", ENDLESS, "--sleep", STEP_SECONDS)
         found.append(run.kill(life, aim, both=number % 2 == 1))
-    last = run.begin()
+    total = run.at + LAST_STEPS
+    last = run.begin("--total", total)
     run.judge(last)
     ended = last.trainer.state_hash()
     wait_for_keeper_gone(run.folder)
-    return found, ended
+    return found, total, ended
 
 
 def kill_all(
@@ -173,16 +175,16 @@ def kill_all(
 ) -> None:
     rng = random.Random(seed)
     half = kills // 2
-    total = STEPS_A_LIFE * half + 200
-    plain = Killed(tmp_path / "plain", rng, start, ["--total", str(total)], keep_memory="5min")
-    plain_kills, plain_hash = kill_again_and_again(plain, DEFAULT_AIMS, half, rng)
+    plain = Killed(tmp_path / "plain", rng, start, [], keep_memory="5min")
+    plain_kills, total, plain_hash = kill_again_and_again(plain, DEFAULT_AIMS, half, rng)
     assert plain_hash == reference(total)
 
-    larger = ["--total", str(total), "--size", "2048", "--settings", json.dumps(SAVING)]
-    saving = Killed(tmp_path / "saving", rng, start, larger)
-    saving_kills, saving_hash = kill_again_and_again(saving, SAVING_AIMS, kills - half, rng)
+    larger = ["--size", "2048"]
+    saving = Killed(tmp_path / "saving", rng, start, [*larger, "--settings", json.dumps(SAVING)])
+    saving_kills, total, saving_hash = kill_again_and_again(saving, SAVING_AIMS, kills - half, rng)
     undisturbed = train_to_the_end(
-        tmp_path / "undisturbed", *larger[:4], env=environment(OMP_NUM_THREADS="1")
+        *(tmp_path / "undisturbed", *larger, "--total", total),
+        env=environment(OMP_NUM_THREADS="1"),
     )
     assert saving_hash == undisturbed
 

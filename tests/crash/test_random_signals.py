@@ -16,7 +16,8 @@ import pytest
 from tests.crash.stages import AFTER_THE_FIRST_STEP, Life, check_spread, show
 from tests.support import arena_files, environment, wait_for_keeper_gone, wait_until
 
-STEPS_A_LIFE = 110
+ENDLESS = 1_000_000  # steps: a life ends by its signal, however late that comes
+LAST_STEPS = 100
 SAVING = {"checkpoint_every": 5, "max_overhead": 0.2}
 AIMS = ("step", "snapshot", "commit", "step", "start-up")
 STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGQUIT: -signal.SIGQUIT}
@@ -69,21 +70,22 @@ def newest_left(life: Life, number: signal.Signals, at: int) -> int:
 
 def interrupt_again_and_again(folder, start, reference, number, count, seed) -> None:
     rng = random.Random(seed)
-    total = STEPS_A_LIFE * count + 100
     trace = folder.with_name("trace")
-    arguments = (folder, "--total", total, "--settings", json.dumps(SAVING), "--trace", trace)
+    arguments = (folder, "--settings", json.dumps(SAVING), "--trace", trace)
+    endless = (*arguments, "--total", ENDLESS, "--sleep", 0.01)
     env = environment(OMP_NUM_THREADS="1")
     wanted = [AIMS[i % len(AIMS)] for i in range(count)]
     rng.shuffle(wanted)
     stages, left = [], 0
     for aim in wanted:
-        life = Life(folder, trace, lambda: start(*arguments, "--sleep", 0.01, env=env))
+        life = Life(folder, trace, lambda: start(*endless, env=env))
         stages.append(interrupt(life, number, aim, rng))
         if life.has_begun():
             assert life.trainer.ready() == left, f"after {stages}"
         left = newest_left(life, number, left)
         life.close()
-    last = start(*arguments, env=env)
+    total = left + LAST_STEPS
+    last = start(*arguments, "--total", total, env=env)
     assert last.ready() == left, f"after {stages}"
     assert last.state_hash() == reference(total)
     show(f"{number.name}, seed {seed}", stages)
