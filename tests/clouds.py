@@ -8,10 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 from urllib.parse import parse_qs, urlsplit
-
-from holdfast._environment.cloud.metadata import Answer, Metadata
 
 _PATIENCE_SECONDS = 60.0
 
@@ -180,13 +177,6 @@ def _handler(cloud: Cloud) -> type[http.server.BaseHTTPRequestHandler]:
             """Nothing: the tests look at what was asked."""
 
     return Handler
-
-
-class PatientMetadata(Metadata):
-    """Gives a busy machine five times as long to answer."""
-
-    def ask(self, path: str, *arguments: Any, seconds: float = 2.0, **options: Any) -> Answer:
-        return super().ask(path, *arguments, seconds=5 * seconds, **options)
 
 
 def in_utc(seconds_ahead: float) -> str:

@@ -97,7 +97,7 @@ def test_every_interruption_has_its_row():
         ("2", "KILL", "optimizer's update", "41", "SIGKILL", "step 40"),
         ("3", "STOP", "evaluation", "50", "lived on", ""),
         ("4", "INT", "between two steps", "60", "status 130", "step 60"),
-        ("5", "USR2", "commit", "70", "SIGUSR2", "step 70"),
+        ("5", "USR2", "saving a checkpoint", "70", "SIGUSR2", "step 70"),
     ]
     odd = Interruption(1, "KILL", "some day", 3, -250, 2)
     assert (report.moment(odd), report.ended_with(odd)) == ("some day", "signal 250")

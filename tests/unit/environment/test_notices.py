@@ -9,10 +9,10 @@ from email.utils import formatdate
 import pytest
 
 from holdfast._environment.cloud import aws, azure, gcp, metadata
+from holdfast._environment.cloud.metadata import Metadata
 from holdfast._environment.cloud.notice import CLOUDS, Closed, NoAnswer, find_cloud
 from holdfast._keeper.cloud_notices import NoticeWatch, open_watch
 from holdfast._settings import NOTICES
-from tests.clouds import PatientMetadata as Metadata
 from tests.clouds import Reply, in_gmt, in_utc, of_aws, of_azure, of_gcp, serve
 from tests.support import wait_until
 

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 import pytest
 
 from holdfast._environment.cloud import aws, azure, gcp, metadata
+from holdfast._environment.cloud.metadata import Metadata
 from holdfast._environment.cloud.notice import NoAnswer, Notice
 from holdfast._keeper.cloud_notices import NoticeWatch
-from tests.clouds import PatientMetadata as Metadata
 from tests.clouds import Reply, in_gmt, in_utc, of_aws, of_azure, of_gcp, serve
 
 _NESTED = "[" * 100_000
