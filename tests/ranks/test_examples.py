@@ -90,8 +90,9 @@ def last_line(job: Trainer) -> str:
 
 def find_line(output: str) -> str:
     """One rank, and no other, says how it went, with a hash of the weights."""
-    (line,) = re.findall(r"^.*, weights [0-9a-f]{16}$", output, re.MULTILINE)
-    return str(line)
+    lines = re.findall(r"^.*, weights [0-9a-f]{16}$", output, re.MULTILINE)
+    assert len(lines) == 1, output
+    return str(lines[0])
 
 
 def stop_amid(job: Trainer, folder: Path) -> int:
