@@ -188,3 +188,12 @@ def test_a_list_that_has_got_what_cannot_be_stored_is_refused_at_its_next_update
         with pytest.raises(holdfast.UnstorableState, match="tensor"):
             run.update(tensor=torch.ones(2).to_sparse())
         run.update(seen=seen)
+
+
+def test_a_generator_that_is_gone_from_a_dict_of_tuples_is_told(tmp_path):
+    with holdfast.Run(tmp_path / "run", of={(1, 2): np.random.default_rng(0)}) as run:
+        for _ in run.steps(2):
+            pass
+    again = holdfast.Run(tmp_path / "run", of={})
+    with pytest.raises(holdfast.StateMismatch, match="was a random generator, is a NoneType"):
+        again.__enter__()
