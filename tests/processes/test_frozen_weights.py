@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import random
 import time
+from contextlib import suppress
 
 import pytest
 
-from holdfast._store.memory.arena import Arena, used_bytes
+from holdfast._store.memory.arena import Arena, NotAnArena, used_bytes
 from holdfast._store.memory.backing import open_leftover
 from tests.often import few
 from tests.support import SCRIPTS, arena_files, wait_for_keeper_gone, wait_until
@@ -24,7 +25,8 @@ SETTINGS = json.dumps({"max_overhead": 0.5, "keep_memory": "1min"})
 def slots_of(folder) -> tuple[int, bool, int]:
     """How many slots are whole, whether they have memory in common, and what they take."""
     for path in arena_files(folder):
-        with Arena(open_leftover(path)) as arena:
+        # Its head may not be written yet.
+        with suppress(NotAnArena), Arena(open_leftover(path)) as arena:
             return len(arena.whole()), bool(arena.shared), used_bytes(arena.descriptor)
     return 0, False, 0
 
