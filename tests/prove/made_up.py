@@ -64,6 +64,6 @@ PROOFS = {
     UNTRIED: make(
         UNTRIED,
         interruptions=[],
-        trouble="the script leaves with status 1 when nobody disturbs it.\nRun it yourself first.",
+        trouble="the script, undisturbed, ends with exit status 1.\nRun it yourself first.",
     ),
 }

@@ -86,7 +86,7 @@ def test_a_script_that_is_not_repeatable_is_compared_within_its_spread(within, w
 
 def test_what_could_not_be_tried_is_its_own_two_lines():
     assert report.plain_text(PROOFS[UNTRIED]).splitlines() == [
-        "Nothing is proved: the script leaves with status 1 when nobody disturbs it.",
+        "Nothing is proved: the script, undisturbed, ends with exit status 1.",
         "    Run it yourself first.",
     ]
 
