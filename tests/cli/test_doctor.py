@@ -179,7 +179,7 @@ def test_a_read_only_disk_is_named(disk):
     assert "read-only" in found["run folder"]["found"]
 
 
-def test_a_dead_file_system_holds_nobody(tmp_path, monkeypatch):
+def test_a_dead_file_system_delays_no_command(tmp_path, monkeypatch):
     if reason := why_not():
         pytest.skip(reason)
     # As on an idle machine: on a busy one it is called slow (unit/tools/test_doctor_busy.py).

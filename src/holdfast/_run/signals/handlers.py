@@ -1,8 +1,7 @@
 """Signal handlers: they record the signal number; the next step boundary acts on it.
 
 A handler may run between any two bytecodes, while the thread it interrupts
-holds any lock. So ours appends a number and returns: no saving, no printing. Only
-the stacks that the script itself has faulthandler write on that signal are written.
+holds any lock. So ours appends a number and returns: no saving, no printing.
 `set_wakeup_fd` carries the number to the
 keeper at C level, so that the clock of a deadline starts even while the main
 thread sits in a long call.
@@ -35,7 +34,7 @@ from holdfast._environment import variables
 from holdfast._environment.processes.libc import c_handler
 from holdfast._environment.processes.proc import stat_fields
 from holdfast._errors import Stopped, is_interactive
-from holdfast._run.signals.stack_dump import CrashStacks, UsersDumps
+from holdfast._run.signals.stack_dump import CrashStacks
 from holdfast._store.folder.plain_file import open_plain
 from holdfast._store.folder.requests import SAME_PRESS_SECONDS, StopRequest, request_from_signal
 from holdfast._text import say
@@ -97,7 +96,6 @@ class SignalWatch:
         self._former_quit: _Handler = None  # only of a process 1
         self._outer: SignalWatch | None = None  # of a run around this one
         self._at_c_level: dict[int, bytes] = {}
-        self._dumps = UsersDumps()
         # One object: each access to a method makes a new one, and they are compared by identity.
         self._handler = self._note
 
@@ -109,7 +107,6 @@ class SignalWatch:
             if former is signal.SIG_IGN and number in (signal.SIGINT, _SIGHUP):
                 continue
             self._former[number] = former
-            self._dumps.find(number)
             signal.signal(number, self._handler)
             self._at_c_level[number] = c_handler(number)
         if self._wakeup >= 0:
@@ -149,7 +146,6 @@ class SignalWatch:
         for number, former in self._former.items():
             if signal.getsignal(number) is self._handler:
                 signal.signal(number, signal.SIG_DFL if former is None else former)
-                self._dumps.give_back(number)
         self._former.clear()
         if self._quit is not None:
             faulthandler.unregister(self._quit)
@@ -167,8 +163,7 @@ class SignalWatch:
                 continue
             if found is not self._handler and callable(found):
                 self._former[number] = found  # the user's newest handler, called at the boundary
-            is_dump = self._dumps.find(number)  # then both act from now on
-            if not is_dump and (number != signal.SIGINT or found not in defaults):
+            if number != signal.SIGINT or found not in defaults:
                 replaced.append(f"the handler of {signal.Signals(number).name}")
             signal.signal(number, self._handler)
             self._at_c_level[number] = c_handler(number)
@@ -190,7 +185,6 @@ class SignalWatch:
     def _note(self, number: int, frame: FrameType | None) -> None:
         global _is_asked
         _is_asked = True
-        self._dumps.write(number)
         if self.defers:
             nudged, self.nudged = self.nudged, False
             again = not nudged and self._is_pressed_again(number)
@@ -234,7 +228,6 @@ class SignalWatch:
             signal.set_wakeup_fd(-1)
             for number, former in self._former.items():
                 signal.signal(number, signal.SIG_DFL if former is None else former)
-                self._dumps.give_back(number)
             if self._quit is not None:
                 faulthandler.unregister(self._quit)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import functools
 import os
 import signal
 import sys
@@ -18,7 +17,7 @@ import weakref
 from pathlib import Path
 from typing import IO
 
-from holdfast._environment.processes.libc import c_action, c_handler, libc, set_c_action
+from holdfast._environment.processes.libc import c_handler, libc
 from holdfast._environment.processes.threads import STACKS_FILE
 
 _FIRST = 7  # after SIGRTMIN: the C library and others use the first ones
@@ -144,68 +143,6 @@ class _Destination:
 
     def flush(self) -> None:
         pass
-
-
-# -- Signals on which the script itself has faulthandler write stacks ------------------------------
-# A run takes some of them for a stop, and its handler replaces that of faulthandler in the kernel.
-# Both are to act, so ours calls the other one.
-
-
-class UsersDumps:
-    """The signals of one run on which faulthandler still writes, where the script wants it."""
-
-    def __init__(self) -> None:
-        self._actions: dict[int, bytes] = {}  # faulthandler's, by the number of the signal
-
-    def find(self, number: int) -> bool:
-        """Keep faulthandler's handler, if it is the kernel's now; forget one that was removed."""
-        action, handler = c_action(number), c_handler(number)
-        if any(handler) and handler == _faulthandlers_handler():
-            self._actions[number] = action
-            return True
-        if not any(handler):  # the default
-            self._actions.pop(number, None)
-        return False
-
-    def write(self, number: int) -> None:
-        """Write the stacks now, as the script wants it; called by our own handler."""
-        action = self._actions.get(number)
-        if action is None:
-            return
-        import ctypes
-
-        ours = c_action(number)
-        # With `chain` it puts the handler before it back, raises the signal, and installs itself
-        # again. Blocked, the signal cannot end this process; then it is taken back.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
-        try:
-            address = int.from_bytes(action[: ctypes.sizeof(ctypes.c_void_p)], sys.byteorder)
-            ctypes.PYFUNCTYPE(None, ctypes.c_int)(address)(number)
-            set_c_action(number, ours)
-            signal.sigtimedwait({number}, 0)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-    def give_back(self, number: int) -> None:
-        """Our handler is gone: faulthandler's is the kernel's again."""
-        if number in self._actions:
-            set_c_action(number, self._actions[number])
-
-
-@functools.cache
-def _faulthandlers_handler() -> bytes:
-    """The address of the handler that `faulthandler.register` installs; empty if not known."""
-    number = _find_unused()
-    if number is None:
-        return b""
-    try:
-        faulthandler.register(number, file=2)  # nothing is written, and it exists in any process
-    except (OSError, RuntimeError, ValueError):
-        return b""
-    try:
-        return c_handler(number)
-    finally:
-        faulthandler.unregister(number)
 
 
 # -- Forked children -------------------------------------------------------------------------------
