@@ -16,7 +16,7 @@ from typing import Any
 from holdfast import _errors
 from holdfast._environment.processes.ended import exit_code, how_it_died
 from holdfast._environment.processes.identity import host_name
-from holdfast._environment.processes.proc import FairDeadline
+from holdfast._environment.processes.proc import FairDeadline, field, read_bytes, stat_fields
 from holdfast._environment.processes.tree import parent
 from holdfast._keeper import protocol
 from holdfast._keeper.memory_alarm import MemoryWatch
@@ -26,6 +26,7 @@ from holdfast._store.folder.attempts import write_json
 from holdfast._store.folder.requests import SAME_PRESS_SECONDS
 from holdfast._store.memory import control
 from holdfast._store.memory.control import ControlPage
+from holdfast._text import signal_name
 
 _KILL_AFTER_SECONDS = 5.0
 _LEAVE_NOW_SECONDS = 60.0
@@ -194,7 +195,7 @@ class SignalReader:
             raise EOFError
         for number in numbers:
             if number not in _OF_CHILDREN:
-                self.recent.append({"time": time.time(), "name": _name_of(number)})
+                self.recent.append({"time": time.time(), "name": signal_name(-number)})
             if number in self._numbers and (found := self._classify(number)) is not None:
                 yield found
 
@@ -216,26 +217,15 @@ class SignalReader:
         return SignalArrival(number, is_final=True)
 
 
-def _name_of(number: int) -> str:
-    with contextlib.suppress(ValueError):
-        return signal.Signals(number).name
-    return f"signal {number}"
-
-
 def is_stopped_or_traced(pid: int) -> bool:
-    """True if a process is stopped or traced."""
-    with contextlib.suppress(OSError):
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        fields = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
-        return fields.get("TracerPid", "0") != "0" or fields.get("State", "R")[0] in "Tt"
-    return False
+    tracer = field(read_bytes(f"/proc/{pid}/status") or b"", b"TracerPid:")
+    return bool(tracer) or state_of(pid) in ("T", "t")
 
 
 def state_of(pid: int) -> str:
     """The kernel's letter for the state of a process; empty if it is gone."""
-    with contextlib.suppress(OSError, IndexError):
-        return chr(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][0])
-    return ""
+    fields = stat_fields(pid)
+    return fields[0].decode(errors="replace") if fields else ""
 
 
 def age_of(monotonic_ns: int) -> float | None:

@@ -29,9 +29,7 @@ def how_it_died(pidfd: int | None, pid: int) -> str | None:
         return None
     if code >= 0:
         return f"ended with status {code}"
-    with contextlib.suppress(ValueError):
-        return f"was killed by {signal.Signals(-code).name}"
-    return f"was killed by signal {-code}"
+    return f"was killed by {signal_name(code)}"
 
 
 def exit_code(pidfd: int | None, pid: int) -> int | None:
