@@ -42,6 +42,7 @@ from holdfast._store.commit.write_queue import (
 from holdfast._store.folder.layout import rank_file
 from holdfast._store.format.image import decode_head
 from holdfast._store.format.manifest import DataFile
+from holdfast._store.format.threads import start_thread
 from holdfast._store.memory.arena import SlotRecord
 
 if TYPE_CHECKING:
@@ -292,12 +293,8 @@ class CheckpointWriter:
         under_way = self._take()
         if under_way is None:
             return
-        thread = threading.Thread(
-            target=self._do, args=(under_way,), name="writer-of-the-last", daemon=True
-        )
-        try:
-            thread.start()
-        except RuntimeError:  # the system has no more threads: after the one that gives up
+        if start_thread(self._do, under_way, name="writer-of-the-last") is None:
+            # The system has no more threads: after the one that gives up.
             self._under_way.remove(under_way)
             self._waiting.insert(0, under_way.job)
 
