@@ -18,7 +18,7 @@ from holdfast._keeper.memory_alarm import Alarm
 from holdfast._keeper.storage import HeldArena
 from holdfast._keeper.timers import in_background
 from holdfast._keeper.trainer import PostMortem, SignalArrival, Trainer, state_of
-from holdfast._keeper.writer import Closing, WriteJob, WriteOutcome
+from holdfast._keeper.writer import WriteJob, WriteOutcome
 from holdfast._store.commit.retention import MEMORY
 from holdfast._store.folder import journal
 from holdfast._store.folder.requests import StopRequest, stop_from_file
