@@ -104,9 +104,6 @@ class Ruling:
             reason = reason or "a rule has called it bad"
             self.bad = RuleVerdict(FAILURE, reason, step, rank=rank)
 
-    def restore(self, rules: dict[str, Any] | None) -> None:
-        self.judge.load(rules)
-
     def _take_verdict(self) -> None:
         verdict = self.judge.verdict
         if verdict is not None and verdict.is_bad and self.bad is None:

@@ -280,13 +280,13 @@ class RankActions:
     # -- the end ----------------------------------------------------------------
 
     def send_away(self, order: protocol.LeaveOrder) -> None:
-        self._member.departure.release()
+        self._member.departure.is_released = True
         self._storage.learn_durable(order.step)
         if not self._member.departure.is_trainer_gone:
             told = {**order.values(), "step": self._storage.durable_step}
             self._trainer.order_to_leave(**told)
 
     def say_bye(self, bye: protocol.RankBye) -> None:
-        self._member.departure.release()
+        self._member.departure.is_released = True
         requeued: dict[str, Any] = {"said": bye.said, "status": bye.status} if bye.said else {}
         self._trainer.send(protocol.TrainerBye(step=bye.step, reason=bye.reason, **requeued))

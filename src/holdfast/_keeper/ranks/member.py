@@ -301,7 +301,7 @@ class Departure:
         self._member = member
         self.is_trainer_gone = False
         self.farewell: protocol.RankFarewell | None = None  # with which the trainer left
-        self.is_released = False
+        self.is_released = False  # True: the hub needs this keeper no more
         self._gone_at = 0.0
         self._has_died = False
         self._death: PostMortem | None = None
@@ -380,10 +380,6 @@ class Departure:
         trainer.order_to_leave(cause.sentence(), _errors.REQUEUE, step, asked=False, speaks=speaks)
 
     # -- the keeper's end -------------------------------------------------------
-
-    def release(self) -> None:
-        """The hub needs this keeper no more."""
-        self.is_released = True
 
     def stop_lingering(self) -> None:
         """Nothing will start the ranks again."""

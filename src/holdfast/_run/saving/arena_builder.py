@@ -47,7 +47,7 @@ class ArenaBuilder:
         self._most_bytes = most_bytes  # that the slots may take
         self._has_peers = has_peers  # there are other ranks
         self._thread: threading.Thread | None = None
-        self._built: Generation | None = None
+        self.built: Generation | None = None  # and not taken yet
         self._waiting: WaitingArena | None = None  # of the previous attempt; see `adopt`
         self._frozen: list[int] = []  # tensors of the layout that probably never change
         self._number = 0
@@ -60,18 +60,13 @@ class ArenaBuilder:
         """True while the first slot of an arena gets its memory."""
         return self._thread is not None and self._thread.is_alive()
 
-    @property
-    def built(self) -> Generation | None:
-        """An arena that is not taken yet."""
-        return self._built
-
     def adopt(self, waiting: WaitingArena) -> None:
         """Use the arena of the previous attempt from the first snapshot on, if it fits."""
         self._waiting = waiting
         self._number = 1
         try:
             waiting.repair_headers()
-            self._built = self._take_over(waiting.arena, waiting.backing, waiting.plan)
+            self.built = self._take_over(waiting.arena, waiting.backing, waiting.plan)
         except Exception as error:  # noqa: BLE001  an arena of our own is built instead
             self._say(f"the memory of the previous attempt cannot be used: {error}")
             self._drop_waiting()
@@ -95,17 +90,17 @@ class ArenaBuilder:
                 self._thread = None
             if self._fits(captured, scalars_bytes) and self._claim():
                 self._in_vain = 0
-                found, self._built = self._built, None
+                found, self.built = self.built, None
                 return found
         return None
 
     def close(self) -> None:
         """Wait for the thread, and remove an arena that was not taken."""
         self.join()
-        if self._built is not None:
-            self._built.close()
-            self._built.backing.remove()
-            self._built = None
+        if self.built is not None:
+            self.built.close()
+            self.built.backing.remove()
+            self.built = None
         self._drop_waiting()
 
     def join(self) -> None:
@@ -125,19 +120,19 @@ class ArenaBuilder:
         if self._waiting is not None:
             self._waiting.drop()
             self._waiting = None
-            if self._built is not None:
-                self._built.close()
-                self._built = None
+            if self.built is not None:
+                self.built.close()
+                self.built = None
 
     def _fits(self, captured: Captured, scalars_bytes: int) -> bool:
-        return self._built is not None and self._built.fits(captured, scalars_bytes)
+        return self.built is not None and self.built.fits(captured, scalars_bytes)
 
     def _start_building(self, specs: list[TensorSpec], scalars_bytes: int) -> None:
         self._drop_waiting()
-        if self._built is not None:  # its layout changed before it was ready
-            self._built.close()
-            self._built.backing.remove()
-            self._built = None
+        if self.built is not None:  # its layout changed before it was ready
+            self.built.close()
+            self.built.backing.remove()
+            self.built = None
             self._in_vain += 1
             if self._in_vain >= _MOST_IN_VAIN:
                 self._give_up("the state changes its tensors' names or sizes too often")
@@ -190,14 +185,14 @@ class ArenaBuilder:
             self._give_up(f"too little memory ({_slots_of(least, plan)})")
             return
         try:
-            self._built = self._format(
+            self.built = self._format(
                 backing, plan, number, slots, usual, frozen, is_small=is_small
             )
         except Exception as error:  # noqa: BLE001  a thread's error would be lost
             backing.remove()
             self._give_up(f"{type(error).__name__}: {error}")
             return
-        if self._built is None:
+        if self.built is None:
             backing.remove()
             self._give_up(f"too little memory ({_slots_of(least, plan)})")
             return

@@ -124,7 +124,7 @@ class Saver:
                 most_bytes=None if settings is None else settings.memory_bytes(total_bytes),
                 has_peers=ranks is not None,
             )
-            keeper.use_snapshots(self._snapshots)
+            keeper.snapshots = self._snapshots
 
     @property
     def snapshots(self) -> Snapshots | None:
