@@ -165,6 +165,10 @@ def replace_method(stack: ExitStack, place: Any, name: str, ours: Callable[..., 
     return original
 
 
+def do_nothing(*_: Any, **__: Any) -> None:
+    """In place of a trainer's method that must not act."""
+
+
 def run_maker(
     callback: str, ours: Sequence[str], folder: str | os.PathLike[str], /, **options: Any
 ) -> Callable[[dict[str, Any]], Run]:
