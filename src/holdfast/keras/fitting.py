@@ -315,7 +315,7 @@ class _Fit:
             self._data.use(self._source.steps_per_execution)
             self._take()
         else:
-            self._data.run_dry()
+            self._data.end_pass()  # EpochIterator has ended the epoch
         self._lap = None
         lap.close()
 
