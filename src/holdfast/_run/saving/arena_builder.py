@@ -97,15 +97,19 @@ class ArenaBuilder:
     def close(self) -> None:
         """Wait for the thread, and remove an arena that was not taken."""
         self.join()
-        if self.built is not None:
-            self.built.close()
-            self.built.backing.remove()
-            self.built = None
+        self._remove_built()
         self._drop_waiting()
 
     def join(self) -> None:
         if self._thread is not None:
             self._thread.join()
+
+    def _remove_built(self) -> bool:
+        built, self.built = self.built, None
+        if built is not None:
+            built.close()
+            built.backing.remove()
+        return built is not None
 
     def _claim(self) -> bool:
         """False if what was built is the arena of the previous attempt, and that is gone."""
@@ -129,10 +133,7 @@ class ArenaBuilder:
 
     def _start_building(self, specs: list[TensorSpec], scalars_bytes: int) -> None:
         self._drop_waiting()
-        if self.built is not None:  # its layout changed before it was ready
-            self.built.close()
-            self.built.backing.remove()
-            self.built = None
+        if self._remove_built():  # its layout changed before it was ready
             self._in_vain += 1
             if self._in_vain >= _MOST_IN_VAIN:
                 self._give_up("the state changes its tensors' names or sizes too often")
