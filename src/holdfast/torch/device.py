@@ -450,15 +450,6 @@ def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             copy.hold_back()
 
 
-def _find_cuts(places: Sequence[tuple[TensorSpec, int]]) -> dict[int, list[tuple[int, int]]]:
-    """By index, the parts of each tensor that crosses an edge."""
-    return {
-        index: cuts
-        for index, (spec, at) in enumerate(places)
-        if len(cuts := list(_between_edges(at, spec.size_bytes))) > 1
-    }
-
-
 class HeldBack:
     """Copies the tensors of one device."""
 
@@ -474,7 +465,11 @@ class HeldBack:
         self._device = device
         self._stream = stream
         self._places = places
-        self._cuts = _find_cuts(places)
+        self._cuts = {  # by index, the parts of each tensor that crosses an edge
+            index: cuts
+            for index, (spec, at) in enumerate(places)
+            if len(cuts := list(_between_edges(at, spec.size_bytes))) > 1
+        }
         self._steps = _watch.steps
         self._may_hold_back = True
 

@@ -139,7 +139,8 @@ class Tickets:
         is_batched: bool,
     ) -> None:
         self._sampler = sampler
-        self._size_of = _length_of_draw if is_batched else _one
+        # A loader without batches draws one index at a time.
+        self._size_of = _length_of_draw if is_batched else lambda _: 1
         self._sow = seed
         self._apart = apart
         self._drawing: Drawing | None = None
@@ -234,10 +235,6 @@ class Drawing:
 def _length_of_draw(drawn: Any) -> int:
     """The number of samples of a batch; -1 if it is unknown."""
     return len(drawn) if hasattr(drawn, "__len__") else -1
-
-
-def _one(_: Any) -> int:
-    return 1  # a loader without batches draws one index at a time
 
 
 def _draw_apart(sampler: Any, apart: Apart) -> Iterator[Any]:
