@@ -324,22 +324,16 @@ class _OneDevice:
         self._groups = list(groups.values())
 
 
+@dataclass(eq=False)
 class _StagedCopy:
-    def __init__(
-        self,
-        timing: Timing,
-        stream: torch.cuda.Stream,
-        pieces: list[tuple[torch.Tensor, torch.Tensor]],
-        register: Callable[[], None] | None,
-        changed: torch.Tensor | None,
-    ) -> None:
-        self._changed = changed
-        self.found_change = False
-        self._timing = timing
-        self._stream = stream
-        self._pieces = pieces
-        self._register = register
-        self.stall_seconds = self.cost_seconds = 0.0
+    _timing: Timing
+    _stream: torch.cuda.Stream
+    _pieces: list[tuple[torch.Tensor, torch.Tensor]]
+    _register: Callable[[], None] | None
+    _changed: torch.Tensor | None
+    found_change: bool = False
+    stall_seconds: float = 0.0
+    cost_seconds: float = 0.0
 
     def send_home(self) -> None:
         """Queue the copies; if the memory cannot be registered, this waits for them."""

@@ -178,21 +178,17 @@ class Tickets:
         return len(self._sampler)
 
 
+@dataclass(eq=False)
 class Drawing:
     """One pass of a sampler."""
 
-    def __init__(
-        self,
-        draws: Iterator[Any],
-        skip: int,
-        ticket: Callable[[Any, int], Ticket],
-        size_of: Callable[[Any], int],
-    ) -> None:
-        self._size_of = size_of
-        self._draws = draws
-        self._skip = skip
-        self._number = skip
-        self._ticket = ticket
+    _draws: Iterator[Any]
+    _skip: int
+    _ticket: Callable[[Any, int], Ticket]
+    _size_of: Callable[[Any], int]
+
+    def __post_init__(self) -> None:
+        self._number = self._skip
         self._has_drawn = False
         self._ahead: deque[int] = deque()  # the sizes of batches that were drawn but not used
         self._used = 0
