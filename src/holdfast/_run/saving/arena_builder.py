@@ -11,7 +11,8 @@ import contextlib
 import functools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast._adapters.registry import adapter_of
@@ -29,31 +30,23 @@ _SMALL_TENSORS = 2000
 _MOST_IN_VAIN = 3
 
 
+@dataclass(eq=False)
 class ArenaBuilder:
     """Builds one arena at a time, and holds it until it is taken."""
 
-    def __init__(
-        self,
-        owner: tuple[str, int, int],
-        say: Callable[[str], None],
-        *,
-        folder: str = "",
-        most_bytes: int | None = None,
-        has_peers: bool = False,
-    ) -> None:
-        self._owner = owner  # run, attempt and rank
-        self._say = say
-        self._folder = folder
-        self._most_bytes = most_bytes  # that the slots may take
-        self._has_peers = has_peers  # there are other ranks
-        self._thread: threading.Thread | None = None
-        self.built: Generation | None = None  # and not taken yet
-        self._waiting: WaitingArena | None = None  # of the previous attempt; see `adopt`
-        self._frozen: list[int] = []  # tensors of the layout that probably never change
-        self._number = 0
-        self._in_vain = 0  # arenas in a row whose layout changed before they were used
-        self._has_built = False
-        self.impossible = False  # there is no memory for slots: checkpoints only
+    _owner: tuple[str, int, int]  # run, attempt and rank
+    _say: Callable[[str], None]
+    folder: str = ""
+    most_bytes: int | None = None  # that the slots may take
+    has_peers: bool = False  # there are other ranks
+    impossible: bool = False  # there is no memory for slots: checkpoints only
+    built: Generation | None = None  # and not taken yet
+    _thread: threading.Thread | None = None
+    _waiting: WaitingArena | None = None  # of the previous attempt; see `adopt`
+    _frozen: Collection[int] = ()  # tensors of the layout that probably never change
+    _number: int = 0
+    _in_vain: int = 0  # arenas in a row whose layout changed before they were used
+    _has_built: bool = False
 
     @property
     def is_building(self) -> bool:
@@ -154,13 +147,13 @@ class ArenaBuilder:
         run_id, attempt, rank = self._owner
         plan = plan_image(specs, scalars_bytes)
         bytes_of = [arena_bytes(plan.size_bytes, len(specs) + 2, slots) for slots in range(4)]
-        most = float("inf") if self._most_bytes is None else self._most_bytes
+        most = float("inf") if self.most_bytes is None else self.most_bytes
         allowed = max((slots for slots in (1, 2, 3) if bytes_of[slots] <= most), default=0)
         is_small = _is_small(specs, scalars_bytes)
-        frozen = [] if is_small else self._frozen
+        frozen = () if is_small else self._frozen
         shared_bytes = sum(size for _, size in shareable(plan, frozen))
-        wanted = 3 if self._has_peers or is_small else 2
-        least = 2 if self._has_peers else 1
+        wanted = 3 if self.has_peers or is_small else 2
+        least = 2 if self.has_peers else 1
         if allowed < least:
             self._give_up(f"memory={size(most)} is too little ({_slots_of(least, plan)})")
             return
@@ -225,7 +218,7 @@ class ArenaBuilder:
         number: int,
         slots: int,
         usual: int,
-        frozen: list[int],
+        frozen: Collection[int],
         *,
         is_small: bool,
     ) -> Generation | None:
@@ -238,14 +231,14 @@ class ArenaBuilder:
             generation=number,
             slots=slots,
             plan=plan,
-            folder=self._folder,
+            folder=self.folder,
             present=0,
         )
         memory = SlotMemory(arena, backing, plan.header, usual, self._say)
         generation = Generation(arena, backing, plan, memory)
         generation.share(frozen)
         # A rank needs two: it may not write over the one that all ranks have.
-        first = usual if is_small else 2 if self._has_peers else 1
+        first = usual if is_small else 2 if self.has_peers else 1
         if not all(memory.build(slot) for slot in range(first)):
             generation.close()
             return None
@@ -254,7 +247,7 @@ class ArenaBuilder:
     def _take_over(self, arena: Arena, backing: Backing, plan: ImagePlan) -> Generation:
         """A generation in the arena of an earlier attempt: slots without memory get it."""
         is_small = _is_small(list(plan.specs), plan.scalars.size_bytes)
-        usual = min(arena.slots, 3 if self._has_peers or is_small else 2)
+        usual = min(arena.slots, 3 if self.has_peers or is_small else 2)
         memory = SlotMemory(arena, backing, plan.header, usual, self._say)
         generation = Generation(arena, backing, plan, memory)
         memory.take_over()
