@@ -15,6 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from holdfast._environment import variables
@@ -42,20 +43,16 @@ _DEAF_SECONDS = 5.0  # without a pulse, at a hang: no Python code of the trainer
 _STALE_SECONDS = 10.0  # without a pulse: then the trainer's word about a debugger is outdated
 
 
+@dataclass(eq=False)
 class Inspections:
     """Inspections of one tree of processes, in a thread that may never come back."""
 
-    def __init__(
-        self,
-        pid: int,
-        make_looker: Callable[[], Looker],
-        answer: Callable[[list[int], dict[str, Any]], None],
-        ranks: int,
-    ) -> None:
-        self._pid = pid
-        self._ranks = ranks
-        self._make_looker = make_looker
-        self._answer = answer
+    _pid: int
+    _make_looker: Callable[[], Looker]
+    _answer: Callable[[list[int], dict[str, Any]], None]
+    _ranks: int
+
+    def __post_init__(self) -> None:
         self._looker: Looker | None = None
         self._rounds: list[int] = []  # that wait for the inspection in progress
         self._began = self._reported_at = 0.0

@@ -7,6 +7,7 @@ is in a long call.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from holdfast._keeper import protocol
@@ -20,22 +21,18 @@ if TYPE_CHECKING:
 _MOMENT_SECONDS = 0.002  # until the trainer's stores are visible here: memory order is weak
 
 
+@dataclass(eq=False)
 class RankAgent:
     """The position of one rank, its plans and the decisions that are not carried out yet."""
 
-    def __init__(
-        self,
-        attempt: int,
-        words: Any,
-        send: Callable[[protocol.ToHub], None],
-        actions: RankActions,
-        who: dict[str, Any],
-    ) -> None:
-        self._attempt = attempt
-        self._words = words
-        self._send = send
-        self._actions = actions
-        self._who = who
+    _attempt: int
+    _words: Any
+    _send: Callable[[protocol.ToHub], None]
+    _actions: RankActions
+    _who: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        words = self._words
         self._is_held = False  # an agreement is in progress
         self._asked = self._answered = 0  # the newest agreements that were asked, and answered
         self._decided: int | None = None  # the mark of a decision that is not carried out yet

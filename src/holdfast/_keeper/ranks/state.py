@@ -88,23 +88,18 @@ class RankRequest:
     rank: int = 0
 
 
+@dataclass(eq=False)
 class HubState:
     """The ranks, and what the parts of the hub reach the outside with."""
 
-    def __init__(
-        self,
-        size: int,
-        attempt: int,
-        send: Callable[[int, FromHub], None],
-        services: KeeperServices,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.size = size
-        self.attempt = attempt
-        self.send = send
-        self.services = services
-        self.clock = clock
-        self.entries = {rank: RankEntry(rank) for rank in range(size)}
+    size: int
+    attempt: int
+    send: Callable[[int, FromHub], None]
+    services: KeeperServices
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self.entries = {rank: RankEntry(rank) for rank in range(self.size)}
 
     def send_all(self, message: FromHub) -> None:
         for rank in self.entries:
