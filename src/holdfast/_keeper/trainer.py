@@ -47,29 +47,23 @@ class TrainerLink:
     counters: dict[str, Any] | None = None  # of OOM kills, when the keeper was started
 
 
+@dataclass(eq=False)
 class Trainer:
     """The connection to one trainer, and the deadlines for its exit."""
 
-    def __init__(
-        self,
-        link: TrainerLink,
-        timers: Timers,
-        journal: Callable[..., Any],
-        *,
-        is_paused: Callable[[], bool],
-        gone: Callable[[], None],
-    ) -> None:
-        self._link = link
-        self._timers = timers
-        self._journal = journal
-        self._is_paused = is_paused
-        self._gone = gone  # it counts as dead, though no pidfd says so
-        self.pid = link.trainer_pid
-        self.words = link.control.words
-        self.phase: str | None = None
-        self.leave_status: int | None = None  # the one it was told to leave with, or leaves with
-        self.is_leaving = False  # as it said itself
-        self.was_killed = False  # by this keeper
+    _link: TrainerLink
+    _timers: Timers
+    _journal: Callable[..., Any]
+    is_paused: Callable[[], bool]
+    gone: Callable[[], None]  # it counts as dead, though no pidfd says so
+    phase: str | None = None
+    leave_status: int | None = None  # the one it was told to leave with, or leaves with
+    is_leaving: bool = False  # as it said itself
+    was_killed: bool = False  # by this keeper
+
+    def __post_init__(self) -> None:
+        self.pid = self._link.trainer_pid
+        self.words = self._link.control.words
 
     def send(self, message: protocol.ToTrainer) -> None:
         protocol.send(self._link.messages, message.kind, **message.values())
@@ -120,7 +114,7 @@ class Trainer:
 
     def is_gone_without_goodbye(self) -> None:
         """Its end of the link is closed: wait a moment for the pidfd to report its death."""
-        self._timers.on_deadline(self._deadline(_GONE_AFTER_SECONDS), self._gone, "gone")
+        self._timers.on_deadline(self._deadline(_GONE_AFTER_SECONDS), self.gone, "gone")
 
     def state_after_kill(self) -> str:
         """The kernel's letter for a trainer that has survived SIGKILL; empty for any other."""
@@ -131,14 +125,14 @@ class Trainer:
         return FairDeadline(seconds, lambda: [self.pid])
 
     def _kill(self) -> None:
-        if self.stays or is_stopped_or_traced(self.pid) or self._is_paused():
+        if self.stays or is_stopped_or_traced(self.pid) or self.is_paused():
             return  # a person has it in a debugger
         self.was_killed = True
         self._journal("killed-by-keeper", status=self.leave_status)
         if self._link.pidfd is not None:
             with contextlib.suppress(OSError):
                 signal.pidfd_send_signal(self._link.pidfd, signal.SIGKILL)
-        self._timers.on_deadline(self._deadline(_SURVIVES_SECONDS), self._gone, "gone")
+        self._timers.on_deadline(self._deadline(_SURVIVES_SECONDS), self.gone, "gone")
 
 
 # -- Signals that the trainer receives, as its wakeup descriptor passes them on --------------------

@@ -444,26 +444,28 @@ def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             copy.hold_back()
 
 
+def _find_cuts(places: Sequence[tuple[TensorSpec, int]]) -> dict[int, list[tuple[int, int]]]:
+    """By index, the parts of each tensor that crosses an edge."""
+    return {
+        index: cuts
+        for index, (spec, at) in enumerate(places)
+        if len(cuts := list(_between_edges(at, spec.size_bytes))) > 1
+    }
+
+
+@dataclass(eq=False)
 class HeldBack:
     """Copies the tensors of one device."""
 
-    def __init__(
-        self,
-        device: torch.device,
-        stream: torch.cuda.Stream,
-        places: Sequence[tuple[TensorSpec, int]],
-    ) -> None:
+    _device: torch.device
+    _stream: torch.cuda.Stream
+    _places: Sequence[tuple[TensorSpec, int]]
+
+    def __post_init__(self) -> None:
         global _hook
         if _hook is None:
             _hook = register_optimizer_step_pre_hook(_before_step)
-        self._device = device
-        self._stream = stream
-        self._places = places
-        self._cuts = {  # by index, the parts of each tensor that crosses an edge
-            index: cuts
-            for index, (spec, at) in enumerate(places)
-            if len(cuts := list(_between_edges(at, spec.size_bytes))) > 1
-        }
+        self._cuts = _find_cuts(self._places)
         self._steps = _watch.steps
         self._may_hold_back = True
 
