@@ -162,8 +162,7 @@ class Session:
         )
         self.saver = Saver(
             *(spec.state, spec.metrics, self.keeper, cadence, self.loops.where, self.ranks),
-            is_bad=self.ruling.is_bad,
-            settings=spec.settings,
+            *(self.ruling.is_bad, spec.settings),
             is_new=self.found.resumed_from is None,
         )
         self.found.hand_over(self.keeper, self.saver.snapshots)
