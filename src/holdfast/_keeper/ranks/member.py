@@ -21,7 +21,7 @@ from holdfast._keeper.memory_alarm import Alarm
 from holdfast._keeper.network.endpoint import HubPost, MemberPost
 from holdfast._keeper.ranks.agent import RankActions, RankAgent
 from holdfast._keeper.ranks.hub import Hub, looks_like_a_lost_peer
-from holdfast._keeper.ranks.state import EndCause, KeeperServices
+from holdfast._keeper.ranks.state import EndCause, HubState, KeeperServices
 from holdfast._keeper.storage import HeldArena
 from holdfast._keeper.trainer import PostMortem, SignalArrival
 from holdfast._keeper.writer import Closing, WriteOutcome
@@ -69,13 +69,13 @@ class Member:
         """Open the way to the hub, or the hub itself."""
         keeper, policy = self._keeper, self._keeper.policy
         if policy.rank == 0:
-            self.hub = Hub(
+            state = HubState(
                 policy.size,
                 policy.attempt,
                 lambda rank, message: self.link.from_hub(rank, message),
                 KeeperServices(keeper),
-                unreachable_seconds=self._config.unreachable_seconds,
             )
+            self.hub = Hub(state, self._config.unreachable_seconds)
         self.link = HubLink(keeper, self._config, self)
         if self.hub is not None:
             invalid_from = void_steps(policy.layout).get(policy.attempt)
