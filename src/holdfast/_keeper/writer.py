@@ -120,20 +120,17 @@ class _UnderWay:
     began: float
 
 
+@dataclass(eq=False)
 class CheckpointWriter:
     """Writes jobs and passes each outcome to `done`."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        done: Callable[[WriteOutcome], None],
-        closed: Callable[[Closing, str | None, bool], None] = lambda *_: None,
-        newest: Callable[[], tuple[HeldArena, SlotRecord] | None] = lambda: None,
-    ) -> None:
-        self._policy = policy
-        self._done = done
-        self._closed = closed
-        self._newest = newest  # the newest whole slot, for jobs that have none of their own
+    _policy: Policy
+    _done: Callable[[WriteOutcome], None]
+    _closed: Callable[[Closing, str | None, bool], None]
+    # The newest whole slot, for jobs that have none of their own.
+    _newest: Callable[[], tuple[HeldArena, SlotRecord] | None]
+
+    def __post_init__(self) -> None:
         self._waiting: list[WriteJob | Closing] = []
         self._under_way: list[_UnderWay] = []
         self._dropped: list[WriteJob] = []  # and not reported yet
