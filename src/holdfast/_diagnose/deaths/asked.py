@@ -25,6 +25,7 @@ _STOPS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGSYS", "SIGTRAP")
 _ANSWER_SECONDS = 120.0
 _OUTER = ("<module>", "")  # the outermost frame of an uncaught exception
+_AT_EXIT = ("peer_lost",)  # a printed line without an exception, of ranks that leave one by one
 _FEW_LINES = 10  # that a shell script prints after its command has failed
 _OF_A_RANK = re.compile(r"rank \d+ ")
 _LAUNCHER_GONE = re.compile(r"\(pid \d+\) is gone")
@@ -228,12 +229,15 @@ def judge_finished(case: Case) -> Finding | None:
 
 def _said_finished(case: Case) -> Finding | None:
     """By its own last words, where there is only a log."""
-    end = case.end
+    end, signs = case.end, case.end.signs
     sign = end.has("holdfast_finished")
+    if sign is None and all(each.kind in _AT_EXIT for each in signs):
+        # Which rank finished is not told. The others then miss its store, and that is no failure.
+        sign, signs = case.sign("holdfast_finished"), case.evidence.signs
     if sign is None or case.evidence.exit or end.status is not None:
         return None
-    after = [each for each in end.signs if each.line > sign.line]
-    if not all(_went_on_after(each) for each in after):
+    after = [each for each in signs if each.line > sign.line]
+    if not all(each.kind in _AT_EXIT or _went_on_after(each) for each in after):
         return None
     step = _text.whole(sign.details.get("step"))
     at = f", at step {step}" if step is not None else ""

@@ -38,6 +38,7 @@ _BY_KIND = {
     "rendezvous": (Cause.RENDEZVOUS, "{opening} did not find the other ranks", "rendezvous"),
     "cuda_error": (Cause.CUDA_ERROR, "The GPU of {who} reported an error", "cuda_error"),
     "nan": (Cause.BAD_TRAINING, "The training went bad", "nan"),
+    "left": (Cause.PEER_LOST, "{opening} trained, and then lost the other ranks", "peer_lost"),
 }
 
 
@@ -59,8 +60,11 @@ def judge_python(case: Case) -> Finding | None:
     sure = Sure.CERTAIN if fault is not None else Sure.LIKELY
     evidence = trouble.evidence(case)
     if trouble.kind in _BY_KIND:
-        cause, opening, name = _BY_KIND[trouble.kind]
-        if trouble.kind == "nan":
+        kind = trouble.kind
+        if kind == "rendezvous" and trouble.record.get("has_trained"):
+            kind = "left"  # the ranks had met
+        cause, opening, name = _BY_KIND[kind]
+        if kind in ("nan", "left"):
             sure = Sure.LIKELY
         elif trouble.kind == "cuda_error":
             told = _text.text(trouble.details.get("what")) if fault is None else ""
@@ -127,7 +131,8 @@ def _trouble(case: Case) -> Trouble | None:
                 said = _text.one_line(better[-1].text, 200)
                 return Trouble(kind_of_sign(better[-1]), said, None, better[-1])
             return Trouble(kind_of_sign(better[-1]), fault.sentence(), fault, better[-1])
-        return Trouble(fault.kind, fault.sentence(), fault, None)
+        below = (s for s in signs if s.text in fault.tail and kind_of_sign(s) == fault.kind)
+        return Trouble(fault.kind, fault.sentence(), fault, next(below, None))
     if case.end.status in (0, None) and case.evidence.kind == "run":
         return None  # the printed lines are not why it ended
     if signs:

@@ -189,6 +189,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "«e couldn't connect to 'http»[^']+' to load",
         r"[Ee]rror\b.*«Temporary failure in name resolution»",
         r"Error\b.*«Max retries exceeded with url»",
+        r"«fatal error: »(?P<name>\S+\.h\w*): No such file",
         *("api_key not configured (no-tty)", "Cannot access gated repo for url"),
     ),
     # -- Memory
@@ -207,6 +208,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "«OOM when allocating tensor»(?!.*device:CPU)",
         r"(?:Error|INTERNAL|RESOURCE_EXHAUSTED|F\d{4} )\b.*«CUDA_ERROR_OUT_OF_MEMORY»",
         r"«Cuda failure»(?: \d+)? '?out of memory",
+        "No executable batch size found",  # accelerate tried smaller ones
     ),
     "host_oom": (
         *("node running low on memory", "low memory! at or below SIG", "low on resource: memory"),

@@ -29,7 +29,7 @@ _CELL_FRAME = re.compile(
 _LEVELS = ("INFO", "DEBUG", "WARN", "WARNING", "ERROR", "CRITICAL", "FATAL", "Error", "Epoch")
 # Lines of a message that begin at the margin, as libraries print them.
 _GOES_ON = re.compile(
-    r"nccl\w+Error|Last error|CUDA kernel errors|For debugging|Compile with|Node:|Detected at"
+    r"nccl\w+: |Last error|CUDA kernel errors|For debugging|Compile with|Node:|Detected at"
     r"|Hint|Collectives differ|\(\d+\) |Exception raised from|Parameter (?:at|indices|which)"
     r"|making sure all|Please |In addition|If you|BufferAssignment|\[\[|Device-side assert"
 )

@@ -96,6 +96,7 @@ class Mark(NamedTuple):
     counted: Count | None  # epoch, step, n of m
     loss: str  # as it was printed; empty if there is none
     start: int
+    bar: str = ""  # m of n of m, if it is a state of a progress bar
 
 
 class Marks:
@@ -129,7 +130,12 @@ class Marks:
         before = [mark for mark in marks[:at] if mark.from_end > from_end]
         if not before or before[-1].counted is None:
             return was_caught
-        return self._highest[rank][after] > before[-1].counted
+        is_higher = self._highest[rank][after] > before[-1].counted
+        return is_higher and (was_caught or not _is_drawn_once(marks[after:]))
+
+    def has_trained(self, from_end: int) -> bool:
+        """Whether losses stand before a line."""
+        return sum(mark.from_end > from_end for mark in self.losses) >= _MOST_BAD
 
     def goes_on_between(self, from_end: int, until: int) -> bool:
         """Whether unlabelled lines count on between two lines."""
@@ -146,6 +152,12 @@ class Marks:
                 break
             found.append(mark)
         return found[::-1] if len(found) >= _MOST_BAD else []
+
+
+def _is_drawn_once(marks: list[Mark]) -> bool:
+    """Whether each bar shows one count only: a bar is drawn a last time while its script dies."""
+    states = {(mark.bar, mark.counted) for mark in marks}
+    return all(mark.bar for mark in marks) and len(states) == len({mark.bar for mark in marks})
 
 
 def _read(text: Text) -> Iterator[Mark]:
@@ -174,7 +186,9 @@ def _read(text: Text) -> Iterator[Mark]:
                 loss is None and (_NO_GRADIENT.search(said) or _SEVERAL.search(said))
             )
             value = "nan" if is_lost else loss[1] if loss else ""
-            yield Mark(max(0, after), rank, _count(said), value, begin)
+            of_many = _OF_MANY.search(said) if PROGRESS_BAR.match(said) else None
+            bar = of_many[0].partition("/")[2] if of_many else ""
+            yield Mark(max(0, after), rank, _count(said), value, begin, bar)
         found = _WORD.search(whole, max(begin + len(line), found.end()))
 
 

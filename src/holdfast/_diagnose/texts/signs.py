@@ -6,7 +6,7 @@ after it, and `is_past` is set if the training went on after it. Other kinds:
 * python_exception: type, message, frames_tail ([file, line, function], the innermost last),
   chain (its causes, the nearest first); outermost (the function of its first frame); tail (lines
   that may belong to its message); thread, process, caught_in, parts (of an exception group);
-  lines (the first and the last)
+  lines (the first and the last); has_trained (losses stand before it)
 * faulthandler: what, signal, stack (the innermost first), is_current
 * torchrun_summary: exitcodes {rank: code} of ranks that torchrun did not end itself, root (as
   torchrun says), culprit (as it is worked out), failures (of all ranks), launcher
@@ -214,6 +214,8 @@ def _with_past(signs: list[Sign], marks: Marks) -> list[Sign]:
             # The steps of the main thread do not tell that another one lives.
             went_on = went_on and not (is_of_another(sign) and sign.rank in in_vain)
         details = {**sign.details, "is_past": True} if is_past or went_on else sign.details
+        if sign.kind == "python_exception" and marks.has_trained(from_end):
+            details = {**details, "has_trained": True}
         found.append(replace(sign, details=details))
         is_past = (
             is_past or sign.kind == "holdfast_start"
