@@ -47,6 +47,7 @@ _LINES = {  # of a shell or of srun
     "kernel_oom": -9,
     "kernel_segfault": -11,
 }
+_OF_OTHERS = ("timeout", "peer_lost", "rendezvous")  # what an exception says of other ranks
 _LAUNCHER_ENDS = (-15, -9, -2, -1)  # what torchrun and srun send to those that are left
 
 
@@ -277,7 +278,9 @@ def ends_of(evidence: Evidence) -> list[End]:
     by_srun = [e for e in failed if e.has("srun_exit") and e.fault is None]
     if len(by_srun) == len(failed) > 1:  # the first that srun named
         failed = [min(by_srun, key=lambda end: end.signs[0].line)]
-    if evidence.kind == "log" and failed and all(end.fault is None for end in failed):
+    of_others = (end.fault.kind for end in failed if end.fault is not None)
+    failed = [end for end in failed if end.fault is None]
+    if evidence.kind == "log" and failed and all(kind in _OF_OTHERS for kind in of_others):
         unlabelled = [sign for sign in evidence.signs if sign.rank is None]
         fault = fault_of_signs(unlabelled)
         if len(failed) > 1 and fault is not None and all(end.status == 1 for end in failed):

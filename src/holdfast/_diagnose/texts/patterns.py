@@ -323,7 +323,6 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"network addresses of \((?P<host>[^,)]+), (?P<port>\d+)\) «cannot be retrieved»",
         *("Gloo connectFullMesh failed", "Bootstrap : no socket interface found"),
         *("RendezvousTimeoutError", "RendezvousConnectionError", "RendezvousClosedError"),
-        "Default process group has not been initialized",
         "Timed out initializing process group in store based barrier",
         *("Error: «connect() timed out»", "RuntimeError: «Connection timed out»$"),
         *("DEADLINE_EXCEEDED: Connect() timed out", "Master init: Unavailable"),
@@ -347,7 +346,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"code (?P<exitcode>-?\d+))?",
         "(?:A process in the process pool was|A child process) «terminated abruptly»",
         "(?P<points_above>«workers are no longer alive»)",
-        *("workers died while running it", "subprocesses has abruptly died"),
+        *("A compilation subprocess exited unexpectedly", "workers died while running it", "subprocesses has abruptly died"),
         "A worker process managed by the executor was unexpectedly",
         "Pin memory thread exited unexpectedly",
         "The (?:worker|actor) «died unexpectedly» (?:while|before)",
@@ -396,7 +395,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "^Process finished with «exit code 0»$",
         *("Job execution was successful. Exit Status 0", "State: COMPLETED (exit code 0)"),
         r"(?:^|[\]:=>*-]|\bINFO )\W*(?i:model )?[Tt]«raining »(?i:finished|completed?|done)"
-        r"(?: successfully)?(?:\W*$|[.!,;] )",
+        r"(?: successfully)?(?: in [\d:.smh ]+)?(?:\W*$|[.!,;] )",
+        "worker group successfully finished",
         r"^«Number of finished trials: » *\d+$",  # of a search
         r"^\W*«Finished »[Tt]raining\W*$",
         *(r"launcher\.Parallel INFO: «End of run»", r"^«total images/sec: »[\d.]+$"),

@@ -86,6 +86,7 @@ _ERRORS = re.compile(r"Error|Exception|Traceback|File \"|[Oo]ut of memory")
 _MOST_BAD = 2  # losses in a row up to the end that are not numbers
 
 Count = tuple[float, float, float]
+_NONE = (0.0, 0.0, 0.0)
 
 
 class Mark(NamedTuple):
@@ -111,9 +112,12 @@ class Marks:
                 self._of.setdefault(mark.rank, []).append(mark)
         # The highest count from each mark on to the end.
         self._highest = {
-            rank: [*accumulate(reversed([m.counted or (0, 0, 0) for m in marks]), max)][::-1]
+            rank: [*accumulate(reversed([m.counted or _NONE for m in marks]), max)][::-1]
             for rank, marks in self._of.items()
         }
+        # torchrun's agent starts its ranks again without a word: only their counting tells.
+        agents = (line.from_end for line in text.hits("failed (exitcode: "))
+        self.last_start = min(filter(self.counts_on, agents), default=None)
 
     def goes_on(self, rank: int | None, from_end: int, *, was_caught: bool) -> bool:
         """Whether the same rank counts on after a line, from where it was before it.
@@ -133,6 +137,15 @@ class Marks:
         is_higher = self._highest[rank][after] > before[-1].counted
         return is_higher and (was_caught or not _is_drawn_once(marks[after:]))
 
+    def counts_on(self, from_end: int) -> bool:
+        """Whether any rank counts on after a line, from wherever it begins there."""
+        for marks in self._of.values():
+            after = [mark for mark in marks if mark.from_end < from_end]
+            is_more = after and max(each.counted or _NONE for each in after) > after[0].counted
+            if is_more and not _is_drawn_once(after):
+                return True
+        return False
+
     def has_trained(self, from_end: int) -> bool:
         """Whether losses stand before a line."""
         return sum(mark.from_end > from_end for mark in self.losses) >= _MOST_BAD
@@ -142,7 +155,7 @@ class Marks:
         marks = [mark for mark in self._of.get(None, []) if mark.counted is not None]
         before = [mark.counted for mark in marks if mark.from_end > from_end]
         between = [mark.counted for mark in marks if until < mark.from_end < from_end]
-        return bool(before and between) and max(filter(None, between)) > (before[-1] or (0, 0, 0))
+        return bool(before and between) and max(filter(None, between)) > (before[-1] or _NONE)
 
     def bad_losses(self) -> list[Mark]:
         """The losses up to the end that are not numbers; empty if the last ones are numbers."""

@@ -41,7 +41,8 @@ _WORLD = re.compile(
 )
 _ESCAPED = r"Traceback (most recent call last):\n"
 _JSON_LINE = re.compile(r"^\{.*Traceback \(most recent call last\):\\n.*\}\s*$", re.MULTILINE)
-_OF_LAUNCHERS = ("torchrun_summary", "srun_exit", "launcher_exit")
+_OF_ALL = ("torchrun_summary", "launcher_exit")  # they end all ranks; srun may not
+_OF_LAUNCHERS = (*_OF_ALL, "srun_exit")
 _WITHOUT_CAUSE = ("holdfast_finished", "srun_exit", "launcher_exit", "stacks")
 # No training goes on after these.
 _LAST_WORDS = (
@@ -145,6 +146,13 @@ def was_caught(sign: Sign) -> bool:
     return sign.details.get("outermost", "<module>") not in _OUTER
 
 
+def _is_at_import(sign: Sign) -> bool:
+    """Whether an import failed outside of all functions."""
+    named = str(sign.details.get("type")).endswith(("ImportError", "ModuleNotFoundError"))
+    frames = sign.details.get("frames_tail", ())
+    return named and all(f[2] == "<module>" or f[0].startswith("<frozen") for f in frames)
+
+
 def is_of_another(sign: Sign) -> bool:
     """Whether another thread or process than the main one raised it."""
     return bool(sign.details.get("thread") or sign.details.get("process"))
@@ -197,6 +205,9 @@ def _with_past(signs: list[Sign], marks: Marks) -> list[Sign]:
         from_end = sign.details["from_end"]
         most = _PAST_STACKS if sign.kind == "faulthandler" else _PAST_LINES
         is_past = is_past or from_end - after > most
+        is_past = is_past or (marks.last_start is not None and from_end >= marks.last_start)
+        # A launcher that has failed counts no more: another one was started.
+        is_past = is_past or (sign.kind in _OF_ALL and marks.counts_on(from_end))
         after = from_end
         went_on = sign.kind not in _LAST_WORDS and (
             marks.goes_on(
@@ -204,6 +215,8 @@ def _with_past(signs: list[Sign], marks: Marks) -> list[Sign]:
                 from_end,
                 was_caught=was_caught(sign),
             )
+            # What a module lacks when it is imported, it lacks before the first step.
+            or (_is_at_import(sign) and marks.counts_on(from_end))
             # It raises again, after progress that no rank has labelled.
             or (sign.rank in raised and marks.goes_on_between(from_end, raised[sign.rank]))
         )
