@@ -233,7 +233,17 @@ def _with_past(signs: list[Sign], marks: Marks) -> list[Sign]:
         is_past = (
             is_past or sign.kind == "holdfast_start"
         )  # the lines above are of an earlier attempt
-    return _unless_it_failed(found[::-1])
+    lines = {  # of exceptions that are past: other rows find signs in their messages
+        (line, sign.rank)
+        for sign in found
+        if sign.kind == "python_exception" and sign.details.get("is_past")
+        for line in range(sign.details.get("lines", [sign.line])[0], sign.line + 1)
+    }
+    return _unless_it_failed([_past(s) if (s.line, s.rank) in lines else s for s in found[::-1]])
+
+
+def _past(sign: Sign) -> Sign:
+    return replace(sign, details={**sign.details, "is_past": True})
 
 
 def _unless_it_failed(signs: list[Sign]) -> list[Sign]:
