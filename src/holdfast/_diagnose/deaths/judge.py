@@ -42,6 +42,9 @@ _FEW_LINES = 3  # that a shell or an exit handler prints after an exception
 # Shown where no rule knows the end of a log.
 _SUSPECT = re.compile(r"(?i)\berrors?\b|\w+(?:Error|Exception)\b|fail|killed|\bdied|abort|no space")
 _SUSPECT_LINES = 60
+_OF_LAUNCHER = re.compile(
+    r"^.*(?:Sending process \d+ closing signal |failed \(exitcode: |Killing subprocess ).*$", re.M
+)
 
 _RULES: tuple[Callable[[Case], Finding | None], ...] = (
     judge_hung,
@@ -99,10 +102,11 @@ def _unknown(case: Case, past: list[Sign]) -> Finding:
     elif case.evidence.exit:
         how = _text.one_line(str(case.evidence.exit.get("how")), 200)
         told.append(f"its own last note is: {how}")
-    last = (case.evidence.output.strip().splitlines() or [""])[-1]
+    lines = _last_lines(case)
+    last = next(reversed(lines), "")
     if last:
         told.append(f"the last line that it printed: {_text.one_line(last, 240)}")
-        suspect = [line for line in _last_lines(case) if _SUSPECT.search(line)][-1:]
+        suspect = [line for line in lines if _SUSPECT.search(line)][-1:]
         told += [f"an earlier line: {_text.one_line(s, 240)}" for s in suspect if s != last]
     for sign in past[-1:]:
         after = _text.count(_text.whole(sign.details.get("from_end")) or 0, "line")
@@ -125,7 +129,9 @@ def _unknown(case: Case, past: list[Sign]) -> Finding:
 
 
 def _last_lines(case: Case) -> list[str]:
-    return case.evidence.output[-8000:].splitlines()[-_SUSPECT_LINES:]
+    """Without those in which a launcher says that a process has failed."""
+    said = _OF_LAUNCHER.split(case.evidence.output.rstrip()[-8000:], maxsplit=1)[0]
+    return said.strip().splitlines()[-_SUSPECT_LINES:]
 
 
 def _verdict(case: Case, found: Finding) -> Verdict:

@@ -27,6 +27,7 @@ _NEAR_LINES = 60  # of the end, or the next sign of it: the training may have re
 _PORT_TAKEN = re.compile("(?i)address already in use|EADDRINUSE")
 _CUT = "the log ends in its traceback"
 _STATUS_2 = re.compile(r"CalledProcessError.*non-zero exit status 2\b")
+_REFUSED = re.compile("(?:^|: )error: |^Error: ")
 _USAGE = re.compile(
     r"^(?:usage|Usage): |^Could not override '"  # Hydra's
     r"|^\S+: error: (?:unrecognized arguments|the following arguments|argument |ambiguous option)",
@@ -248,7 +249,7 @@ def _usage(case: Case, trouble: Trouble | None) -> Finding | None:
         return None
     lines = [line for line in output[found.start() :].splitlines() if line.strip()]
     of_hydra = lines[0] if found[0].startswith("Could not") else None
-    errors = (line for line in lines if ": error: " in line or line.startswith("Error: "))
+    errors = (line for line in lines if _REFUSED.search(line))
     refused = of_hydra or next(errors, None)
     has_left = trouble is None and case.end.status == 2 and of_hydra is None
     # A launcher then raises an exception of its own.

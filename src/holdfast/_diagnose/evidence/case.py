@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from holdfast import _text
 from holdfast._diagnose.evidence.evidence import Evidence, RankEvidence, Record
 from holdfast._diagnose.texts.exceptions import (
+    KINDS,
     Fault,
     cause_before,
     fault_of_error,
@@ -283,7 +284,8 @@ def ends_of(evidence: Evidence) -> list[End]:
     if evidence.kind == "log" and failed and all(kind in _OF_OTHERS for kind in of_others):
         unlabelled = [sign for sign in evidence.signs if sign.rank is None]
         fault = fault_of_signs(unlabelled)
-        if len(failed) > 1 and fault is not None and all(end.status == 1 for end in failed):
+        is_told = fault is not None or any(sign.kind in KINDS for sign in unlabelled)
+        if len(failed) > 1 and is_told and all(end.status == 1 for end in failed):
             return [_one_of(failed, fault, unlabelled), *(e for e in ends if e not in failed)]
         if len(failed) == 1:
             failed[0].fault = fault
@@ -291,7 +293,7 @@ def ends_of(evidence: Evidence) -> list[End]:
     return ends
 
 
-def _one_of(failed: list[End], fault: Fault, signs: list[Sign]) -> End:
+def _one_of(failed: list[End], fault: Fault | None, signs: list[Sign]) -> End:
     """The rank that raised, among those that left with status 1: its lines do not name it."""
     hosts = {end.host for end in failed}
     numbers = tuple(end.rank for end in failed if end.rank is not None)

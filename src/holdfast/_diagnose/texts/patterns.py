@@ -59,6 +59,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r'«exceeds job hard limit» "[hs]_(?:rt|cpu)"',
     ),
     "slurm_cancelled": ("TERM_OWNER",),
+    "slurm_requeued": ("Requeued SLURM job ",),  # Lightning's
     "slurm_step_cancelled": ("srun: Job step aborted: Waiting up to",),
     "slurm_preempted": (
         *("TaintManagerEviction", "compute.instances.preempted", "instance preempted"),
@@ -174,7 +175,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "ProcessGroupNCCL is only supported with GPUs, no GPUs found",
         "Attempting to deserialize object on a CUDA device but torch.cuda.is_available()",
         r'could not select device driver "" with capabilities: [[gpu]]',
-        "CUDA driver initialization failed",
+        *("CUDA driver initialization failed", "Unexpected error from cudaGetDeviceCount"),
+        "MKL_THREADING_LAYER=INTEL is incompatible",
         "system has unsupported display driver / cuda driver combination",
         "Driver/library version mismatch",
         "CUDA unknown error - this may be due to an incorrectly set up environment",
