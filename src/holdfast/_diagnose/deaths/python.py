@@ -174,7 +174,7 @@ def _says_more(sign: Sign, fault: Fault) -> bool:
     if _INTERNAL.search(fault.message) is not None and sign.kind == "rendezvous":
         return True
     # A worker that left by itself has printed the exception that ended it.
-    has_told = sign.details.get("exitcode") or sign.details.get("points_above")
+    has_told = sign.details.get("exitcode") or sign.details.get("points_above") or fault.by
     return KINDS[sign.kind] in _BETTER and not has_told
 
 

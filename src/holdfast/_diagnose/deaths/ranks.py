@@ -48,7 +48,8 @@ def open_case(evidence: Evidence) -> Case:
     by_itself = [end for end in ends if _is_own(end)]
     hard = [end for end in by_itself if not is_ended_by_launcher(end) or end.status == -9]
     # One that did not find the others is no cause, as long as another raised by itself.
-    hard = [end for end in hard if not _found_none(end)] if any(map(_raised, hard)) else hard
+    other = [end for end in hard if kind_of(end) != "rendezvous"]
+    hard = other if any(end.fault is not None for end in other) else hard
     if by_itself:
         # A signal of the launcher is no cause, as long as there is another.
         culprit = min(hard or by_itself, key=_blame)
@@ -142,14 +143,6 @@ def _is_own(end: End) -> bool:
     if end.fault is not None:
         return not (end.fault.is_exit and end.status == 0)
     return end.status is not None and end.status not in (_errors.FINISHED, _errors.REQUEUE)
-
-
-def _found_none(end: End) -> bool:
-    return end.fault is not None and end.fault.kind == "rendezvous"
-
-
-def _raised(end: End) -> bool:
-    return end.fault is not None and not _found_none(end)
 
 
 def _blame(end: End) -> tuple[float, int, int]:

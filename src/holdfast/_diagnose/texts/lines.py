@@ -46,6 +46,7 @@ _LABELS = tuple(
             r"\[pod/[^\]\n]{1,200}\] ",  # kubectl logs --prefix
             r"[\w.-]{1,60}[-_]\d{1,4} +\| ",  # docker compose
             r"std(?:err|out): ",  # accelerate test
+            r"[A-Za-z][\w.-]{0,60}/\d{1,4} ",  # torchx
         ),
     )
 )

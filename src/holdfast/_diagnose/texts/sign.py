@@ -117,7 +117,7 @@ class Marks:
         }
         # torchrun's agent starts its ranks again without a word: only their counting tells.
         agents = (line.from_end for line in text.hits("failed (exitcode: "))
-        self.last_start = min(filter(self.counts_on, agents), default=None)
+        self.last_start = min(filter(self.counts_on, agents), default=float("inf"))
 
     def goes_on(self, rank: int | None, from_end: int, *, was_caught: bool) -> bool:
         """Whether the same rank counts on after a line, from where it was before it.
@@ -137,10 +137,10 @@ class Marks:
         is_higher = self._highest[rank][after] > before[-1].counted
         return is_higher and (was_caught or not _is_drawn_once(marks[after:]))
 
-    def counts_on(self, from_end: int) -> bool:
+    def counts_on(self, from_end: int, until: int = -1) -> bool:
         """Whether any rank counts on after a line, from wherever it begins there."""
         for marks in self._of.values():
-            after = [mark for mark in marks if mark.from_end < from_end]
+            after = [mark for mark in marks if until < mark.from_end < from_end]
             is_more = after and max(each.counted or _NONE for each in after) > after[0].counted
             if is_more and not _is_drawn_once(after):
                 return True
@@ -149,13 +149,6 @@ class Marks:
     def has_trained(self, from_end: int) -> bool:
         """Whether losses stand before a line."""
         return sum(mark.from_end > from_end for mark in self.losses) >= _MOST_BAD
-
-    def goes_on_between(self, from_end: int, until: int) -> bool:
-        """Whether unlabelled lines count on between two lines."""
-        marks = [mark for mark in self._of.get(None, []) if mark.counted is not None]
-        before = [mark.counted for mark in marks if mark.from_end > from_end]
-        between = [mark.counted for mark in marks if until < mark.from_end < from_end]
-        return bool(before and between) and max(filter(None, between)) > (before[-1] or _NONE)
 
     def bad_losses(self) -> list[Mark]:
         """The losses up to the end that are not numbers; empty if the last ones are numbers."""

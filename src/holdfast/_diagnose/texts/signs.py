@@ -47,15 +47,8 @@ _WITHOUT_CAUSE = ("holdfast_finished", "srun_exit", "launcher_exit", "stacks")
 # No training goes on after these.
 _LAST_WORDS = (
     *(*_OF_LAUNCHERS, "timed_out_line", "slurm_time_limit", "slurm_preempted", "slurm_node_fail"),
-    *(
-        "slurm_cancelled",
-        "slurm_requeued",
-        "slurm_oom",
-        "holdfast_start",
-        "holdfast_stop",
-        "holdfast_finished",
-    ),
-    *("nan_loss", "faulthandler", "cxx_exception", "ranks"),
+    *("slurm_cancelled", "slurm_requeued", "slurm_oom", "holdfast_start", "holdfast_stop"),
+    *("holdfast_finished", "nan_loss", "faulthandler", "cxx_exception", "ranks"),
 )
 # The outermost frame of an uncaught exception; "" where no frame is told.
 _OUTER = ("<module>", "", "_run_module_as_main", "_bootstrap_inner", "_bootstrap", "_run_code")
@@ -199,26 +192,22 @@ def _with_past(signs: list[Sign], marks: Marks) -> list[Sign]:
     """
     found: list[Sign] = []
     after, is_past = 0, False
+    met = {(s.line, s.rank) for s in signs if s.kind in ("rendezvous", "address_in_use")}
     raised: dict[int | None, int] = {}  # of each rank, where the exception stands that comes next
     in_vain: set[int | None] = set()  # ranks whose main thread ended because it had waited in vain
     for sign in reversed(signs):
         from_end = sign.details["from_end"]
         most = _PAST_STACKS if sign.kind == "faulthandler" else _PAST_LINES
-        is_past = is_past or from_end - after > most
-        is_past = is_past or (marks.last_start is not None and from_end >= marks.last_start)
+        is_past = is_past or from_end - after > most or from_end >= marks.last_start
         # A launcher that has failed counts no more: another one was started.
         is_past = is_past or (sign.kind in _OF_ALL and marks.counts_on(from_end))
         after = from_end
         went_on = sign.kind not in _LAST_WORDS and (
-            marks.goes_on(
-                sign.rank,
-                from_end,
-                was_caught=was_caught(sign),
-            )
-            # What a module lacks when it is imported, it lacks before the first step.
-            or (_is_at_import(sign) and marks.counts_on(from_end))
+            marks.goes_on(sign.rank, from_end, was_caught=was_caught(sign))
+            # What fails at an import or at the rendezvous, fails before the first step.
+            or ((_is_at_import(sign) or (sign.line, sign.rank) in met) and marks.counts_on(from_end))
             # It raises again, after progress that no rank has labelled.
-            or (sign.rank in raised and marks.goes_on_between(from_end, raised[sign.rank]))
+            or (sign.rank in raised and marks.counts_on(from_end, raised[sign.rank]))
         )
         if sign.kind == "python_exception":
             raised[sign.rank] = from_end
@@ -230,9 +219,8 @@ def _with_past(signs: list[Sign], marks: Marks) -> list[Sign]:
         if sign.kind == "python_exception" and marks.has_trained(from_end):
             details = {**details, "has_trained": True}
         found.append(replace(sign, details=details))
-        is_past = (
-            is_past or sign.kind == "holdfast_start"
-        )  # the lines above are of an earlier attempt
+        # The lines above are of an earlier attempt.
+        is_past = is_past or sign.kind == "holdfast_start"
     lines = {  # of exceptions that are past: other rows find signs in their messages
         (line, sign.rank)
         for sign in found
