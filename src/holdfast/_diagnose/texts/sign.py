@@ -141,8 +141,8 @@ class Marks:
         """Whether any rank counts on after a line, from wherever it begins there."""
         for marks in self._of.values():
             after = [mark for mark in marks if until < mark.from_end < from_end]
-            is_more = after and max(each.counted or _NONE for each in after) > after[0].counted
-            if is_more and not _is_drawn_once(after):
+            counts = [mark.counted or _NONE for mark in after]
+            if counts and max(counts) > counts[0] and not _is_drawn_once(after):
                 return True
         return False
 
@@ -193,8 +193,8 @@ def _read(text: Text) -> Iterator[Mark]:
             )
             value = "nan" if is_lost else loss[1] if loss else ""
             of_many = _OF_MANY.search(said) if PROGRESS_BAR.match(said) else None
-            bar = of_many[0].partition("/")[2] if of_many else ""
-            yield Mark(max(0, after), rank, _count(said), value, begin, bar)
+            total = of_many[0].partition("/")[2] if of_many else ""
+            yield Mark(max(0, after), rank, _count(said), value, begin, total)
         found = _WORD.search(whole, max(begin + len(line), found.end()))
 
 

@@ -202,10 +202,11 @@ def _with_past(signs: list[Sign], marks: Marks) -> list[Sign]:
         # A launcher that has failed counts no more: another one was started.
         is_past = is_past or (sign.kind in _OF_ALL and marks.counts_on(from_end))
         after = from_end
+        # What fails at an import or at the rendezvous, fails before the first step.
+        is_early = _is_at_import(sign) or (sign.line, sign.rank) in met
         went_on = sign.kind not in _LAST_WORDS and (
             marks.goes_on(sign.rank, from_end, was_caught=was_caught(sign))
-            # What fails at an import or at the rendezvous, fails before the first step.
-            or ((_is_at_import(sign) or (sign.line, sign.rank) in met) and marks.counts_on(from_end))
+            or (is_early and marks.counts_on(from_end))
             # It raises again, after progress that no rank has labelled.
             or (sign.rank in raised and marks.counts_on(from_end, raised[sign.rank]))
         )
