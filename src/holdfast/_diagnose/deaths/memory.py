@@ -327,7 +327,7 @@ def judge_worker(case: Case, trouble: Trouble) -> Finding:
     use, counted = last_use(case.end.memory), moved(case.end.counters)
     if status in (-9, None):
         kills = counted.kills or counted.kills_in_life
-        slurm = case.sign("slurm_oom")
+        slurm = case.sign("slurm_oom", "kernel_oom")
         told = ""
         if kills:
             told = f"its cgroup counted {_text.count(kills, 'OOM kill')} in that time"

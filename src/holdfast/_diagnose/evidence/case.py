@@ -258,7 +258,10 @@ def ends_of(evidence: Evidence) -> list[End]:
     if not is_many and not evidence.ranks:
         only = _only_end(evidence, RankEvidence())
         # A log that names one rank only: the others printed nothing.
-        only.rank = next(iter(spoken | set(failures)), None) if evidence.kind == "log" else None
+        # What no line of it tells is not its own, if it only lost another.
+        lost = {s.rank for s in evidence.signs if s.kind == "peer_lost"} if only.status else set()
+        named = [*failures, *(spoken - lost)] if evidence.kind == "log" else []
+        only.rank = named[0] if named else None
         return [only]
     if not is_many:
         return [_only_end(evidence, evidence.ranks[0])]
@@ -463,7 +466,9 @@ def _add_line(end: End) -> None:
     """The signal that a shell or srun has named."""
     told = next((s for kind in _LINES if (s := end.has(kind)) is not None), None)
     if end.status is None and end.fault is None and told is not None:
-        if raises_after(told, end.signs):
+        pid = str(told.details.get("pid"))  # of a worker, if the exception names it, too
+        workers = (str(s.details.get("pid")) for s in end.signs if s.kind.startswith("worker_"))
+        if raises_after(told, end.signs) or any(pid in each.split(", ") for each in workers):
             return
         number = _text.whole(told.details.get("signal"))
         # A shell prints the same for several signals: its number decides.

@@ -73,7 +73,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     # -- Signals, as torchrun's agent, Lightning and absl print them
     "terminated_line": (
         r"^(?P<_name>«^C»)$",
-        r"\b«Received SIG»(?P<_name>TERM|INT|HUP): \d+",
+        r"\b(?i:received|caught|got)(?i: signal)?:? «SIG»(?P<_name>TERM|INT|HUP)\b",
         r"SignalException: Process \d+ «got signal: »(?P<signal>\d+)",
         r"^(?:[\w.]+\.)?«SIGTERMException»$",
         r"Received (?P<signal>\d{1,2})« death signal»",
@@ -176,7 +176,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "Attempting to deserialize object on a CUDA device but torch.cuda.is_available()",
         r'could not select device driver "" with capabilities: [[gpu]]',
         *("CUDA driver initialization failed", "Unexpected error from cudaGetDeviceCount"),
-        "MKL_THREADING_LAYER=INTEL is incompatible",
+        *("MKL_THREADING_LAYER=INTEL is incompatible", "CUDA call failed lazily at initialization"),
         "system has unsupported display driver / cuda driver combination",
         "Driver/library version mismatch",
         "CUDA unknown error - this may be due to an incorrectly set up environment",

@@ -187,6 +187,7 @@ def tracebacks(text: Text) -> list[Traceback]:
         before = next((b for b in reversed(found[-8:]) if b.last.rank == one.last.rank), None)
         if before is not None and _is_what_was_given_on(before, one):
             one.details["given_on_as"] = before.type
+            one.details["outermost"] = before.frames[0][2] if before.frames else ""
             one.chain = before.chain
             found.remove(before)
         elif before is not None and _is_linked(text, before, one):
