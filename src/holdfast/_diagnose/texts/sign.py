@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 from holdfast._diagnose.texts.lines import Line, Text, split_prefix
@@ -110,11 +108,6 @@ class Marks:
         for mark in found:
             if mark.counted is not None:
                 self._of.setdefault(mark.rank, []).append(mark)
-        # The highest count from each mark on to the end.
-        self._highest = {
-            rank: [*accumulate(reversed([m.counted or _NONE for m in marks]), max)][::-1]
-            for rank, marks in self._of.items()
-        }
         # torchrun's agent starts its ranks again without a word: only their counting tells.
         agents = (line.from_end for line in text.hits("failed (exitcode: "))
         self.last_start = min(filter(self.counts_on, agents), default=float("inf"))
@@ -127,15 +120,14 @@ class Marks:
         caught.
         """
         marks = self._of.get(rank, [])
-        at = bisect_left(marks, -from_end, key=lambda mark: -mark.from_end)
-        after = next((i for i in range(at, len(marks)) if marks[i].from_end < from_end), None)
-        if after is None:
+        before = [mark.counted for mark in marks if mark.from_end > from_end]
+        after = [mark for mark in marks if mark.from_end < from_end]
+        if not after:
             return False
-        before = [mark for mark in marks[:at] if mark.from_end > from_end]
-        if not before or before[-1].counted is None:
+        if not before or before[-1] is None:
             return was_caught
-        is_higher = self._highest[rank][after] > before[-1].counted
-        return is_higher and (was_caught or not _is_drawn_once(marks[after:]))
+        highest = max(mark.counted or _NONE for mark in after)
+        return highest > before[-1] and (was_caught or not _is_drawn_once(after))
 
     def counts_on(self, from_end: int, until: int = -1) -> bool:
         """Whether any rank counts on after a line, from wherever it begins there."""

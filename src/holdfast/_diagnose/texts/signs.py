@@ -50,6 +50,8 @@ _LAST_WORDS = (
     *("slurm_cancelled", "slurm_requeued", "slurm_oom", "holdfast_start", "holdfast_stop"),
     *("holdfast_finished", "nan_loss", "faulthandler", "cxx_exception", "ranks"),
 )
+# What fails at an import or when the ranks meet, fails before the first step.
+_BEFORE_STEPS = ("environment", "rendezvous", "address_in_use")
 # The outermost frame of an uncaught exception; "" where no frame is told.
 _OUTER = ("<module>", "", "_run_module_as_main", "_bootstrap_inner", "_bootstrap", "_run_code")
 _REPORTS = ("ChildFailedError", "ProcessExitedException")
@@ -139,13 +141,6 @@ def was_caught(sign: Sign) -> bool:
     return sign.details.get("outermost", "<module>") not in _OUTER
 
 
-def _is_at_import(sign: Sign) -> bool:
-    """Whether an import failed outside of all functions."""
-    named = str(sign.details.get("type")).endswith(("ImportError", "ModuleNotFoundError"))
-    frames = sign.details.get("frames_tail", ())
-    return named and all(f[2] == "<module>" or f[0].startswith("<frozen") for f in frames)
-
-
 def is_of_another(sign: Sign) -> bool:
     """Whether another thread or process than the main one raised it."""
     return bool(sign.details.get("thread") or sign.details.get("process"))
@@ -192,7 +187,11 @@ def _with_past(signs: list[Sign], marks: Marks) -> list[Sign]:
     """
     found: list[Sign] = []
     after, is_past = 0, False
-    met = {(s.line, s.rank) for s in signs if s.kind in ("rendezvous", "address_in_use")}
+    early = {
+        (sign.line, sign.rank)
+        for sign in signs
+        if sign.kind in _BEFORE_STEPS or "ImportError" in str(sign.details.get("type"))
+    }
     raised: dict[int | None, int] = {}  # of each rank, where the exception stands that comes next
     in_vain: set[int | None] = set()  # ranks whose main thread ended because it had waited in vain
     for sign in reversed(signs):
@@ -202,11 +201,9 @@ def _with_past(signs: list[Sign], marks: Marks) -> list[Sign]:
         # A launcher that has failed counts no more: another one was started.
         is_past = is_past or (sign.kind in _OF_ALL and marks.counts_on(from_end))
         after = from_end
-        # What fails at an import or at the rendezvous, fails before the first step.
-        is_early = _is_at_import(sign) or (sign.line, sign.rank) in met
         went_on = sign.kind not in _LAST_WORDS and (
             marks.goes_on(sign.rank, from_end, was_caught=was_caught(sign))
-            or (is_early and marks.counts_on(from_end))
+            or ((sign.line, sign.rank) in early and marks.counts_on(from_end))
             # It raises again, after progress that no rank has labelled.
             or (sign.rank in raised and marks.counts_on(from_end, raised[sign.rank]))
         )
