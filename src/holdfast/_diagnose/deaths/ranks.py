@@ -172,7 +172,7 @@ def _how_found(culprit: End, by_itself: list[End], *, is_ordered: bool) -> list[
 def _one_of(end: End) -> list[str]:
     numbers = ", ".join(map(str, end.one_of[:_MOST_OTHERS]))
     more = ", …" if len(end.one_of) > _MOST_OTHERS else ""
-    said = f"its lines name no rank: the ranks {numbers}{more} left with status 1"
+    said = f"its lines name no rank: the ranks {numbers}{more} left with status {end.status}"
     return [said] if end.one_of else []
 
 

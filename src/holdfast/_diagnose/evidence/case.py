@@ -288,7 +288,7 @@ def ends_of(evidence: Evidence) -> list[End]:
         unlabelled = [sign for sign in evidence.signs if sign.rank is None]
         fault = fault_of_signs(unlabelled)
         is_told = fault is not None or any(sign.kind in KINDS for sign in unlabelled)
-        if len(failed) > 1 and is_told and all(end.status == 1 for end in failed):
+        if len(failed) > 1 and is_told and {end.status for end in failed} in ({1}, {2}):
             return [_one_of(failed, fault, unlabelled), *(e for e in ends if e not in failed)]
         if len(failed) == 1:
             failed[0].fault = fault
@@ -297,11 +297,11 @@ def ends_of(evidence: Evidence) -> list[End]:
 
 
 def _one_of(failed: list[End], fault: Fault | None, signs: list[Sign]) -> End:
-    """The rank that raised, among those that left with status 1: its lines do not name it."""
+    """The rank that raised, among those that left with one status: its lines do not name it."""
     hosts = {end.host for end in failed}
     numbers = tuple(end.rank for end in failed if end.rank is not None)
-    found = End(host=hosts.pop() if len(hosts) == 1 else None, status=1, fault=fault, signs=signs)
-    return replace(found, one_of=numbers)
+    found = End(host=hosts.pop() if len(hosts) == 1 else None, fault=fault, signs=signs)
+    return replace(found, one_of=numbers, status=failed[0].status)
 
 
 def _add_step_end(ends: list[End], signs: Iterable[Sign]) -> None:

@@ -35,7 +35,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r'«exceeds job hard limit» "[hs]_(?:vmem|rss|data)"',
         "killed by YARN for exceeding",
         "'PHYSICAL' memory limit",
-        r"(?:[Rr]eason\W+|STATUS.*|^|\d/\d +)«OOMKilled»",
+        r"(?:[Rr]eason\W+|STATUS.*|^|\d/\d +)«OOMKilled»|OOMKilled\W{1,3}true",
         "systemd.*«killed by the OOM killer»|A process of this unit has been killed by the OOM "
         "killer",
         *("with result 'oom-kill'", "is running beyond physical memory limits"),
@@ -323,6 +323,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"socket\w{1,20}«Connect: »[^\n]{0,120}(?:timed out|No route to|Network is)",
         r"Bootstrap Root : rank \d+ of \d+ ranks «has already checked in»",
         r"network addresses of \((?P<host>[^,)]+), (?P<port>\d+)\) «cannot be retrieved»",
+        r"gloo.*«Unable to »(?:find address|resolve hostname)",
         *("Gloo connectFullMesh failed", "Bootstrap : no socket interface found"),
         *("RendezvousTimeoutError", "RendezvousConnectionError", "RendezvousClosedError"),
         "Timed out initializing process group in store based barrier",

@@ -297,7 +297,7 @@ def _finish(
         body = more.text
         if _NEW.match(body) or _HEADER in body or body.strip() in _LINKS:
             break
-        if not body.strip():
+        if not body.strip() or PROGRESS_BAR.fullmatch(body):
             blanks += 1
             continue
         is_inside = body.startswith((" ", "\t"))
