@@ -206,11 +206,10 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *("Ran out of memory in memory space", "parallel_for failed: out of memory"),
         r"«out of memory to allocate »(?P<tried>\d+) bytes",
         *("NPU out of memory", "CudaDeviceMemoryAllocator fail to allocate memory"),
-        "«RESOURCE_EXHAUSTED: ».*[Oo]ut of memory",
+        *("No executable batch size found", "«RESOURCE_EXHAUSTED: ».*[Oo]ut of memory"),
         "«OOM when allocating tensor»(?!.*device:CPU)",
         r"(?:Error|INTERNAL|RESOURCE_EXHAUSTED|F\d{4} )\b.*«CUDA_ERROR_OUT_OF_MEMORY»",
         r"«Cuda failure»(?: \d+)? '?out of memory",
-        "No executable batch size found",  # accelerate tried smaller ones
     ),
     "host_oom": (
         *("node running low on memory", "low memory! at or below SIG", "low on resource: memory"),
@@ -350,9 +349,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "(?:A process in the process pool was|A child process) «terminated abruptly»",
         "(?P<points_above>«workers are no longer alive»)",
         *("workers died while running it", "subprocesses has abruptly died"),
-        "A compilation subprocess exited unexpectedly",
         "A worker process managed by the executor was unexpectedly",
-        "Pin memory thread exited unexpectedly",
+        *("Pin memory thread exited unexpectedly", "A compilation subprocess exited unexpectedly"),
         "The (?:worker|actor) «died unexpectedly» (?:while|before)",
         *("because its worker process has died", "A worker died or was killed while executing"),
     ),
@@ -396,11 +394,10 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *("EarlyStopping: Training stopped early as no", "Finished training loop."),
         *("Training completed. Do not forget to share your", "Status: Finished"),
         *("Completed - Training job completed", "] Finish train", "done training in "),
-        "^Process finished with «exit code 0»$",
+        *("^Process finished with «exit code 0»$", "worker group successfully finished"),
         *("Job execution was successful. Exit Status 0", "State: COMPLETED (exit code 0)"),
         r"(?:^|[\]:=>*-]|\bINFO )\W*(?i:model )?[Tt]«raining »(?i:finished|completed?|done)"
         r"(?: successfully)?(?: in [\d:.smh ]+)?(?:\W*$|[.!,;] )",
-        "worker group successfully finished",
         r"^«Number of finished trials: » *\d+$",  # of a search
         r"^\W*«Finished »[Tt]raining\W*$",
         *(r"launcher\.Parallel INFO: «End of run»", r"^«total images/sec: »[\d.]+$"),

@@ -61,7 +61,7 @@ _READ_CHARACTERS = 1 << 18  # of the end of a text; what stands further up is pa
 _LONGEST = 800
 _WORD = re.compile(
     r"(?<!--)\b(?:[Gg]lobal[_ ]?)?(?:[Ss]teps?|STEP|[Ii]ter(?:ation)?s?|[Uu]pdates?|[Ee]pochs?"
-    r"|EPOCH|Trial|[Bb]atch|\w*[Ll]oss|LOSS|it/s|s/it|nan, .{1,40}: -?nan)\b"
+    r"|EPOCH|Trial|[Bb]atch|\w*[Ll]oss|LOSS|it/s|s/it|nan, .{1,40}: -?nan)\b|\d(?:it/s|s/it)\b"
 )
 _STEP = re.compile(
     r"(?<!--)\b(?:global[_ ]?step|steps?|iter(?:ation)?s?|updates?|batch)"

@@ -187,11 +187,8 @@ def _with_past(signs: list[Sign], marks: Marks) -> list[Sign]:
     """
     found: list[Sign] = []
     after, is_past = 0, False
-    early = {
-        (sign.line, sign.rank)
-        for sign in signs
-        if sign.kind in _BEFORE_STEPS or "ImportError" in str(sign.details.get("type"))
-    }
+    early = {(s.line, s.rank) for s in signs if s.kind in _BEFORE_STEPS or "ImportError" in s.text}
+    first = {(s.text, s.rank): s.details["from_end"] for s in reversed(signs)}
     raised: dict[int | None, int] = {}  # of each rank, where the exception stands that comes next
     in_vain: set[int | None] = set()  # ranks whose main thread ended because it had waited in vain
     for sign in reversed(signs):
@@ -202,7 +199,13 @@ def _with_past(signs: list[Sign], marks: Marks) -> list[Sign]:
         is_past = is_past or (sign.kind in _OF_ALL and marks.counts_on(from_end))
         after = from_end
         went_on = sign.kind not in _LAST_WORDS and (
-            marks.goes_on(sign.rank, from_end, was_caught=was_caught(sign))
+            marks.goes_on(
+                sign.rank,
+                from_end,
+                # What was got over before, is caught each time.
+                was_caught=was_caught(sign)
+                or marks.counts_on(first[(sign.text, sign.rank)], from_end),
+            )
             or ((sign.line, sign.rank) in early and marks.counts_on(from_end))
             # It raises again, after progress that no rank has labelled.
             or (sign.rank in raised and marks.counts_on(from_end, raised[sign.rank]))
