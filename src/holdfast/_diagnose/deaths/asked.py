@@ -320,9 +320,9 @@ _STATES = (
 )
 _SIGNS = (
     ("slurm_time_limit", Cause.TIME_LIMIT, "SLURM ended the job at its time limit"),
+    ("slurm_node_fail", Cause.MACHINE_LOST, "SLURM lost a node of the job"),
     ("slurm_preempted", Cause.PREEMPTED, "SLURM preempted the job"),
     ("slurm_requeued", Cause.PREEMPTED, "SLURM put the job back into its queue"),
-    ("slurm_node_fail", Cause.MACHINE_LOST, "SLURM lost a node of the job"),
     ("slurm_oom", Cause.OOM_CGROUP, "A process of the job was killed by SLURM's memory limit"),
     ("slurm_cancelled", Cause.ASKED, "The job was cancelled"),
     ("slurm_refused", Cause.ENVIRONMENT, "SLURM could not start it"),

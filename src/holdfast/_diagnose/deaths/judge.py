@@ -140,7 +140,7 @@ def _verdict(case: Case, found: Finding) -> Verdict:
     if sure is Sure.CERTAIN and any(sign.details.get("is_bare") for sign in end.signs):
         sure = Sure.LIKELY
         told.append("its traceback is missing")
-    if sure is Sure.CERTAIN and end.fault is not None and end.fault.then:
+    if sure is Sure.CERTAIN and (fault := end.fault) and (fault.then or (fault.by and end.status is None)):
         sure = Sure.LIKELY  # that one exception led to the other is not told
     status = end.status or 0
     if sure is Sure.CERTAIN and case.evidence.kind == "led" and end.fault and status > 1:

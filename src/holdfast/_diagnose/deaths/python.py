@@ -168,6 +168,8 @@ def _says_more(sign: Sign, fault: Fault) -> bool:
     if _INTERNAL.search(fault.message) is not None and sign.kind == "rendezvous":
         return True
     # A worker that left by itself has printed the exception that ended it.
+    if fault.by and sign.kind == "worker_conn_reset":
+        return False
     has_told = sign.details.get("exitcode") or sign.details.get("points_above")
     return KINDS[sign.kind] in _BETTER and not has_told
 
@@ -368,7 +370,7 @@ def _judge_disk(case: Case, trouble: Trouble) -> Finding:
     disks = _text.records(trouble.record.get("disks"))
     full = [disk for disk in disks if _is_full(disk)]
     evidence = [*trouble.evidence(case), *map(_tell, full or disks[:3])]
-    is_told = re.search(r"No space left|quota exceeded|Errno (?:28|122)\b", said, re.IGNORECASE)
+    is_told = re.search(r"No space left|disk is full|quota exceeded|Errno (?:28|122)\b", said, re.IGNORECASE)
     is_of_pod = re.search("ephemeral|EmptyDir|DiskPressure", said) is not None
     is_quota = "quota" in said.lower() or "Errno 122" in said
     named = _PATH.search(said)

@@ -84,7 +84,7 @@ _OF_A_SIGNAL = ("SignalException", "SIGTERMException")  # a line of its own says
 _NO_REASON = ("DeadKernelError", "ActorDiedError", "RayActorError")  # of another process's end
 _CHILD_LEFT = re.compile(
     "returned non-zero exit status|exited unexpectedly with exit code|no longer alive"
-    r"|^process \d+ terminated with "
+    r"|^process \d+ terminated with |Trials did not complete"
 )
 # It only says where to look.
 POINTS_ABOVE = re.compile(

@@ -20,6 +20,7 @@ _PREVIOUS_ATTEMPT = (
     "holdfast: the attempt before ended",  # in logs of older versions
 )
 _SIGNALS = {"ABRT": 6, "SEGV": 11, "BUS": 7, "ILL": 4, "FPE": 8, "TERM": 15, "INT": 2, "HUP": 1}
+_SIGNALS |= {"KILL": 9, "QUIT": 3}
 _SIGNALS |= {"segfault": 11, "Segfault": 11, "bus error": 7, "illegal operation": 4, "^C": 2}
 
 _TABLE: dict[str, tuple[str, ...]] = {
@@ -47,6 +48,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *("error: Aborting, io error and missing step on node", "Owner's node has crashed"),
         "marked dead because the detector has missed too many heartbeats",
         "which was running pod .*«is unresponsive»",
+        r"Warning +«NodeNotReady»",
     ),
     "slurm_refused": (
         r"(?:sbatch|srun|salloc): «error: »(?:Batch job submission failed|Unable to allocate "
@@ -56,6 +58,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "slurm_time_limit": (
         *("PBS: job killed: walltime", "TERM_RUNLIMIT", "Job exceeded its walltime limit"),
         *("MaxRuntimeExceeded", "Job was active longer than specified deadline"),
+        "this job is timed-out",  # submitit's
         r'«exceeds job hard limit» "[hs]_(?:rt|cpu)"',
     ),
     "slurm_cancelled": ("TERM_OWNER",),
@@ -64,7 +67,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *("TaintManagerEviction", "compute.instances.preempted", "instance preempted"),
         *("Metadata Service says termination is imminent", "in order to admit critical pod"),
         r"\) [\d/:. -]+ «Job was evicted.»",
-        r"Preempted\s.*«Preempted by »",
+        *(r"Preempted\s.*«Preempted by »", "this job is preempted"),
         r"\b(?i:cluster|instance|node|VM|job) (?:is|was|has been) «preempted»",
         r"[Ss]pot (?:instance )?«interruption »(?:notice|warn)",
     ),
@@ -77,7 +80,12 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"^(?:[\w.]+\.)?«SIGTERMException»$",
         r"Received (?P<signal>\d{1,2})« death signal»",
         *("Detected KeyboardInterrupt, attempting graceful shutdown", "ERROR: InterruptException"),
+        r"failed (?:live|readi|start)\w+« probe, will be restarted»",
         r"Received (?:Signals\.)?SIG(?P<_name>TERM|INT|HUP)« death signal»",
+    ),
+    "sent_line": (
+        r"«: Killing process »(?P<pid>\d+) \(.*\) with signal SIG(?P<_name>[A-Z]+)",
+        ": Watchdog timeout (limit",
     ),
     "abort_line": (
         r"«*** SIG»(?P<_name>ABRT|SEGV|BUS|ILL|FPE|TERM)(?: \(@\w+\))? received (?:by PID|at time)",
@@ -123,6 +131,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "[Cc]an't write data.*«errno = 28»",
         r"OSError: \d+« requested and »\d+ written",  # NumPy's
         *("There is not enough space on the disk", r"Resource exhausted: \S+«.tempstate»"),
+        "OutOfDiskError",  # Ray's
         *("low on resource: ephemeral-storage", "ephemeral local storage usage exceeds"),
         "Usage of EmptyDir volume .* «exceeds the limit»",
         r"The node had condition: \[«DiskPressure»\]",
@@ -150,7 +159,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"cannot execute[^\n]*: «Exec format error»",
         "FATAL: .*«container creation failed».*",
         r"\b(?:«ImagePull»BackOff|ErrImagePull)\b",
-        "(?P<threads>«pthread_create failed»)",
+        r"(?P<threads>«pthread_create»(?:\(\))?:? (?:failed|Resource temp))",
+        "(?P<threads>«libgomp: Thread creation failed»)",
         r"(?:^|line \d+: |bash: |zsh: |sh: )(?P<name>[^: ]+)«: command not found»",
         *("Could not find conda environment", "NVIDIA-SMI has failed because"),
         *("Failed to pull image", "nvcc fatal   : Unsupported gpu arch", "Cuda is not available."),
@@ -161,7 +171,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"operator (?P<name>[\w.]+::[\w.]+)« does not exist»",
         r"«Call to ibv_»\w+ failed with error Cannot allocate",
         *("OCI runtime create failed", "couldn't start container", "module(s) are unknown"),
-        "spank: required plugin ",
+        *("spank: required plugin ", r"line \d+: (?P<name>\w+)«: unbound variable»"),
+        r"[Ff]«atal error in »(?:internal_)?P?MPI_Init",
         *("Unable to locate a modulefile for", "CreateContainerConfigError"),
         *("Insufficient nvidia.com/gpu", "not enough slots available in the system"),
         "CUDA driver version is insufficient for CUDA runtime version",
@@ -276,6 +287,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"«received the Notify record from remote rank»: ?\[(?P<_names>\d+)\]",
         *("Remote Rank did not send the data in time", "Application timeout caused pair closure"),
         "submitted to be reduced.* «by subset of ranks»",
+        "Termination timeout .*«to join the rendezvous»",  # XLA's
     ),
     "collective_mismatch": (
         "Is there a distributed collective mismatch in your code",
@@ -284,7 +296,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     ),
     "peer_lost": (
         r"«Connection closed by peer» \[(?P<peer>[^\]]*)\](?::(?P<port>\d+))?",
-        r"(?:gloo|[Rr]ead error|socket|NCCL|Call to (?:recv|send)|TCPStore|recvValue|sendBytes"
+        r"(?:gloo|[Rr]ead error|[Ss]ocket|NCCL|Call to (?:recv|send)|TCPStore|recvValue|sendBytes"
         r"|DistNetworkError|c10d).*?(?:[\[ ](?P<peer>[\w.:-]+)(?:<\d+>|\]:\d+)[^\n]{0,20})?"
         "«Connection reset by peer»",
         r"(?:gloo|[Ww]rite error|TCPStore|sendBytes|NCCL|c10d)[^\n]*«Broken pipe»",
@@ -470,7 +482,7 @@ def _more(match: re.Match[str]) -> dict[str, Any]:
         elif name == "_ms" and value:
             found["timeout_ms"] = int(value) if len(value) < 19 else None
         elif name == "_name":
-            found["signal"] = _SIGNALS[value]
+            found["signal"] = _SIGNALS.get(value, 0)
         elif name == "_rss":
             found["of_cgroup"] = "Memory cgroup out of memory" in match.string
         if name in ("_rss", "_shmem") and value:

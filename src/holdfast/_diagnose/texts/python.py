@@ -49,6 +49,7 @@ _LOADER_FILES = (
 )
 # Python goes on after such a traceback, and keeps its status.
 _IGNORED = ("Exception ignored in", "Error in atexit._run_exitfuncs")
+_WARNING = re.compile(r"^(?:\w+\.)?warn(?:_\w+)?\(", re.MULTILINE)  # that tells an exception
 _STARTS = ("multiprocessing/spawn.py", "multiprocessing/forkserver.py")  # what a child runs first
 _DISGUISES = {
     "ConnectionResetError": "worker_conn_reset",
@@ -144,6 +145,8 @@ def read_last_lines(text: Text) -> Iterator[Sign]:
 
 def _is_ignored(text: Text, line: Line) -> bool:
     """Whether it is the last line of a traceback after which Python goes on."""
+    if any(_WARNING.match(each.text.strip()) for each in text.after(line, 2)):
+        return True
     above = text.before(line, _LAST_LINES)
     head = next((each for each in above if not each.text.startswith(" ")), line)
     if _HEADER not in head.text:
@@ -338,6 +341,8 @@ def _add_context(text: Text, found: Traceback, lead: str) -> None:
         found.details["caught_in"] = f"{caught[2]} {caught[3]}"
     if lead.strip() == "Original":
         found.details["is_original"] = True
+    if _WARNING.search(found.message):
+        found.details["is_ignored"] = True
     outer = found.frames[0] if found.frames else ("", 0, "")
     if outer[0].endswith("multiprocessing/resource_sharer.py") and outer[2] == "_serve":
         found.details["is_ignored"] = True  # that thread prints it and goes on

@@ -63,7 +63,8 @@ _READ_CHARACTERS = 1 << 18  # of the end of a text; what stands further up is pa
 _LONGEST = 800
 _WORD = re.compile(
     r"(?<!--)\b(?:[Gg]lobal[_ ]?)?(?:[Ss]teps?|STEP|[Ii]ter(?:ation)?s?|[Uu]pdates?|[Ee]pochs?"
-    r"|EPOCH|Trial|[Bb]atch|\w*[Ll]oss|LOSS|it/s|s/it|nan, .{1,40}: -?nan)\b"
+    r"|EPOCH|Trial|[Bb]atch|\w*[Ll]oss|LOSS|it/s|s/it|nan, .{1,40}: -?nan|[Ee]pisodes?|[Rr]ewards?"
+    r"|[Rr]ounds?|\w*[Aa]ccuracy|(?<=-)(?:auc|rmse|mae|\w*error)(?=:))\b"
 )
 _STEP = re.compile(
     r"(?<!--)\b(?:global[_ ]?step|steps?|iter(?:ation)?s?|updates?|batch)"
@@ -72,6 +73,7 @@ _STEP = re.compile(
     re.IGNORECASE,
 )
 _EPOCH = re.compile(r"(?<!--)\bepochs?['\"]?\]?\W{1,4}(\d{1,9}(?:\.\d{1,9})?)", re.IGNORECASE)
+_PLAIN = re.compile(r"^\W{0,3}(?:[A-Za-z]{1,12}\W{1,3}){0,3}(\d{1,12})(?![\d.])")
 _OF_MANY = re.compile(r"\b(\d{1,12})/\d{1,12}\b")
 _LOSS = re.compile(
     r"loss\w*['\"]?\s*(?:[:=(]|is )?\s*(?:tensor\()?(-?[\d.]+|[+-]?nan|[+-]?inf)\b", re.I
@@ -83,6 +85,7 @@ _NO_LOSS = re.compile(
 _SEVERAL = re.compile(r"[:=] ?-?nan, .*[:=] ?-?nan\b")  # figures of one step
 _NO_GRADIENT = re.compile(r"\bgrad(?:ient)?[ _]?norm['\"]?\W{1,4}(?:nan|inf)\b", re.I)
 _ERRORS = re.compile(r"Error|Exception|Traceback|File \"|[Oo]ut of memory")
+_MANY = 5  # lines of progress after a line that is no traceback: nothing was buffered
 _MOST_BAD = 2  # losses in a row up to the end that are not numbers
 
 Count = tuple[float, float, float]
@@ -114,7 +117,9 @@ class Marks:
             for rank, marks in self._of.items()
         }
 
-    def goes_on(self, rank: int | None, from_end: int, *, was_caught: bool) -> bool:
+    def goes_on(
+        self, rank: int | None, from_end: int, *, was_caught: bool, is_traceback: bool = True
+    ) -> bool:
         """Whether the same rank counts on after a line, from where it was before it.
 
         A buffered stream shows lines from before an error after it. Such lines continue in the
@@ -128,7 +133,7 @@ class Marks:
             return False
         before = [mark for mark in marks[:at] if mark.from_end > from_end]
         if not before or before[-1].counted is None:
-            return was_caught
+            return was_caught or (not is_traceback and len(marks) - after >= _MANY)
         return self._highest[rank][after] > before[-1].counted
 
     def goes_on_between(self, from_end: int, until: int) -> bool:
@@ -181,7 +186,8 @@ def _read(text: Text) -> Iterator[Mark]:
 def _count(line: str) -> Count | None:
     epoch, step, part = _EPOCH.search(line), _STEP.search(line), _OF_MANY.search(line)
     if epoch is None and step is None and part is None:
-        return None
+        plain = _PLAIN.search(line)
+        return (0, float(plain[1]), 0) if plain else None
     known = (float(each[each.lastindex or 1]) if each else 0.0 for each in (epoch, step, part))
     first, second, third = known
     return first, second, third

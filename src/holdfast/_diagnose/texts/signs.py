@@ -203,6 +203,7 @@ def _with_past(signs: list[Sign], marks: Marks) -> list[Sign]:
                 sign.rank,
                 from_end,
                 was_caught=was_caught(sign),
+                is_traceback=sign.kind == "python_exception",
             )
             # It raises again, after progress that no rank has labelled.
             or (sign.rank in raised and marks.goes_on_between(from_end, raised[sign.rank]))
