@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 _RUN = re.compile(r"(\bholdfast \w+) RUN\b")
 _FEW_LINES = 3  # that a shell or an exit handler prints after an exception
 # Shown where no rule knows the end of a log.
-_SUSPECT = re.compile(r"(?i)\berrors?\b|\w+(?:Error|Exception)\b|fail|killed|\bdied|abort|no space")
+_SUSPECT = re.compile(r"(?i)\berrors?\b|\w+(?:Error|Exception)\b|fail|killed|\bdied|abort|no space|denied|cannot"
+    r"|exceeded|not found|no such|fatal|terminat|timed out")
 _SUSPECT_LINES = 60
 
 _RULES: tuple[Callable[[Case], Finding | None], ...] = (
@@ -114,7 +115,8 @@ def _unknown(case: Case, past: list[Sign]) -> Finding:
             said = _text.one_line(last, 240)
             sentence = f"{case.opening} left with status {end.status}. Its last line is: {said}."
     else:
-        sentence = "No record says why it ended."
+        said = f" Its last line is: {_text.one_line(last, 240)}." if _SUSPECT.search(last) else ""
+        sentence = f"No record says why it ended.{said}"
     lines = [
         "Next time, start it with `holdfast run -- …`: then its status, its last words, its "
         "memory and the senders of signals are recorded."

@@ -83,7 +83,7 @@ _LAUNCHERS = ("ChildFailedError", "CalledProcessError", "ProcessRaisedException"
 _OF_A_SIGNAL = ("SignalException", "SIGTERMException")  # a line of its own says which
 _NO_REASON = ("DeadKernelError", "ActorDiedError", "RayActorError")  # of another process's end
 _CHILD_LEFT = re.compile(
-    "returned non-zero exit status|exited unexpectedly with exit code|no longer alive"
+    "returned (?:a )?non-zero exit (?:status|code)|exited unexpectedly with exit code|no longer alive"
     r"|^process \d+ terminated with |Trials did not complete"
 )
 # It only says where to look.
@@ -177,9 +177,10 @@ class Fault:
             return "rendezvous"
         if self.type == "ModuleNotFoundError":
             return "environment"
-        if self.type == "ImportError" and not _LIBRARY.search(self.message):
+        if self.type == "ImportError":
             # A name that the script's own module lacks: nothing is wrong with the machine.
-            return "environment" if self._is_in_a_package() else "plain"
+            is_of_a_library = _LIBRARY.search(self.message) or self._is_in_a_package()
+            return "environment" if is_of_a_library else "plain"
         if any(cause.startswith("MemoryError") for cause in self.chain):
             return "cpu_oom"
         # The exception tells more than its cause, if it tells anything.

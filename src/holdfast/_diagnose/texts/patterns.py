@@ -40,7 +40,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "systemd.*«killed by the OOM killer»|A process of this unit has been killed by the OOM "
         "killer",
         *("with result 'oom-kill'", "is running beyond physical memory limits"),
-        "Job has gone over memory limit of",
+        r"«Job has gone over »(?:\w+ )?memory limit of",
         "«ran out-of-memory» and exited with a non-zero status",
     ),
     "slurm_node_fail": (
@@ -48,15 +48,16 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *("error: Aborting, io error and missing step on node", "Owner's node has crashed"),
         "marked dead because the detector has missed too many heartbeats",
         "which was running pod .*«is unresponsive»",
-        r"Warning +«NodeNotReady»",
+        *(r"Warning +«NodeNotReady»", r"«Host EC2 »\(instance \S+\) terminated"),
     ),
     "slurm_refused": (
         r"(?:sbatch|srun|salloc): «error: »(?:Batch job submission failed|Unable to allocate "
         r"resources|Unable to create step for job|Invalid generic resource)[^\n]*",
+        r"srun: «error: »(?:Task launch for|Application launch failed)[^\n]*",
         r"slurmstepd: error: «execve(): »[^\n]*",
     ),
     "slurm_time_limit": (
-        *("PBS: job killed: walltime", "TERM_RUNLIMIT", "Job exceeded its walltime limit"),
+        *("«PBS: job killed: »(?:walltime|cput)", "TERM_RUNLIMIT", "Job exceeded its walltime limit"),
         *("MaxRuntimeExceeded", "Job was active longer than specified deadline"),
         "this job is timed-out",  # submitit's
         r'«exceeds job hard limit» "[hs]_(?:rt|cpu)"',
@@ -67,7 +68,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *("TaintManagerEviction", "compute.instances.preempted", "instance preempted"),
         *("Metadata Service says termination is imminent", "in order to admit critical pod"),
         r"\) [\d/:. -]+ «Job was evicted.»",
-        *(r"Preempted\s.*«Preempted by »", "this job is preempted"),
+        *(r"Preempted\s.*«Preempted by »", "this job is preempted", "SIGTERM caught at "),
+        *("in response to imminent node shutdown", r"Member \S+ «has received termination notice»"),
         r"\b(?i:cluster|instance|node|VM|job) (?:is|was|has been) «preempted»",
         r"[Ss]pot (?:instance )?«interruption »(?:notice|warn)",
     ),
@@ -171,7 +173,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"operator (?P<name>[\w.]+::[\w.]+)« does not exist»",
         r"«Call to ibv_»\w+ failed with error Cannot allocate",
         *("OCI runtime create failed", "couldn't start container", "module(s) are unknown"),
-        *("spank: required plugin ", r"line \d+: (?P<name>\w+)«: unbound variable»"),
+        r"«failed to map segment from shared object: »(?:Operation|Permission)",
+        *("spank: required plugin ", "cannot allocate memory in static TLS block"),
         r"[Ff]«atal error in »(?:internal_)?P?MPI_Init",
         *("Unable to locate a modulefile for", "CreateContainerConfigError"),
         *("Insufficient nvidia.com/gpu", "not enough slots available in the system"),
@@ -229,7 +232,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "memory_refused": (
         "«OOM when allocating tensor».*device:CPU",
         r"Errno 12\]|(?:fork|mmap|malloc)\b.*«Cannot allocate memory»|allocate memory \(12\)",
-        *("failed to map segment from shared object", "[WinError 1455]"),
+        *("«failed to map segment from shared object»(?!: [OP])", "[WinError 1455]"),
         "cannot allocate memory for thread-local data",
         r"«Unable to allocate »[\d.]+ ?[KMGT]i?B for an array",
         r"«DefaultCPUAllocator: »(?:can't|not enough)(?:.*allocate (?P<tried>\d+) bytes)?",
@@ -407,7 +410,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *("Job execution was successful. Exit Status 0", "State: COMPLETED (exit code 0)"),
         r"(?:^|[\]:=>*-]|\bINFO )\W*(?i:model )?[Tt]«raining »(?i:finished|completed?|done)"
         r"(?: successfully)?(?:\W*$|[.!,;] )",
-        r"^«Number of finished trials: » *\d+$",  # of a search
+        r"^\s*«Number of finished trials: » *\d+$",  # of a search
         r"^\W*«Finished »[Tt]raining\W*$",
         *(r"launcher\.Parallel INFO: «End of run»", r"^«total images/sec: »[\d.]+$"),
     ),

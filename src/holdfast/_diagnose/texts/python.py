@@ -71,6 +71,11 @@ _BARE = re.compile(
 )
 _STATUS = re.compile(r"\(\d\)\s+([A-Z][A-Z_]{5,}):\s+(\S.*)")  # of TensorFlow
 _CALLED = re.compile(r"([A-Z]\w*(?:Error|Exception))\((['\"].*)\)")  # as Hydra prints it
+_FATAL = re.compile(r"(?:.{0,40}\W)?(FATAL|[Ff]atal)(?: error)?\]?:? +(\S.*)")
+# What bash and env say of a line of a script. A signal is told otherwise.
+_OF_SHELL = re.compile(
+    r"-?(?:\S+: line \d+|(?:\S*/)?(?:bash|sh|zsh|dash|env)(?:: \d+)?): (?!\s*\d+ [A-Z])(\S.*)"
+)
 _ALONE = re.compile(r"(MemoryError|KeyboardInterrupt):?()")  # without a message
 _ANNOUNCED = re.compile(r"([A-Z]\w*Error):")  # its message follows, indented
 _PROMPT = re.compile(r"\((?:Pdb|ipdb)(?:\+\+)?\)|ipdb>")
@@ -129,7 +134,12 @@ def read_last_lines(text: Text) -> Iterator[Sign]:
         if not below and _PROMPT.fullmatch(said):
             yield _at_prompt(text, line)
             return
-        shapes = (_BARE, _STATUS, _ALONE, _CALLED)
+        if said and not below and _OF_SHELL.fullmatch(said):
+            above = next(text.before(line, 1), line)  # bash prints the line of a syntax error, too
+            first = above if _OF_SHELL.fullmatch(above.text.strip()) else line
+            yield make_sign("environment", first)
+            return
+        shapes = (_BARE, _STATUS, _ALONE, _CALLED, _FATAL)
         if error := next((e for each in shapes if (e := each.fullmatch(said))), None):
             if _is_ignored(text, line):
                 below = said

@@ -41,6 +41,8 @@ _WORLD = re.compile(
 )
 _ESCAPED = r"Traceback (most recent call last):\n"
 _JSON_LINE = re.compile(r"^\{.*Traceback \(most recent call last\):\\n.*\}\s*$", re.MULTILINE)
+_TRAINED = 5  # losses
+_OF_SHELL = re.compile(r"(?:line \d+|bash|env|sh): .*: (?:command not found|No such file)")
 _OF_LAUNCHERS = ("torchrun_summary", "srun_exit", "launcher_exit")
 _WITHOUT_CAUSE = ("holdfast_finished", "srun_exit", "launcher_exit", "stacks")
 # No training goes on after these.
@@ -89,6 +91,8 @@ def read_signs(text: str, first_line: int = 1) -> list[Sign]:
         found.append(make_sign("nan_loss", line, details))
     if all(sign.kind in _WITHOUT_CAUSE for sign in found):
         found += read_last_lines(whole)
+    if len(marks.losses) >= _TRAINED:  # what a script says beside its training
+        found = [sign for sign in found if not _OF_SHELL.search(sign.text)]
     return _with_past(_with_summaries(_once(found)), marks)
 
 
