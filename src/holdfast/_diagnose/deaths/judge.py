@@ -150,6 +150,8 @@ def _verdict(case: Case, found: Finding) -> Verdict:
         told.append(f"it left with status {status}, and an exception alone gives 1")
     if sure is Sure.CERTAIN and not case.is_ordered:
         sure = Sure.LIKELY  # `culprit` says that the order is not known
+    if end.fault is not None and (said := end.has("holdfast_finished")) is not None:
+        told.append(f"it had printed: {_text.one_line(said.text, 160)}")
     durable = case.durable_step
     if end.step is not None and found.cause is not Cause.FINISHED:
         kept = "nothing was durable" if durable is None else f"step {durable} is durable"

@@ -24,6 +24,7 @@ _INTERNAL = re.compile(r"\binternal error - please report")  # NCCL's: its warni
 _VAGUE = ("InternalError", "UnknownError", "AbortedError", "UnavailableError", "XlaRuntimeError")
 _WANTS_GPU = re.compile(r"\bGPUs?\b|(?i:cuda)")  # why there is none was printed above it
 _NEAR_LINES = 60  # of the end, or the next sign of it: the training may have recovered from others
+_OF_A_NETWORK = re.compile("Max retries exceeded|failure in name resolution|couldn't connect to")
 _PORT_TAKEN = re.compile("(?i)address already in use|EADDRINUSE")
 _CUT = "the log ends in its traceback"
 _STATUS_2 = re.compile(r"CalledProcessError.*non-zero exit status 2\b")
@@ -58,6 +59,9 @@ def judge_python(case: Case) -> Finding | None:
     # Without an exception or a status it is a line of a log, which may be about anything.
     sure = Sure.CERTAIN if fault is not None else Sure.LIKELY
     evidence = trouble.evidence(case)
+    is_late = fault is not None and fault.is_before_first_step is False
+    if fault is not None and is_late and _OF_A_NETWORK.search(fault.message):
+        return _plain(case, fault, evidence)  # it has run on this machine
     if trouble.kind in _BY_KIND:
         cause, opening, name = _BY_KIND[trouble.kind]
         if trouble.kind == "nan":

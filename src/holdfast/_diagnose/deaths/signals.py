@@ -90,7 +90,7 @@ def judge_crash(case: Case) -> Finding | None:
         evidence.append(f"it printed: {_text.one_line(lines[-1])}")
     elif cause is Cause.ABORT and (damage := end.has("heap_damage")) is not None:
         how += f": its memory was damaged ({_text.one_line(damage.text, 120)})"
-    elif cause is Cause.ABORT and (last := _FATAL.findall(case.evidence.output[-8000:])):
+    elif cause is Cause.ABORT and (last := _FATAL.findall(case.evidence.output[-4000:])):
         how += f", and said: {_text.one_line(last[-1], 160)}"
     if stack:
         evidence.append("the stack of its thread, the innermost first: " + "; ".join(stack))

@@ -51,6 +51,7 @@ _EXITS = {
     "xit status": rf"xit status{_SIGNAL_STATUS}",
     "xitcode": rf"xitcode{_SIGNAL_STATUS}",
     "Process name: [[": r"Process name: \[\[\d+,\d+\],(?P<rank>\d{1,6})\]",
+    "make: *** [": r"make: \*\*\* \[.*\] Error (?P<code>\d{1,3})$",
     "died with <Signals.": r"died with <Signals\.\w+: (?P<signal>\d{1,2})>",
     " exited on signal ": r"process rank (?P<rank>\d{1,6}) (?:.* on node (?P<node>\S{1,200}) )?.*"
     r"exited on signal (?P<signal>\d{1,2})\b",

@@ -48,6 +48,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *("error: Aborting, io error and missing step on node", "Owner's node has crashed"),
         "marked dead because the detector has missed too many heartbeats",
         "which was running pod .*«is unresponsive»",
+        *(r"^-- «Boot »\w{32} --$", "^-- «Reboot» --$"),  # of a journal
         *(r"Warning +«NodeNotReady»", r"«Host EC2 »\(instance \S+\) terminated"),
     ),
     "slurm_refused": (
@@ -133,7 +134,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "[Cc]an't write data.*«errno = 28»",
         r"OSError: \d+« requested and »\d+ written",  # NumPy's
         *("There is not enough space on the disk", r"Resource exhausted: \S+«.tempstate»"),
-        "OutOfDiskError",  # Ray's
+        "disk is full",
         *("low on resource: ephemeral-storage", "ephemeral local storage usage exceeds"),
         "Usage of EmptyDir volume .* «exceeds the limit»",
         r"The node had condition: \[«DiskPressure»\]",
@@ -175,6 +176,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *("OCI runtime create failed", "couldn't start container", "module(s) are unknown"),
         r"«failed to map segment from shared object: »(?:Operation|Permission)",
         *("spank: required plugin ", "cannot allocate memory in static TLS block"),
+        *("OMP: Error #15", "MKL FATAL ERROR: Cannot load", "no Qt platform plugin could be init"),
         r"[Ff]«atal error in »(?:internal_)?P?MPI_Init",
         *("Unable to locate a modulefile for", "CreateContainerConfigError"),
         *("Insufficient nvidia.com/gpu", "not enough slots available in the system"),
@@ -217,7 +219,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *("Ran out of memory in memory space", "parallel_for failed: out of memory"),
         r"«out of memory to allocate »(?P<tried>\d+) bytes",
         *("NPU out of memory", "CudaDeviceMemoryAllocator fail to allocate memory"),
-        "«RESOURCE_EXHAUSTED: ».*[Oo]ut of memory",
+        "«RESOURCE_EXHAUSTED: »(?:.*[Oo]ut of memory|Attempting to reserve)",
         "«OOM when allocating tensor»(?!.*device:CPU)",
         r"(?:Error|INTERNAL|RESOURCE_EXHAUSTED|F\d{4} )\b.*«CUDA_ERROR_OUT_OF_MEMORY»",
         r"«Cuda failure»(?: \d+)? '?out of memory",
@@ -335,7 +337,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"Bootstrap Root : rank \d+ of \d+ ranks «has already checked in»",
         r"network addresses of \((?P<host>[^,)]+), (?P<port>\d+)\) «cannot be retrieved»",
         *("Gloo connectFullMesh failed", "Bootstrap : no socket interface found"),
-        *("RendezvousTimeoutError", "RendezvousConnectionError", "RendezvousClosedError"),
+        *("DNS resolution failed for", "RendezvousTimeoutError", "RendezvousConnectionError", "RendezvousClosedError"),
         "Default process group has not been initialized",
         "Timed out initializing process group in store based barrier",
         *("Error: «connect() timed out»", "RuntimeError: «Connection timed out»$"),

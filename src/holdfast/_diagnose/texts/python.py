@@ -75,6 +75,9 @@ _FATAL = re.compile(r"(?:.{0,40}\W)?(FATAL|[Ff]atal)(?: error)?\]?:? +(\S.*)")
 # What bash and env say of a line of a script. A signal is told otherwise.
 _OF_SHELL = re.compile(
     r"-?(?:\S+: line \d+|(?:\S*/)?(?:bash|sh|zsh|dash|env)(?:: \d+)?): (?!\s*\d+ [A-Z])(\S.*)"
+    r"|(?:\S.*: )?(?:No such file or directory|Permission denied.{0,40}|Not a directory"
+    r"|Resource temporarily unavailable|Operation not permitted|Device or resource busy"
+    r"|Name or service not known|Connection refused)\W*"
 )
 _ALONE = re.compile(r"(MemoryError|KeyboardInterrupt):?()")  # without a message
 _ANNOUNCED = re.compile(r"([A-Z]\w*Error):")  # its message follows, indented
@@ -125,7 +128,7 @@ def _sign_alone(line: Line, name: str, said: str, frames: list[Any], **more: Any
     return make_sign("python_exception", line, details)
 
 
-def read_last_lines(text: Text) -> Iterator[Sign]:
+def read_last_lines(text: Text, *, has_trained: bool) -> Iterator[Sign]:
     """An exception in the last lines, where a launcher or a logger prints only that."""
     end = text.line_at(len(text.whole))
     below = ""  # the next line that is not empty
@@ -134,7 +137,7 @@ def read_last_lines(text: Text) -> Iterator[Sign]:
         if not below and _PROMPT.fullmatch(said):
             yield _at_prompt(text, line)
             return
-        if said and not below and _OF_SHELL.fullmatch(said):
+        if said and not below and not has_trained and _OF_SHELL.fullmatch(said):
             above = next(text.before(line, 1), line)  # bash prints the line of a syntax error, too
             first = above if _OF_SHELL.fullmatch(above.text.strip()) else line
             yield make_sign("environment", first)

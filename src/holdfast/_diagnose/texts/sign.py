@@ -136,6 +136,11 @@ class Marks:
             return was_caught or (not is_traceback and len(marks) - after >= _MANY)
         return self._highest[rank][after] > before[-1].counted
 
+    def count_after(self, from_end: int) -> int:
+        """How many lines of progress any rank has after a line."""
+        counted = (mark for marks in self._of.values() for mark in marks)
+        return sum(mark.from_end < from_end for mark in counted)
+
     def goes_on_between(self, from_end: int, until: int) -> bool:
         """Whether unlabelled lines count on between two lines."""
         marks = [mark for mark in self._of.get(None, []) if mark.counted is not None]
