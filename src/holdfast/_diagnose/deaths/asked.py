@@ -24,7 +24,6 @@ _BY_REASON = (
 _STOPS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGSYS", "SIGTRAP")
 _ANSWER_SECONDS = 120.0
-_OUTER = ("<module>", "")  # the outermost frame of an uncaught exception
 _FEW_LINES = 10  # that a shell script prints after its command has failed
 _OF_A_RANK = re.compile(r"rank \d+ ")
 _LAUNCHER_GONE = re.compile(r"\(pid \d+\) is gone")
@@ -289,7 +288,7 @@ def _was_hidden(case: Case) -> bool:
     raised = case.end.has("python_exception")
     if raised is None or not re.search(r"(?:^|/)(?:ba|da|z|k)?sh$|\.sh$", first):
         return False
-    is_of_main = raised.details.get("outermost") in _OUTER and not raised.details.get("thread")
+    is_of_main = not was_caught(raised) and not raised.details.get("thread")
     return is_of_main and raised.details["from_end"] <= _FEW_LINES
 
 

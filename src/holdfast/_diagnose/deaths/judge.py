@@ -40,8 +40,10 @@ if TYPE_CHECKING:
 _RUN = re.compile(r"(\bholdfast \w+) RUN\b")
 _FEW_LINES = 3  # that a shell or an exit handler prints after an exception
 # Shown where no rule knows the end of a log.
-_SUSPECT = re.compile(r"(?i)\berrors?\b|\w+(?:Error|Exception)\b|fail|killed|\bdied|abort|no space|denied|cannot"
-    r"|exceeded|not found|no such|fatal|terminat|timed out")
+_SUSPECT = re.compile(
+    r"(?i)error\b|errors\b|exception\b|fail|killed|\bdied|abort|no space|denied|cannot|exceeded"
+    r"|not found|no such|fatal|terminat|timed out"
+)
 _SUSPECT_LINES = 60
 
 _RULES: tuple[Callable[[Case], Finding | None], ...] = (
@@ -142,7 +144,8 @@ def _verdict(case: Case, found: Finding) -> Verdict:
     if sure is Sure.CERTAIN and any(sign.details.get("is_bare") for sign in end.signs):
         sure = Sure.LIKELY
         told.append("its traceback is missing")
-    if sure is Sure.CERTAIN and (fault := end.fault) and (fault.then or (fault.by and end.status is None)):
+    is_of_another = bool(end.fault and end.fault.by and end.status is None)
+    if sure is Sure.CERTAIN and end.fault and (end.fault.then or is_of_another):
         sure = Sure.LIKELY  # that one exception led to the other is not told
     status = end.status or 0
     if sure is Sure.CERTAIN and case.evidence.kind == "led" and end.fault and status > 1:

@@ -59,8 +59,8 @@ def judge_python(case: Case) -> Finding | None:
     # Without an exception or a status it is a line of a log, which may be about anything.
     sure = Sure.CERTAIN if fault is not None else Sure.LIKELY
     evidence = trouble.evidence(case)
-    is_late = fault is not None and fault.is_before_first_step is False
-    if fault is not None and is_late and _OF_A_NETWORK.search(fault.message):
+    is_network = fault is not None and _OF_A_NETWORK.search(fault.message)
+    if fault is not None and is_network and fault.is_before_first_step is False:
         return _plain(case, fault, evidence)  # it has run on this machine
     if trouble.kind in _BY_KIND:
         cause, opening, name = _BY_KIND[trouble.kind]
@@ -172,9 +172,8 @@ def _says_more(sign: Sign, fault: Fault) -> bool:
     if _INTERNAL.search(fault.message) is not None and sign.kind == "rendezvous":
         return True
     # A worker that left by itself has printed the exception that ended it.
-    if fault.by and sign.kind == "worker_conn_reset":
-        return False
     has_told = sign.details.get("exitcode") or sign.details.get("points_above")
+    has_told = has_told or (fault.by and sign.kind == "worker_conn_reset")
     return KINDS[sign.kind] in _BETTER and not has_told
 
 
@@ -374,7 +373,7 @@ def _judge_disk(case: Case, trouble: Trouble) -> Finding:
     disks = _text.records(trouble.record.get("disks"))
     full = [disk for disk in disks if _is_full(disk)]
     evidence = [*trouble.evidence(case), *map(_tell, full or disks[:3])]
-    is_told = re.search(r"No space left|disk is full|quota exceeded|Errno (?:28|122)\b", said, re.IGNORECASE)
+    is_told = re.search(r"(?i)No space left|disk is full|quota exceeded|Errno (?:28|122)\b", said)
     is_of_pod = re.search("ephemeral|EmptyDir|DiskPressure", said) is not None
     is_quota = "quota" in said.lower() or "Errno 122" in said
     named = _PATH.search(said)

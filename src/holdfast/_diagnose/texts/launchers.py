@@ -236,7 +236,7 @@ def _is_victim(failure: dict[str, Any]) -> bool:
 
 # -- Shells, SLURM and the C++ runtime
 
-_SIGNAL_WORDS = {
+SIGNAL_WORDS = {
     "killed": ("killed_line", 9),
     "segmentation fault": ("segfault_line", 11),
     "bus error": ("bus_error", 7),
@@ -257,7 +257,7 @@ _SIGNAL_WORDS = {
     **dict.fromkeys(("段错误", "speicherzugriffsfehler"), ("segfault_line", 11)),
     **dict.fromkeys(("已终止", "beendet"), ("terminated_line", 15)),
 }
-_WORDS = "|".join(w[:1].upper() + w[1:] for w in _SIGNAL_WORDS if w != "out of memory")
+_WORDS = "|".join(w[:1].upper() + w[1:] for w in SIGNAL_WORDS if w != "out of memory")
 # A script starts them beside the training, and ends them after it.
 _HELPERS = re.compile(
     r"(?:\S*/)?(?:nvidia-smi|nvtop|gpustat|dcgmi|tensorboard|mlflow|tail|tee|sleep|watch|top|vmstat"
@@ -298,7 +298,7 @@ _TERMINATE = re.compile(r"terminate called after throwing an instance of '(?P<ty
 
 def read_system(text: Text) -> Iterator[Sign]:
     """Lines of shells, srun and slurmstepd, and of the C++ runtime."""
-    for word in (*_SIGNAL_WORDS, "abort", "illegal hardware instruction"):
+    for word in (*SIGNAL_WORDS, "abort", "illegal hardware instruction"):
         for spelled in {word, word[:1].upper() + word[1:]} - {"out of memory", "Out of memory"}:
             for line in text.hits(spelled):
                 sign = _shell(line)
@@ -324,7 +324,7 @@ def _shell(line: Line) -> Sign | None:
     if match is None:
         return None
     word = match["what"].lower().replace(" hardware", "").replace("cpu", "CPU")
-    kind, number = _SIGNAL_WORDS.get(word, _SIGNAL_WORDS["aborted"])
+    kind, number = SIGNAL_WORDS.get(word, SIGNAL_WORDS["aborted"])
     named = match.groupdict()
     details: dict[str, Any] = {"signal": number}
     if named.get("pid"):
@@ -347,8 +347,8 @@ def _srun(line: Line) -> Iterator[Sign]:
     what = match["what"].lower()
     if exited := re.fullmatch(r"exited with exit code (\d+)", what):
         yield make_sign("srun_exit", line, {**details, "exitcode": int(exited[1][:9])}, rank)
-    elif what in _SIGNAL_WORDS:
-        kind, number = _SIGNAL_WORDS[what]
+    elif what in SIGNAL_WORDS:
+        kind, number = SIGNAL_WORDS[what]
         yield make_sign(kind, line, {**details, "signal": number}, rank)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast._diagnose.texts.launchers import SIGNAL_WORDS
 from holdfast._diagnose.texts.lines import Line, Text
 from holdfast._diagnose.texts.sign import PROGRESS_BAR, Sign, make_sign
 
@@ -51,20 +52,10 @@ _LOADER_FILES = (
 _IGNORED = ("Exception ignored in", "Error in atexit._run_exitfuncs")
 _WARNING = re.compile(r"^(?:\w+\.)?warn(?:_\w+)?\(", re.MULTILINE)  # that tells an exception
 _STARTS = ("multiprocessing/spawn.py", "multiprocessing/forkserver.py")  # what a child runs first
-_DISGUISES = {
-    "ConnectionResetError": "worker_conn_reset",
-    "ConnectionRefusedError": "worker_conn_reset",
-    "BrokenPipeError": "worker_conn_reset",
-    "EOFError": "worker_conn_reset",
-    "FileNotFoundError": "worker_file_not_found",
-}
-_SIGNALS = {
-    "Segmentation fault": 11,
-    "Aborted": 6,
-    "Bus error": 7,
-    "Illegal instruction": 4,
-    "Floating point exception": 8,
-}
+DISGUISES = dict.fromkeys(
+    ("ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError", "EOFError"),
+    "worker_conn_reset",
+) | {"FileNotFoundError": "worker_file_not_found"}
 _BARE = re.compile(
     r"(?:[\w.\[\]-]{0,40}\b(?:ERROR|Error|error|CRITICAL|ErrorMessage)\b[\]:| \"-]{1,6})?"
     r"((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)|(?:[a-z_]\w*\.)+Error): (\S.*?)\"?"
@@ -75,9 +66,8 @@ _FATAL = re.compile(r"(?:.{0,40}\W)?(FATAL|[Ff]atal)(?: error)?\]?:? +(\S.*)")
 # What bash and env say of a line of a script. A signal is told otherwise.
 _OF_SHELL = re.compile(
     r"-?(?:\S+: line \d+|(?:\S*/)?(?:bash|sh|zsh|dash|env)(?:: \d+)?): (?!\s*\d+ [A-Z])(\S.*)"
-    r"|(?:\S.*: )?(?:No such file or directory|Permission denied.{0,40}|Not a directory"
-    r"|Resource temporarily unavailable|Operation not permitted|Device or resource busy"
-    r"|Name or service not known|Connection refused)\W*"
+    r"|(?:\S.*: )?(?:No such file or directory|Permission denied.{0,40}|Operation not permitted"
+    r"|Resource temporarily unavailable|Not a directory|Connection refused)\W*"
 )
 _ALONE = re.compile(r"(MemoryError|KeyboardInterrupt):?()")  # without a message
 _ANNOUNCED = re.compile(r"([A-Z]\w*Error):")  # its message follows, indented
@@ -413,8 +403,8 @@ def _signs_of(found: Traceback) -> Iterator[Sign]:
     # A data set, too, may miss a file: only the loader's own calls tell of a dead worker.
     frames = found.frames if "Connection" in name else found.frames[-1:]
     files = " ".join(frame[0] for frame in frames)
-    if name in _DISGUISES and any(part in files for part in _LOADER_FILES):
-        yield make_sign(_DISGUISES[name], found.last, {"type": found.type}, rank)
+    if name in DISGUISES and any(part in files for part in _LOADER_FILES):
+        yield make_sign(DISGUISES[name], found.last, {"type": found.type}, rank)
 
 
 def _dump(text: Text, line: Line) -> Sign:
@@ -438,7 +428,7 @@ def _dump(text: Text, line: Line) -> Sign:
     frames = stacks[-1]
     details = {
         "what": what,
-        "signal": _SIGNALS.get(name),
+        "signal": SIGNAL_WORDS.get(name.lower(), ("", None))[1],
         "stack": [list(frame) for frame in frames[:40]],
         "is_current": is_current,
     }

@@ -85,7 +85,6 @@ _NO_LOSS = re.compile(
 _SEVERAL = re.compile(r"[:=] ?-?nan, .*[:=] ?-?nan\b")  # figures of one step
 _NO_GRADIENT = re.compile(r"\bgrad(?:ient)?[ _]?norm['\"]?\W{1,4}(?:nan|inf)\b", re.I)
 _ERRORS = re.compile(r"Error|Exception|Traceback|File \"|[Oo]ut of memory")
-_MANY = 5  # lines of progress after a line that is no traceback: nothing was buffered
 _MOST_BAD = 2  # losses in a row up to the end that are not numbers
 
 Count = tuple[float, float, float]
@@ -117,14 +116,11 @@ class Marks:
             for rank, marks in self._of.items()
         }
 
-    def goes_on(
-        self, rank: int | None, from_end: int, *, was_caught: bool, is_traceback: bool = True
-    ) -> bool:
+    def goes_on(self, rank: int | None, from_end: int, least: float) -> bool:
         """Whether the same rank counts on after a line, from where it was before it.
 
         A buffered stream shows lines from before an error after it. Such lines continue in the
-        middle of a line, or no line precedes them: then only the error itself tells that it was
-        caught.
+        middle of a line, or no line precedes them: then the number of lines tells.
         """
         marks = self._of.get(rank, [])
         at = bisect_left(marks, -from_end, key=lambda mark: -mark.from_end)
@@ -133,13 +129,13 @@ class Marks:
             return False
         before = [mark for mark in marks[:at] if mark.from_end > from_end]
         if not before or before[-1].counted is None:
-            return was_caught or (not is_traceback and len(marks) - after >= _MANY)
+            return len(marks) - after >= least
         return self._highest[rank][after] > before[-1].counted
 
-    def count_after(self, from_end: int) -> int:
-        """How many lines of progress any rank has after a line."""
-        counted = (mark for marks in self._of.values() for mark in marks)
-        return sum(mark.from_end < from_end for mark in counted)
+    def count_after(self, rank: int | None, from_end: int) -> int:
+        """How many lines of progress follow a line: of the same rank, or of all."""
+        ranks = self._of if rank is None else (None, rank)
+        return sum(mark.from_end < from_end for each in ranks for mark in self._of.get(each, ()))
 
     def goes_on_between(self, from_end: int, until: int) -> bool:
         """Whether unlabelled lines count on between two lines."""

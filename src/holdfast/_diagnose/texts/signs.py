@@ -20,6 +20,7 @@ after it, and `is_past` is set if the training went on after it. Other kinds:
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 
@@ -199,15 +200,14 @@ def _with_past(signs: list[Sign], marks: Marks) -> list[Sign]:
         most = _PAST_STACKS if sign.kind == "faulthandler" else _PAST_LINES
         is_past = is_past or from_end - after > most
         # A later attempt wrote to the same log.
-        is_past |= sign.kind in _OF_AN_END and marks.count_after(from_end) >= _OF_AN_ATTEMPT
+        is_past |= (
+            sign.kind in _OF_AN_END and marks.count_after(sign.rank, from_end) >= _OF_AN_ATTEMPT
+        )
         after = from_end
+        # Lines of progress that tell this, if none precede it: what was buffered comes after it.
+        least = 1 if was_caught(sign) else math.inf if "outermost" in sign.details else _TRAINED
         went_on = sign.kind not in _LAST_WORDS and (
-            marks.goes_on(
-                sign.rank,
-                from_end,
-                was_caught=was_caught(sign),
-                is_traceback=sign.kind == "python_exception",
-            )
+            marks.goes_on(sign.rank, from_end, least)
             # It raises again, after progress that no rank has labelled.
             or (sign.rank in raised and marks.goes_on_between(from_end, raised[sign.rank]))
         )
@@ -221,9 +221,8 @@ def _with_past(signs: list[Sign], marks: Marks) -> list[Sign]:
         if sum(mark.from_end > from_end for mark in marks.losses) >= _TRAINED:
             details = {**details, "is_late": True}
         found.append(replace(sign, details=details))
-        is_past = (
-            is_past or sign.kind == "holdfast_start"
-        )  # the lines above are of an earlier attempt
+        # The lines above a start are of an earlier attempt.
+        is_past = is_past or sign.kind == "holdfast_start"
     return _unless_it_failed(found[::-1])
 
 
