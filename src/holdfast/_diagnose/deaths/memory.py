@@ -115,9 +115,11 @@ def _by_kernel(case: Case, use: Use) -> Finding | None:
     if sign is None or case.end.pid not in (None, _text.whole(sign.details.get("pid"))):
         return None
     evidence = [f"the kernel's log has: {_text.one_line(sign.text)}"]
+    is_it = case.end.pid or re.match("py|pt_|ray|torch|train", str(sign.details.get("comm")))
+    sure = Sure.CERTAIN if is_it else Sure.LIKELY
     if sign.details.get("of_cgroup"):
-        return _cgroup(case, use, evidence, Sure.CERTAIN, use.limit)
-    return _machine(case, use, evidence, Sure.CERTAIN)
+        return _cgroup(case, use, evidence, sure, use.limit)
+    return _machine(case, use, evidence, sure)
 
 
 def _by_slurm(case: Case, use: Use) -> Finding | None:

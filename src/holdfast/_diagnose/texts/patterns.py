@@ -23,6 +23,10 @@ _SIGNALS = {"ABRT": 6, "SEGV": 11, "BUS": 7, "ILL": 4, "FPE": 8, "TERM": 15, "IN
 _SIGNALS |= {"KILL": 9, "QUIT": 3}
 _SIGNALS |= {"segfault": 11, "Segfault": 11, "bus error": 7, "illegal operation": 4, "^C": 2}
 
+# The kernel's victim was another one.
+_OF_A_DAEMON = re.compile(
+    r"Killed process \d+ \((?:mysql|postgres|mongo|redis|chrom|firefox|Xorg|gnome)"
+)
 _TABLE: dict[str, tuple[str, ...]] = {
     # -- SLURM; PBS, LSF, Grid Engine, YARN, Kubernetes, clouds and systemd say the same
     "slurm_oom": (
@@ -59,7 +63,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *("«PBS: job killed: »(?:walltime|cput)", "TERM_RUNLIMIT"),
         "Job exceeded its walltime limit",
         *("MaxRuntimeExceeded", "Job was active longer than specified deadline"),
-        "this job is timed-out",  # submitit's
+        *("this job is timed-out", "Job failed: execution took longer than"),  # submitit, GitLab
         r'«exceeds job hard limit» "[hs]_(?:rt|cpu)"',
     ),
     "slurm_cancelled": ("TERM_OWNER",),
@@ -429,7 +433,7 @@ def sign_of(row: Pattern, line: Line) -> Sign | None:
     match = _compiled(row.shape).search(line.text)
     if match is None or is_source_code(line.text, match.start()):
         return None
-    if line.text.startswith(_PREVIOUS_ATTEMPT):
+    if line.text.startswith(_PREVIOUS_ATTEMPT) or _OF_A_DAEMON.search(match[0]):
         return None
     details: dict[str, Any] = {
         name: _as_number(value)

@@ -132,7 +132,7 @@ def read_last_lines(text: Text, *, has_trained: bool) -> Iterator[Sign]:
             first = above if _OF_SHELL.fullmatch(above.text.strip()) else line
             yield make_sign("environment", first)
             return
-        shapes = (_BARE, _STATUS, _ALONE, _CALLED, _FATAL)
+        shapes = (_BARE, _STATUS, _ALONE, _CALLED, *((_FATAL,) if line.from_end < 3 else ()))
         if error := next((e for each in shapes if (e := each.fullmatch(said))), None):
             if _is_ignored(text, line):
                 below = said

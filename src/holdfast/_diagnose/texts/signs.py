@@ -218,7 +218,7 @@ def _with_past(signs: list[Sign], marks: Marks) -> list[Sign]:
             # The steps of the main thread do not tell that another one lives.
             went_on = went_on and not (is_of_another(sign) and sign.rank in in_vain)
         details = {**sign.details, "is_past": True} if is_past or went_on else sign.details
-        if sum(mark.from_end > from_end for mark in marks.losses) >= _TRAINED:
+        if any(mark.from_end > from_end for mark in marks.losses[_TRAINED - 1 : _TRAINED]):
             details = {**details, "is_late": True}
         found.append(replace(sign, details=details))
         # The lines above a start are of an earlier attempt.
