@@ -375,8 +375,7 @@ def _by_signs(case: Case) -> Finding | None:
         lost = next((s for s in case.evidence.signs if "Node failure on " in s.text), None)
         if cause is Cause.MACHINE_LOST and lost is not None:
             said, sentence = _text.one_line(lost.text), f"SLURM lost {lost.details['node']}"
-        if said.startswith("-- "):
-            sentence = "The machine was started again"
+        sentence = "The machine was started again" if said.startswith("-- ") else sentence
         if cause is Cause.OOM_CGROUP and case.end.fault is not None:
             return oom_of_worker(case, [said, f"it raised {case.end.fault.sentence(160)}"])
         if cause is Cause.ASKED and case.end.fault is not None:

@@ -41,8 +41,7 @@ _RUN = re.compile(r"(\bholdfast \w+) RUN\b")
 _FEW_LINES = 3  # that a shell or an exit handler prints after an exception
 # Shown where no rule knows the end of a log.
 _SUSPECT = re.compile(
-    r"(?i)error\b|errors\b|exception\b|fail|killed|\bdied|abort|no space|denied|cannot|exceeded"
-    r"|not found|no such|fatal|terminat|timed out"
+    r"(?i)errors?\b|exception\b|fail|killed|\bdied|abort|no space|denied|cannot|exceed|fatal|timed"
 )
 _SUSPECT_LINES = 60
 

@@ -67,8 +67,8 @@ def judge_crash(case: Case) -> Finding | None:
     cause, how = _CRASHES[name]
     if cause is Cause.ABORT and end.has(*_OF_THE_DEVICE) is not None:
         return None
-    if (lacks := end.has("environment")) is not None and "threads" in lacks.details:
-        return None  # what OpenBLAS and others do without their threads
+    if (lacks := end.has("environment")) and "threads" in lacks.details:  # OpenBLAS and others
+        return None
     stack = case.stacks_lines() or _stack(told)
     evidence = [f"{case.who} died of {name}"] if end.signal else []
     if cause is Cause.BUS_ERROR and (full := _full_shm(case)):

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 from holdfast import _text
@@ -113,6 +114,8 @@ def gist(message: str) -> str:
     if not first.endswith(":"):
         return first
     telling = [line for line in more if not _NO_NEWS.match(line)]
+    code = [line for above, line in pairwise(more) if above.startswith('File "')]
+    telling = [line for line in telling if line not in code] or telling
     best = next(filter(_STATUS_WORD.match, telling), next(iter(telling), ""))
     return f"{first} {best}".rstrip()
 

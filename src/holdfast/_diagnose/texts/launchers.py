@@ -107,10 +107,8 @@ def read_launchers(text: Text, exceptions: list[Sign]) -> Iterator[Sign]:
         for line in text.hits(needle):
             match = re.search(shape, line.text)
             if match is not None:
-                above = next(text.before(line, 1), line).text
-                found = match.groupdict()
-                if "rank" not in found and (place := _RUNNING_AT.search(above)):
-                    found |= place.groupdict()
+                place = _RUNNING_AT.search(next(text.before(line, 1), line).text)
+                found = match.groupdict() | (place.groupdict() if place else {})
                 of = int(found["rank"]) if found.get("rank") else None
                 code = -int(found["signal"]) if found.get("signal") else int(found.get("code", 1))
                 code = _OF_WINDOWS.get(code, code)

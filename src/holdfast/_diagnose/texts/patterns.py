@@ -24,9 +24,7 @@ _SIGNALS |= {"KILL": 9, "QUIT": 3}
 _SIGNALS |= {"segfault": 11, "Segfault": 11, "bus error": 7, "illegal operation": 4, "^C": 2}
 
 # The kernel's victim was another one.
-_OF_A_DAEMON = re.compile(
-    r"Killed process \d+ \((?:mysql|postgres|mongo|redis|chrom|firefox|Xorg|gnome)"
-)
+_OF_A_DAEMON = re.compile(r"Killed process \d+ \((?:mysql|postgres|mongo|redis|chrom|Xorg|gnome)")
 _TABLE: dict[str, tuple[str, ...]] = {
     # -- SLURM; PBS, LSF, Grid Engine, YARN, Kubernetes, clouds and systemd say the same
     "slurm_oom": (
@@ -66,7 +64,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *("this job is timed-out", "Job failed: execution took longer than"),  # submitit, GitLab
         r'«exceeds job hard limit» "[hs]_(?:rt|cpu)"',
     ),
-    "slurm_cancelled": ("TERM_OWNER",),
+    "slurm_cancelled": ("TERM_OWNER", r"^Job '\S+' «was stopped»$"),
     "slurm_step_cancelled": ("srun: Job step aborted: Waiting up to",),
     "slurm_preempted": (
         *("TaintManagerEviction", "compute.instances.preempted", "instance preempted"),
@@ -312,7 +310,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "peer process has unexpectedly disconnected",
         "ORTE has lost communication with a remote daemon",
         *("Aborting RingReduce with Unavailable", "Unavailable: Socket closed"),
-        "(?:Error|infeed|outfeed): «Socket closed»",
+        "(?:Error|infeed|outfeed|UNAVAILABLE): «Socket closed»",
         "Unavailable(?:Error)?\\b.*«Stream removed»",
         "Too many nodes went down and we cannot recover",
     ),

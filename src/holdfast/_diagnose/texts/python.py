@@ -29,6 +29,7 @@ _CELL_FRAME = re.compile(
 )
 _LEVELS = ("INFO", "DEBUG", "WARN", "WARNING", "ERROR", "CRITICAL", "FATAL", "Error", "Epoch")
 # Lines of a message that begin at the margin, as libraries print them.
+_ANNOUNCES = re.compile(r":$|^Node: ")  # TensorFlow's message stands below its node
 _GOES_ON = re.compile(
     r"nccl\w+Error|Last error|CUDA kernel errors|For debugging|Compile with|Node:|Detected at"
     r"|Hint|Collectives differ|\(\d+\) |Exception raised from|Parameter (?:at|indices|which)"
@@ -67,7 +68,8 @@ _FATAL = re.compile(r"(?:.{0,40}\W)?(FATAL|[Ff]atal)(?: error)?\]?:? +(\S.*)")
 _OF_SHELL = re.compile(
     r"-?(?:\S+: line \d+|(?:\S*/)?(?:bash|sh|zsh|dash|env)(?:: \d+)?): (?!\s*\d+ [A-Z])(\S.*)"
     r"|(?:\S.*: )?(?:No such file or directory|Permission denied.{0,40}|Operation not permitted"
-    r"|Resource temporarily unavailable|Not a directory|Connection refused)\W*"
+    r"|Resource temporarily unavailable|Not a directory|Connection (?:refused|timed out))\W*"
+    r"|.*\bWarning +Failed[A-Z]\w+ .*"  # of Kubernetes
 )
 _ALONE = re.compile(r"(MemoryError|KeyboardInterrupt):?()")  # without a message
 _ANNOUNCED = re.compile(r"([A-Z]\w*Error):")  # its message follows, indented
@@ -309,7 +311,7 @@ def _finish(
         # A blank line ends a message, unless the line before it announces more.
         is_over = is_over or bool(blanks and not is_inside and not said[-1].endswith(":"))
         if not is_over and not is_inside:
-            is_over = not (said[-1].endswith(":") or _GOES_ON.match(body))
+            is_over = not (_ANNOUNCES.search(said[-1]) or _GOES_ON.match(body))
         if is_inside and _FRAME.match(body) and "most recent call last" not in "".join(said):
             is_over = True
         blanks = 0
