@@ -60,7 +60,7 @@ def judge_python(case: Case) -> Finding | None:
     sure = Sure.CERTAIN if fault is not None else Sure.LIKELY
     evidence = trouble.evidence(case)
     is_network = fault is not None and _OF_A_NETWORK.search(fault.message)
-    if fault is not None and is_network and fault.is_before_first_step is False:
+    if fault is not None and is_network and fault.record.get("is_late"):
         return _plain(case, fault, evidence)  # it has run on this machine
     if trouble.kind in _BY_KIND:
         cause, opening, name = _BY_KIND[trouble.kind]

@@ -359,8 +359,7 @@ def _fault_of_sign(sign: Sign) -> Fault | None:
         qualified=_text.text(sign.details.get("type")),
         chain=[t for t in chain if isinstance(t, str)] if isinstance(chain, list) else [],
         place=_place(tail),
-        record={"frames": tail},
-        is_before_first_step=False if sign.details.get("is_late") else None,
+        record={"frames": tail, "is_late": sign.details.get("is_late")},
         tail=_text.text(sign.details.get("tail")),
         by=next((f"{k} {d[k]}" for k in ("thread", "process") if (d := sign.details).get(k)), ""),
     )

@@ -50,7 +50,7 @@ _LOADER_FILES = (
     "multiprocessing/connection.py",  # the other end of a pipe between processes
 )
 # Python goes on after such a traceback, and keeps its status.
-_IGNORED = ("Exception ignored in", "Error in atexit._run_exitfuncs")
+_IGNORED = ("Exception ignored in", "Error in atexit._run_exitfuncs", "--- Logging error ---")
 _WARNING = re.compile(r"^(?:\w+\.)?warn(?:_\w+)?\(", re.MULTILINE)  # that tells an exception
 _STARTS = ("multiprocessing/spawn.py", "multiprocessing/forkserver.py")  # what a child runs first
 DISGUISES = dict.fromkeys(
