@@ -44,7 +44,7 @@ _LINES = {  # of a shell or of srun
     "illegal_instruction_line": -4,
     "floating_point_line": -8,
     "terminated_line": -15,
-    "kernel_oom": -9,
+    **{"kernel_oom": -9, "slurm_oom": -9},
     "kernel_segfault": -11,
 }
 _LAUNCHER_ENDS = (-15, -9, -2, -1)  # what torchrun and srun send to those that are left

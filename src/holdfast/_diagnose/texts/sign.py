@@ -63,7 +63,8 @@ _READ_CHARACTERS = 1 << 18  # of the end of a text; what stands further up is pa
 _LONGEST = 800
 _WORD = re.compile(
     r"(?<!--)\b(?:[Gg]lobal[_ ]?)?(?:[Ss]teps?|STEP|[Ii]ter(?:ation)?s?|[Uu]pdates?|[Ee]pochs?"
-    r"|EPOCH|Trial|[Bb]atch|\w*[Ll]oss|LOSS|it/s|s/it|nan, .{1,40}: -?nan)\b"
+    r"|EPOCH|Trial|[Bb]atch|\w*[Ll]oss|LOSS|it/s|s/it|nan, .{1,40}: -?nan|[Ee]pisodes?|[Rr]ewards?"
+    r"|[Rr]ounds?|\w*[Aa]ccuracy|(?<=-)(?:auc|rmse|mae|\w*error)(?=:))\b"
 )
 _STEP = re.compile(
     r"(?<!--)\b(?:global[_ ]?step|steps?|iter(?:ation)?s?|updates?|batch)"
@@ -72,6 +73,7 @@ _STEP = re.compile(
     re.IGNORECASE,
 )
 _EPOCH = re.compile(r"(?<!--)\bepochs?['\"]?\]?\W{1,4}(\d{1,9}(?:\.\d{1,9})?)", re.IGNORECASE)
+_PLAIN = re.compile(r"^\W{0,3}(?:[A-Za-z]{1,12}\W{1,3}){0,3}(\d{1,12})(?![\d.])")
 _OF_MANY = re.compile(r"\b(\d{1,12})/\d{1,12}\b")
 _LOSS = re.compile(
     r"loss\w*['\"]?\s*(?:[:=(]|is )?\s*(?:tensor\()?(-?[\d.]+|[+-]?nan|[+-]?inf)\b", re.I
@@ -114,12 +116,11 @@ class Marks:
             for rank, marks in self._of.items()
         }
 
-    def goes_on(self, rank: int | None, from_end: int, *, was_caught: bool) -> bool:
+    def goes_on(self, rank: int | None, from_end: int, least: float) -> bool:
         """Whether the same rank counts on after a line, from where it was before it.
 
         A buffered stream shows lines from before an error after it. Such lines continue in the
-        middle of a line, or no line precedes them: then only the error itself tells that it was
-        caught.
+        middle of a line, or no line precedes them: then the number of lines tells.
         """
         marks = self._of.get(rank, [])
         at = bisect_left(marks, -from_end, key=lambda mark: -mark.from_end)
@@ -128,8 +129,13 @@ class Marks:
             return False
         before = [mark for mark in marks[:at] if mark.from_end > from_end]
         if not before or before[-1].counted is None:
-            return was_caught
+            return len(marks) - after >= least
         return self._highest[rank][after] > before[-1].counted
+
+    def count_after(self, rank: int | None, from_end: int) -> int:
+        """How many lines of progress follow a line: of the same rank, or of all."""
+        ranks = self._of if rank is None else (None, rank)
+        return sum(mark.from_end < from_end for each in ranks for mark in self._of.get(each, ()))
 
     def goes_on_between(self, from_end: int, until: int) -> bool:
         """Whether unlabelled lines count on between two lines."""
@@ -181,7 +187,8 @@ def _read(text: Text) -> Iterator[Mark]:
 def _count(line: str) -> Count | None:
     epoch, step, part = _EPOCH.search(line), _STEP.search(line), _OF_MANY.search(line)
     if epoch is None and step is None and part is None:
-        return None
+        plain = _PLAIN.search(line)
+        return (0, float(plain[1]), 0) if plain else None
     known = (float(each[each.lastindex or 1]) if each else 0.0 for each in (epoch, step, part))
     first, second, third = known
     return first, second, third
