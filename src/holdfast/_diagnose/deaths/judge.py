@@ -40,7 +40,9 @@ if TYPE_CHECKING:
 _RUN = re.compile(r"(\bholdfast \w+) RUN\b")
 _FEW_LINES = 3  # that a shell or an exit handler prints after an exception
 # Shown where no rule knows the end of a log.
-_SUSPECT = re.compile(r"(?i)\berrors?\b|\w+(?:Error|Exception)\b|fail|killed|\bdied|abort|no space")
+_SUSPECT = re.compile(
+    r"(?i)errors?\b|exception\b|fail|killed|\bdied|abort|no space|denied|cannot|exceed|fatal|timed"
+)
 _SUSPECT_LINES = 60
 _OF_LAUNCHER = re.compile(
     r"^.*(?:Sending process \d+ closing signal |failed \(exitcode: |Killing subprocess ).*$", re.M
@@ -118,7 +120,8 @@ def _unknown(case: Case, past: list[Sign]) -> Finding:
             said = _text.one_line(last, 240)
             sentence = f"{case.opening} left with status {end.status}. Its last line is: {said}."
     else:
-        sentence = "No record says why it ended."
+        said = f" Its last line is: {_text.one_line(last, 240)}." if _SUSPECT.search(last) else ""
+        sentence = f"No record says why it ended.{said}"
     lines = [
         "Next time, start it with `holdfast run -- …`: then its status, its last words, its "
         "memory and the senders of signals are recorded."
@@ -146,7 +149,8 @@ def _verdict(case: Case, found: Finding) -> Verdict:
     if sure is Sure.CERTAIN and any(sign.details.get("is_bare") for sign in end.signs):
         sure = Sure.LIKELY
         told.append("its traceback is missing")
-    if sure is Sure.CERTAIN and end.fault is not None and end.fault.then:
+    is_of_another = bool(end.fault and end.fault.by and end.status is None)
+    if sure is Sure.CERTAIN and end.fault and (end.fault.then or is_of_another):
         sure = Sure.LIKELY  # that one exception led to the other is not told
     status = end.status or 0
     if sure is Sure.CERTAIN and case.evidence.kind == "led" and end.fault and status > 1:
@@ -154,6 +158,8 @@ def _verdict(case: Case, found: Finding) -> Verdict:
         told.append(f"it left with status {status}, and an exception alone gives 1")
     if sure is Sure.CERTAIN and not case.is_ordered:
         sure = Sure.LIKELY  # `culprit` says that the order is not known
+    if end.fault is not None and (said := end.has("holdfast_finished")) is not None:
+        told.append(f"it had printed: {_text.one_line(said.text, 160)}")
     durable = case.durable_step
     if end.step is not None and found.cause is not Cause.FINISHED:
         kept = "nothing was durable" if durable is None else f"step {durable} is durable"

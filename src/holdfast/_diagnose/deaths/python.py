@@ -24,6 +24,7 @@ _INTERNAL = re.compile(r"\binternal error - please report")  # NCCL's: its warni
 _VAGUE = ("InternalError", "UnknownError", "AbortedError", "UnavailableError", "XlaRuntimeError")
 _WANTS_GPU = re.compile(r"\bGPUs?\b|(?i:cuda)")  # why there is none was printed above it
 _NEAR_LINES = 60  # of the end, or the next sign of it: the training may have recovered from others
+_OF_A_NETWORK = re.compile("Max retries exceeded|failure in name resolution|couldn't connect to")
 _PORT_TAKEN = re.compile("(?i)address already in use|EADDRINUSE")
 _CUT = "the log ends in its traceback"
 _STATUS_2 = re.compile(r"CalledProcessError.*non-zero exit status 2\b")
@@ -60,9 +61,12 @@ def judge_python(case: Case) -> Finding | None:
     # Without an exception or a status it is a line of a log, which may be about anything.
     sure = Sure.CERTAIN if fault is not None else Sure.LIKELY
     evidence = trouble.evidence(case)
+    is_network = fault is not None and _OF_A_NETWORK.search(fault.message)
+    if fault is not None and is_network and fault.record.get("is_late"):
+        return _plain(case, fault, evidence)  # it has run on this machine
     if trouble.kind in _BY_KIND:
         kind = trouble.kind
-        if kind == "rendezvous" and trouble.record.get("has_trained"):
+        if kind == "rendezvous" and trouble.record.get("is_late"):
             kind = "left"  # the ranks had met
         cause, opening, name = _BY_KIND[kind]
         if kind in ("nan", "left"):
@@ -374,7 +378,7 @@ def _judge_disk(case: Case, trouble: Trouble) -> Finding:
     disks = _text.records(trouble.record.get("disks"))
     full = [disk for disk in disks if _is_full(disk)]
     evidence = [*trouble.evidence(case), *map(_tell, full or disks[:3])]
-    is_told = re.search(r"No space left|quota exceeded|Errno (?:28|122)\b", said, re.IGNORECASE)
+    is_told = re.search(r"(?i)No space left|disk is full|quota exceeded|Errno (?:28|122)\b", said)
     is_of_pod = re.search("ephemeral|EmptyDir|DiskPressure", said) is not None
     is_quota = "quota" in said.lower() or "Errno 122" in said
     named = _PATH.search(said)

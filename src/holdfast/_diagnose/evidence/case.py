@@ -45,7 +45,7 @@ _LINES = {  # of a shell or of srun
     "illegal_instruction_line": -4,
     "floating_point_line": -8,
     "terminated_line": -15,
-    "kernel_oom": -9,
+    **{"kernel_oom": -9, "slurm_oom": -9},
     "kernel_segfault": -11,
 }
 _OF_OTHERS = ("timeout", "peer_lost", "rendezvous")  # what an exception says of other ranks

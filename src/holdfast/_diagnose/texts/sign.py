@@ -61,7 +61,8 @@ _READ_CHARACTERS = 1 << 18  # of the end of a text; what stands further up is pa
 _LONGEST = 800
 _WORD = re.compile(
     r"(?<!--)\b(?:[Gg]lobal[_ ]?)?(?:[Ss]teps?|STEP|[Ii]ter(?:ation)?s?|[Uu]pdates?|[Ee]pochs?"
-    r"|EPOCH|Trial|[Bb]atch|\w*[Ll]oss|LOSS|it/s|s/it|nan, .{1,40}: -?nan)\b|\d(?:it/s|s/it)\b"
+    r"|EPOCH|Trial|[Bb]atch|\w*[Ll]oss|LOSS|it/s|s/it|nan, .{1,40}: -?nan|[Ee]pisodes?|[Rr]ewards?"
+    r"|[Rr]ounds?|\w*[Aa]ccuracy|(?<=-)(?:auc|rmse|mae|\w*error)(?=:))\b|\d(?:it/s|s/it)\b"
 )
 _STEP = re.compile(
     r"(?<!--)\b(?:global[_ ]?step|steps?|iter(?:ation)?s?|updates?|batch)"
@@ -70,6 +71,7 @@ _STEP = re.compile(
     re.IGNORECASE,
 )
 _EPOCH = re.compile(r"(?<!--)\bepochs?['\"]?\]?\W{1,4}(\d{1,9}(?:\.\d{1,9})?)", re.IGNORECASE)
+_PLAIN = re.compile(r"^\W{0,3}(?:[A-Za-z]{1,12}\W{1,3}){0,3}(\d{1,12})(?![\d.:/-])")
 _OF_MANY = re.compile(r"\b(\d{1,12})/\d{1,12}\b")
 _LOSS = re.compile(
     r"loss\w*['\"]?\s*(?:[:=(]|is )?\s*(?:tensor\()?(-?[\d.]+|[+-]?nan|[+-]?inf)\b", re.I
@@ -112,12 +114,11 @@ class Marks:
         agents = (line.from_end for line in text.hits("failed (exitcode: "))
         self.last_start = min(filter(self.counts_on, agents), default=float("inf"))
 
-    def goes_on(self, rank: int | None, from_end: int, *, was_caught: bool) -> bool:
+    def goes_on(self, rank: int | None, from_end: int, least: float) -> bool:
         """Whether the same rank counts on after a line, from where it was before it.
 
         A buffered stream shows lines from before an error after it. Such lines continue in the
-        middle of a line, or no line precedes them: then only the error itself tells that it was
-        caught.
+        middle of a line, or no line precedes them: then the number of lines tells.
         """
         marks = self._of.get(rank, [])
         before = [mark.counted for mark in marks if mark.from_end > from_end]
@@ -125,9 +126,14 @@ class Marks:
         if not after:
             return False
         if not before or before[-1] is None:
-            return was_caught
+            return len(after) >= least
         highest = max(mark.counted or _NONE for mark in after)
-        return highest > before[-1] and (was_caught or not _is_drawn_once(after))
+        return highest > before[-1] and (least == 1 or not _is_drawn_once(after))
+
+    def count_after(self, rank: int | None, from_end: int) -> int:
+        """How many lines of progress follow a line: of the same rank, or of all."""
+        ranks = self._of if rank is None else (None, rank)
+        return sum(mark.from_end < from_end for each in ranks for mark in self._of.get(each, ()))
 
     def counts_on(self, from_end: int, until: int = -1) -> bool:
         """Whether any rank counts on after a line, from wherever it begins there."""
@@ -137,10 +143,6 @@ class Marks:
             if counts and max(counts) > counts[0] and not _is_drawn_once(after):
                 return True
         return False
-
-    def has_trained(self, from_end: int) -> bool:
-        """Whether losses stand before a line."""
-        return sum(mark.from_end > from_end for mark in self.losses) >= _MOST_BAD
 
     def bad_losses(self) -> list[Mark]:
         """The losses up to the end that are not numbers; empty if the last ones are numbers."""
@@ -193,7 +195,8 @@ def _read(text: Text) -> Iterator[Mark]:
 def _count(line: str) -> Count | None:
     epoch, step, part = _EPOCH.search(line), _STEP.search(line), _OF_MANY.search(line)
     if epoch is None and step is None and part is None:
-        return None
+        plain = _PLAIN.search(line)
+        return (0, float(plain[1]), 0) if plain else None
     known = (float(each[each.lastindex or 1]) if each else 0.0 for each in (epoch, step, part))
     first, second, third = known
     return first, second, third
