@@ -65,11 +65,9 @@ def judge_python(case: Case) -> Finding | None:
     if fault is not None and is_network and fault.record.get("is_late"):
         return _plain(case, fault, evidence)  # it has run on this machine
     if trouble.kind in _BY_KIND:
-        kind = trouble.kind
-        if kind == "rendezvous" and trouble.record.get("is_late"):
-            kind = "left"  # the ranks had met
-        cause, opening, name = _BY_KIND[kind]
-        if kind in ("nan", "left"):
+        has_met = trouble.kind == "rendezvous" and trouble.record.get("is_late")
+        cause, opening, name = _BY_KIND["left" if has_met else trouble.kind]
+        if trouble.kind == "nan" or has_met:
             sure = Sure.LIKELY
         elif trouble.kind == "cuda_error":
             told = _text.text(trouble.details.get("what")) if fault is None else ""
