@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import InitVar, asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from holdfast import _errors
@@ -114,21 +114,18 @@ class _Order:
             handle.resolve(error)
 
 
+@dataclass(eq=False)
 class KeeperClient:
     """The connection to the keeper of one attempt, and the orders that are open."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        grace_seconds: float | None,
-        numbers: tuple[int, ...],
-        hear: Callable[[dict[str, Any]], None],
-        ranks: dict[str, Any] | None = None,
-    ) -> None:
-        self.policy = policy
-        self.grace_seconds = grace_seconds  # after a SIGTERM
+    policy: Policy
+    grace_seconds: float | None  # after a SIGTERM
+    numbers: InitVar[tuple[int, ...]]  # of the signals that ask for a stop
+    _hear_run: Callable[[dict[str, Any]], None]
+    ranks: InitVar[dict[str, Any] | None] = None
+
+    def __post_init__(self, numbers: tuple[int, ...], ranks: dict[str, Any] | None) -> None:
         self._is_one_of_many = ranks is not None
-        self._hear_run = hear
         self.snapshots: Snapshots | None = None
         self._link: KeeperLink | None = None
         self._orders: dict[int, _Order] = {}
@@ -148,13 +145,12 @@ class KeeperClient:
         if sys.platform == "linux":
             from holdfast._run.saving.launch import KeeperPlan
 
-            self._plan = KeeperPlan(
-                policy, grace_seconds, numbers, ranks, find_job(variables.of_job())
-            )
+            job = find_job(variables.of_job())
+            self._plan = KeeperPlan(self.policy, self.grace_seconds, numbers, ranks, job)
             self.words = self._plan.control.words
             self.words[WORK] = OPENS
             self._start()
-            if policy.rank == 0:
+            if self.policy.rank == 0:
                 self.logged = Logged(ready)
             self._pulse = Pulse(self.words, self._send_logged)
         else:

@@ -87,10 +87,10 @@ class Saver:
 
     def __post_init__(self, is_new: bool) -> None:
         state, keeper, ranks = self._state, self._keeper, self._ranks
-        self._shares = Shares(ranks.rank, ranks.size, state) if ranks is not None else None
+        # Of several ranks each captures its share.
+        self._cache = CaptureCache() if ranks is None else Shares(ranks.rank, ranks.size, state)
         self._wanted: list[Handle] = []
         self._timed: TimedHandle | None = None  # the last one that the cadence asked for
-        self._recall = CaptureCache()
         self.forgotten = ForgottenState(state, is_new=is_new)
         self._beside_tensors = ObjectGraphCache()
         self._beside: dict[str, Any] = {}  # the part of the head that `where` gives
@@ -313,10 +313,7 @@ class Saver:
         where = self._where()
         self._beside = where["head"]
         extra = {"generators": capture_generators(), "position": where["position"]}
-        if self._shares is None:
-            captured = self._recall.capture(self._state, extra)
-        else:
-            captured = self._shares.capture(self._state, extra)
+        captured = self._cache.capture(self._state, extra)
         for line in self.forgotten.check(captured, step, in_first_epoch=where["in_first_epoch"]):
             say(line)
         is_first = self._ranks is None or self._ranks.rank == 0
@@ -326,7 +323,7 @@ class Saver:
         return {
             "attempt": self._keeper.policy.attempt,
             "world": self._keeper.policy.size,
-            "common": "" if self._shares is None else self._shares.print,
+            "common": self._cache.print,
             "classes": class_names(self._state),
             "metrics": self._metrics.values(),
             "best": self._metrics.best,
