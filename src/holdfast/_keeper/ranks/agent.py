@@ -155,9 +155,7 @@ class RankAgent:
         wish = dict(decision.wish)
         kind = wish.pop("kind")
         self._actions.tell(
-            protocol.DecisionForTrainer(
-                mark=decision.mark, round=decision.round, wish_kind=kind, **wish
-            )
+            protocol.DecisionForTrainer(mark=decision.mark, round=decision.round, what=kind, **wish)
         )
 
     def _on_plan(self, mark: int) -> None:
@@ -198,7 +196,7 @@ class RankActions:
 
     def tell(self, message: protocol.ToTrainer) -> None:
         if isinstance(message, protocol.DecisionForTrainer):
-            if message.wish_kind == "stop":
+            if message.what == "stop":
                 self._storage.hasten()
                 self.stop_reason = message.reason
             else:
