@@ -43,8 +43,6 @@ Lineage = Mapping[int, int | None]  # the last step that counts of each attempt;
 
 @dataclass
 class Records:
-    """What has been read of a run so far."""
-
     layout: RunLayout
     rows: Rows
     verdicts: verdicts.Verdicts

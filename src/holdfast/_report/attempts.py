@@ -140,8 +140,6 @@ class StepCourse:
 
 @dataclass
 class AttemptPlace:
-    """Where an attempt ran."""
-
     pid: int | None = None
     host: str | None = None
     job: str | None = None
@@ -151,8 +149,6 @@ class AttemptPlace:
 
 @dataclass
 class AttemptHistory:
-    """What the journal, the series and the files of one attempt say of it."""
-
     number: int
     began: float | None = None  # took the folder
     started: float | None = None  # had opened, with its state loaded

@@ -39,8 +39,6 @@ _UNSETTLED = 2  # the newest attempts, whose files may still change
 
 
 class RunModel:
-    """Everything that a page shows of one run."""
-
     def __init__(
         self,
         folder: Path,
@@ -98,7 +96,6 @@ class RunModel:
         return self._summary
 
     def view(self) -> View:
-        """What the page shows, as of the last update."""
         summary = self.summary()
         self._find_lineage(summary)
         return assemble(self._known, summary, time.time(), self._proofs, self.reading)

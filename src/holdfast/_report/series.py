@@ -79,8 +79,6 @@ class CurvePoint(NamedTuple):
 
 
 class Curve(Thinned[CurvePoint]):
-    """One metric over all attempts, in their order."""
-
     def __init__(self, most: int = MOST_POINTS) -> None:
         super().__init__(most)
         self.bad: list[tuple[int, int]] = []  # (attempt, step) of values that were not finite
@@ -114,8 +112,6 @@ class _TimesPoint:
 
 
 class Times(Thinned[_TimesPoint]):
-    """How long steps took, over time."""
-
     def __init__(self) -> None:
         super().__init__(_MOST_TIMES)
         self.of: dict[int, dict[int, int]] = {}  # by attempt
@@ -127,7 +123,6 @@ class Times(Thinned[_TimesPoint]):
         return _TimesPoint(second.t, second.attempt, first.histogram)
 
     def add(self, attempt: int, t: float, pairs: Iterable[Any]) -> None:
-        """The histogram of one row."""
         if found := _counts(pairs):
             series.add_buckets(self.of.setdefault(attempt, {}), found.items())
             self.put(_TimesPoint(t, attempt, found))
@@ -216,8 +211,6 @@ class SnapshotMarks(Thinned[SnapshotMark]):
 
 
 class Rows:
-    """The rows of all attempts of a run."""
-
     def __init__(self, layout: RunLayout) -> None:
         self._layout = layout
         self._lines: dict[int, Lines] = {}

@@ -33,7 +33,6 @@ class Verdicts:
         self._texts: dict[int, tuple[object, str]] = {}
 
     def known(self, attempt: int) -> Verdict | None:
-        """The verdict, if it was judged before."""
         found = self._known.get(attempt)
         return None if found is None else found[1]
 
@@ -52,7 +51,6 @@ class Verdicts:
         return known[1]
 
     def death(self, history: AttemptHistory, verdict: Verdict, *, is_newest: bool) -> Death:
-        """The verdict for the page, with stacks."""
         return Death(
             t=verdict.time or history.died_at or history.ended or history.last_seen or 0.0,
             attempt=history.number,

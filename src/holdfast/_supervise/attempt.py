@@ -38,8 +38,6 @@ _WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class SupervisedAttempt:
-    """Follows one child to its end, and its keepers to theirs."""
-
     def __init__(
         self,
         child: int,

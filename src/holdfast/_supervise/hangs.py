@@ -105,8 +105,6 @@ def _duration(text: str) -> float:
 
 
 class WatchedCommand(NamedTuple):
-    """The command, for those that watch it for a hang."""
-
     child: int
     leader: int
     record: SupervisionRecord
@@ -121,8 +119,6 @@ class WatchedCommand(NamedTuple):
 
 
 class CommandHangs:
-    """Watches for a hang while the command lives."""
-
     def __init__(self, command: WatchedCommand) -> None:
         self._command = command
         self._record = command.record

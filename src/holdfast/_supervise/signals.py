@@ -32,8 +32,6 @@ def passed_on() -> set[signal.Signals]:
 
 
 class SignalQueue:
-    """Blocks signals, and hands them out."""
-
     def __init__(self, numbers: set[signal.Signals]) -> None:
         self._numbers = numbers
         self.mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)

@@ -35,8 +35,6 @@ _HELD = ("PAUSED", "TRACED", "STOPPED", "FROZEN")
 
 
 class SilenceWatch:
-    """Measures for how long it has done nothing, and finds out whether it hangs."""
-
     def __init__(self, command: WatchedCommand, timeout: Timeout) -> None:
         self._command = command
         self._timeout = timeout

@@ -155,8 +155,6 @@ def _import_ahead() -> None:
 
 
 class WarmSpare:
-    """Starts one spare per attempt, and hands it over."""
-
     def __init__(
         self,
         command: PythonCommand,

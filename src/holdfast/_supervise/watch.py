@@ -22,8 +22,6 @@ _HURRY_FOR_SECONDS = 3.0  # after the failure of a process
 
 
 class CommandWatch:
-    """Memory, counters of the OOM killer, and the ends of all processes of the command."""
-
     def __init__(self, child: int, me: int, is_ours: Callable[[int], bool]) -> None:
         self._child = child
         self._is_ours = is_ours  # not part of the command

@@ -230,7 +230,6 @@ def _clean(name: str) -> str:
 
 
 def _options_that_hurt(options: Mapping[str, str]) -> Iterator[str]:
-    """The user's own options that defeat the script's purpose."""
     text = options["signal"]
     warning = parse_signal(text)
     if warning is not None and warning.to_batch:

@@ -57,8 +57,6 @@ class Refusal:
 
 @dataclass(frozen=True)
 class RequestHead:
-    """What decides whether a request is let in."""
-
     method: str
     path: str
     query: bytes
@@ -84,8 +82,6 @@ class RequestHead:
 
 
 class Gate:
-    """Decides which requests to one port are let in."""
-
     def __init__(self, keys: Keys, port: int) -> None:
         self.keys = keys
         self.cookie = f"holdfast-{port}"
@@ -140,7 +136,6 @@ class Gate:
         )
 
     def cookie_header(self) -> str:
-        """A cookie for this session of the browser."""
         where = f"Path=/{self.keys.place}/; HttpOnly; SameSite=Strict"
         return f"{self.cookie}={self.keys.session}; {where}"
 

@@ -252,7 +252,6 @@ class Application:
 
 
 async def _read_body(request: Request) -> bytes:
-    """The body of a request, with limits on size and time."""
     body = b""
     try:
         async with asyncio.timeout(_BODY_SECONDS):

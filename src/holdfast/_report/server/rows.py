@@ -72,7 +72,6 @@ def row_of(
 
 
 def odd_row(name: str, sentence: str) -> Row:
-    """The row of a folder that is not read."""
     return {
         "name": name,
         "state": "unreadable",

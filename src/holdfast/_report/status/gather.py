@@ -206,8 +206,6 @@ class RunTrouble:
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """One run at one moment."""
-
     folder: str
     run_id: str
     state: str  # new, starting, training, stuck, paused, stopping, finished, stopped, failed, …

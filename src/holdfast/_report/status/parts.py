@@ -44,8 +44,6 @@ class RankSummary:
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """The rank that the others wait for."""
-
     rank: int
     host: str | None
     seconds: float  # that they wait in each step
@@ -53,8 +51,6 @@ class Straggler:
 
 @dataclass(frozen=True, slots=True)
 class RankDeath:
-    """A rank that died, by the journal."""
-
     rank: int
     host: str | None
     how: str
@@ -62,7 +58,6 @@ class RankDeath:
 
 
 def read_death(event: dict[str, Any]) -> RankDeath:
-    """From an event `rank-died` of the journal."""
     rank, step = _text.whole(event.get("rank")), _text.whole(event.get("step"))
     host, how = _text.text(event.get("host")), _text.text(event.get("how"))
     return RankDeath(-1 if rank is None else rank, host or None, how or "died", step)
@@ -281,8 +276,6 @@ def describe_disturbed(found: Disturbed | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class JobSummary:
-    """One job of SLURM, at one moment."""
-
     id: str
     restarts: int
     seconds_left: float | None  # None: it is over, has no limit, or SLURM did not say

@@ -154,7 +154,6 @@ _DRAW_SECONDS = 0.1
 
 
 def show_proof(proof: Proof, *, with_ranks: bool = False) -> None:
-    """All interruptions, then the verdict."""
     if proof.verdict == UNTRIED:
         for line in report.plain_text(proof).splitlines():
             click.echo(_text.name(line), err=True)

@@ -77,7 +77,6 @@ class Screen(Console):
         self._fill(Table.grid(padding=(0, gap)), kinds, rows)
 
     def labelled(self, rows: Iterable[tuple[str, str]]) -> None:
-        """Rows of a dim label and a text."""
         self.grid("= ", ((Text(f"  {label}", "dim"), text) for label, text in rows))
 
     def write(self, text: str | Text = "", style: str = "") -> None:

@@ -71,8 +71,6 @@ class DoctorRequest:
 
 
 class Examination:
-    """The machine: all questions are asked first, then each answer is judged."""
-
     def __init__(self, request: DoctorRequest) -> None:
         self._request = request
         self._environment = variables.whole()

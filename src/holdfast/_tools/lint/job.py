@@ -68,8 +68,6 @@ _LEAST_LEAD_SECONDS = 15
 
 @dataclass(frozen=True)
 class Trap:
-    """A `trap` of the batch shell."""
-
     command: Command
     handler: str  # its text, with that of the functions that it calls
     signals: tuple[str, ...]  # without SIG
@@ -81,8 +79,6 @@ class Trap:
 
 @dataclass
 class BatchScript:
-    """One script and its surroundings."""
-
     text: str
     around: Surroundings
     options: list[Option] = field(default_factory=list)
@@ -165,7 +161,6 @@ class BatchScript:
         corrected: Iterable[str] = (),
         folder: str | None = None,
     ) -> LintFinding:
-        """A finding at an offset of the script."""
         line, changes = self.line_of(at), tuple(edits)
         lines = tuple(corrected) or changed_lines(self.text, changes)
         fixable = bool(changes) or folder is not None
@@ -270,7 +265,6 @@ class BatchScript:
 
     @cached_property
     def is_training(self) -> bool:
-        """Whether the job is likely a long training."""
         if self.option("signal") is not None or self.option("requeue") is not None:
             return True
         found = [each for each in self.trainings if not _is_preparing(each)]

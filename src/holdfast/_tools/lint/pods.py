@@ -153,8 +153,6 @@ _TRAINS = re.compile(
 
 @dataclass
 class Container:
-    """One container that may train."""
-
     node: ManifestNode
     volumes: dict[str, ManifestNode] = field(default_factory=dict)
 
@@ -192,8 +190,6 @@ class Container:
 
 @dataclass
 class Pod:
-    """One kind of pod, and what makes it."""
-
     kind: str
     root: ManifestNode
     spec: ManifestNode
@@ -277,7 +273,6 @@ _GRACE_VARIABLE = "HOLDFAST_GRACE_SECONDS"
 
 
 def lint_manifest(name: str, text: str, around: Surroundings) -> list[LintFinding]:
-    """The findings for all pods that train, in the order of the lines."""
     found: list[LintFinding] = []
     pods = list(find_pods(read_documents(name, text)))
     if not pods:
@@ -443,7 +438,6 @@ _FINAL = ((_errors.PERSON, "a person has stopped"), (_errors.BAD, "is bad"))
 
 
 def _check_restarts(pod: Pod) -> Iterator[LintFinding]:
-    """The restart policy, and a Job's podFailurePolicy."""
     if pod.kind not in _TEMPLATES:
         return  # the controller of a PyTorchJob decides about its pods
     rule, line = "restart-policy", pod.line_of("restartPolicy")

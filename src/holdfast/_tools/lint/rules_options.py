@@ -379,7 +379,6 @@ def _check_array_log(job: BatchScript) -> Iterator[LintFinding]:
 
 
 def _check_placeholders(job: BatchScript) -> Iterator[LintFinding]:
-    """What a template leaves to be filled in."""
     found: dict[int, LintFinding] = {}
     for option in job.options:
         if option.name == "comment" or "{{" in option.value:

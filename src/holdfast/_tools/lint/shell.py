@@ -223,8 +223,6 @@ _PASSED = frozenset(["then", "else", "elif", "do", "!", "coproc"])
 
 @dataclass(frozen=True)
 class Command:
-    """One simple command as written."""
-
     words: tuple[Token, ...]  # without assignments in front and without redirections
     assignments: tuple[Token, ...]
     start: int
@@ -440,7 +438,6 @@ def is_assignment(text: str) -> bool:
 
 
 def parse_commands(text: str, offset: int = 0) -> list[Command]:
-    """All simple commands in the order in which they are written."""
     return _Parser(tokenize(text, offset)).parse()
 
 
@@ -479,8 +476,6 @@ class Argument:
 
 @dataclass
 class Values:
-    """The variables that a script sets."""
-
     plain: dict[str, str | None] = field(default_factory=dict)
     arrays: dict[str, list[Token] | None] = field(default_factory=dict)
 

@@ -120,7 +120,6 @@ class RankHistory:
             self.by_batch.setdefault(batch["bytes"], []).append(number)
 
     def display(self, item: str) -> str:
-        """An item in words."""
         kind, _, rest = item.partition("/")
         parts = rest.split("/")
         parameter = self.names.get("/".join(parts[:2]), f"parameter {parts[-1]}")

@@ -40,8 +40,6 @@ _NOT_COMPARED = (".data/serialization_id",)  # different in each file
 
 @dataclass(frozen=True)
 class FileDifference:
-    """The first place where two files of results differ."""
-
     file: str
     item: str  # where in it, e.g. "optimizer.state[0].exp_avg"
     expected: str

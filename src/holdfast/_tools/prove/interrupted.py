@@ -247,8 +247,6 @@ def same_batches(update: UpdateRecord, expected: UpdateRecord, *, is_first: bool
 
 @dataclass
 class _Attempt:
-    """What one attempt of the script has done so far."""
-
     newest_at_start: Saved | None  # the newest checkpoint when it began
     struck: Interruption | None = None  # the last one
     updates_since: int = 0  # that interruption
@@ -261,8 +259,6 @@ class _Attempt:
 
 
 class InterruptedRun:
-    """All attempts of one interrupted training."""
-
     def __init__(
         self,
         script: ScriptRun,

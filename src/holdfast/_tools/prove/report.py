@@ -130,7 +130,6 @@ def ended_with(interruption: Interruption) -> str:
 
 
 def plain_text(proof: Proof) -> str:
-    """The whole report, the verdict first."""
     lines = [headline(proof)]
     rows = details(proof)
     width = max((len(label) for label, _ in rows), default=0)
@@ -284,7 +283,6 @@ def _for_page(proof: Proof, written: float) -> view.ProofRecord:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Print the proofs of a file of JSON as Markdown."""
     tree = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
     for each in tree.get("proofs", [tree]):
         print(markdown(from_json(each)))

@@ -39,8 +39,6 @@ _POSITION = ("epoch", "lap", "batches", "is_over", "state", "states")
 
 @dataclass(frozen=True)
 class _Newest:
-    """The state that a run would resume from."""
-
     step: int
     ranks: list[dict[str, Any]]  # of each: state, metrics, position, generators, as plain trees
     name: str
@@ -123,7 +121,6 @@ def _newest(folder: Path) -> _Newest:
 
 
 def _parts(loaded: Loaded) -> dict[str, Any]:
-    """What is compared, in this order."""
     head, tree = loaded.head, loaded.head["tree"]
     plain = _ComparableTree(loaded)
     extra = plain.visit(tree.get("extra", {}), "")
@@ -193,7 +190,6 @@ class ReferenceRun(UndisturbedRun):
     def compare(
         self, script: ScriptRun, after: int | None, note: Callable[[str], None]
     ) -> Deviation | None:
-        """The first difference of the newest checkpoints."""
         folder = self._counterpart(script)
         if folder is None:
             missing = "the script opened no run"

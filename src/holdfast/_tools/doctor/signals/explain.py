@@ -158,8 +158,6 @@ def find_culprit(
 
 @dataclass
 class Tried:
-    """One signal that was sent, and all that was observed of it."""
-
     number: int
     route: str
     label: str  # the training

@@ -49,8 +49,6 @@ def intercept(owner: Any, name: str, around: Callable[..., Any]) -> None:
 
 
 class ScriptRecorder:
-    """Records one framework in one process."""
-
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
         self.updates = 0

@@ -33,8 +33,6 @@ _ALL = "all"  # in place of a parameter's number: of the optimizer as a whole
 
 @dataclass(frozen=True)
 class StateBefore:
-    """The state before a call that may be an update."""
-
     counts: list[int]  # of the updates of each optimizer
     leaves: dict[int, Leaf]  # of variables, by their identity
     settings: list[Items]
@@ -43,8 +41,6 @@ class StateBefore:
 
 
 class KerasStateReader(StateReader):
-    """Reads the state before each call, and once more when the script ends."""
-
     def __init__(self, observer: Observer) -> None:
         super().__init__(observer, _is_leaf, _is_closed)
         self.optimizers: list[Any] = []
@@ -76,7 +72,6 @@ class KerasStateReader(StateReader):
         )
 
     def updated_since(self, before: StateBefore) -> list[int]:
-        """The optimizers that have made an update since then."""
         counts = [_count(optimizer) for optimizer in self.optimizers]
         then = [*before.counts, *[0] * (len(counts) - len(before.counts))]
         return [n for n, pair in enumerate(zip(then, counts, strict=True)) if pair[0] != pair[1]]

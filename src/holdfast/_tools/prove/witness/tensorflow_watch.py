@@ -39,7 +39,6 @@ _recorder: _KerasRecorder | None = None
 
 
 def watch(observer: Observer) -> None:
-    """Watch everything that this process trains with TensorFlow."""
     global _recorder
     record_fresh_generators()
     recorder = _recorder = _KerasRecorder(observer)
@@ -53,7 +52,6 @@ def watch(observer: Observer) -> None:
 
 
 def watch_keras(observer: Observer) -> None:
-    """Watch the optimizers, variables and files of Keras as well."""
     from keras.src import saving
     from keras.src.backend.common.variables import Variable
     from keras.src.optimizers.base_optimizer import BaseOptimizer

@@ -43,7 +43,6 @@ from holdfast.torch.adapter import ADAPTER
 
 
 def watch(observer: Observer) -> None:
-    """Watch everything that this process trains with torch."""
     record_fresh_generators()
     reader = TorchStateReader(observer)
     recorder = _TorchRecorder(observer, reader)
@@ -173,8 +172,6 @@ def _watch_modules(observer: Observer) -> None:
 
 
 class TorchStateReader(StateReader):
-    """Reads the state before each update, and once more when the script ends."""
-
     def __init__(self, observer: Observer) -> None:
         super().__init__(observer, _is_leaf, _is_closed)
         self.schedulers: list[Any] = []
@@ -185,7 +182,6 @@ class TorchStateReader(StateReader):
     def read(
         self, optimizer: Optimizer, frames: list[FrameType], *, has_gradients: bool
     ) -> dict[str, Any]:
-        """The state before this optimizer's update."""
         if not any(known is optimizer for known in self.optimizers):
             self.optimizers.append(optimizer)  # made before the watch began
         if not any(known is optimizer for known in self._stepped):
@@ -259,7 +255,6 @@ class TorchStateReader(StateReader):
         }
 
     def _names(self) -> dict[str, str]:
-        """The names of the trained parameters in the script."""
         called: dict[int, str] = {}
         for path, value in self._found.items():
             if isinstance(value, torch.nn.Module):
