@@ -197,8 +197,7 @@ class SupervisedAttempt:
             with contextlib.suppress(OSError):
                 os.killpg(self._child, number)
         elif self._status is None:  # afterwards, the pid may be another's
-            with contextlib.suppress(OSError):
-                os.kill(self._child, number)
+            children.send(self._child, number)
         else:
             self._observe_interrupt(number)
             self._signal_the_rest(number)
@@ -225,8 +224,7 @@ class SupervisedAttempt:
     def _signal_the_rest(self, number: int) -> None:
         """The child is gone: trainers that it has left behind have to save and leave, too."""
         for pid in children.catchers(os.getpid(), number, self._apart):
-            with contextlib.suppress(OSError):
-                os.kill(pid, number)
+            children.send(pid, number)
 
     def _stop(self, *, with_group: bool) -> None:
         """Ctrl-Z: stop the command and ourselves, as one job; returns when we are continued."""
@@ -243,12 +241,13 @@ class SupervisedAttempt:
         self._is_stopped = False
         if self._keyboard is not None and self._status is None:
             self._keyboard.open_again()
-        if self._status is None:
+        if self._status is not None:
+            return
+        if self._streams.has_own_session:
             with contextlib.suppress(OSError):
-                if self._streams.has_own_session:
-                    os.killpg(self._child, signal.SIGCONT)
-                else:
-                    os.kill(self._child, signal.SIGCONT)
+                os.killpg(self._child, signal.SIGCONT)
+        else:
+            children.send(self._child, signal.SIGCONT)
 
     def _reap(self) -> None:
         stops = 0 if self._keyboard is None else os.WUNTRACED
@@ -299,8 +298,7 @@ class SupervisedAttempt:
         ended: set[int] = set()
         while rest := set(self._left_behind()):
             for pid in rest - ended:
-                with contextlib.suppress(OSError):
-                    os.kill(pid, signal.SIGTERM)
+                children.send(pid, signal.SIGTERM)
             ended |= rest
             if self._is_given_up or time.monotonic() >= deadline:
                 return

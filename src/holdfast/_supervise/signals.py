@@ -6,7 +6,6 @@ with its sender.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import signal
@@ -85,8 +84,7 @@ class Warnings:
                 if self._began_later(number, pid):
                     continue
                 reached.add(pid)
-                with contextlib.suppress(OSError):
-                    os.kill(pid, number)
+                children.send(pid, number)
                 self._given.setdefault(number, time.monotonic())
 
     def next_poll_seconds(self) -> float | None:
