@@ -25,13 +25,7 @@ from holdfast._report import html as report_page
 from holdfast._report import openmetrics
 from holdfast._report.compare import MOST_RUNS
 from holdfast._report.output import read_output
-from holdfast._report.server.access import (
-    HEADERS,
-    MOST_BODY_BYTES,
-    NO_CONTENT_POLICY,
-    Gate,
-    RequestHead,
-)
+from holdfast._report.server import access
 from holdfast._report.server.actions import ACTIONS, act
 from holdfast._report.server.find import Odd
 from holdfast._report.server.index import RunIndex, Watched
@@ -48,7 +42,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class Application:
-    def __init__(self, index: RunIndex, gate: Gate, *, is_read_only: bool) -> None:
+    def __init__(self, index: RunIndex, gate: access.Gate, *, is_read_only: bool) -> None:
         self._index = index
         self._gate = gate
         self._is_read_only = is_read_only
@@ -75,16 +69,18 @@ class Application:
         if scope["type"] != "http":
             return
         response = await self._answer(scope, receive)
-        for name, value in HEADERS.items():
+        for name, value in access.HEADERS.items():
             response.headers.setdefault(name, value)
-        response.headers.setdefault("content-security-policy", NO_CONTENT_POLICY)
+        response.headers.setdefault("content-security-policy", access.NO_CONTENT_POLICY)
         if response.status_code in (400, 401, 403, 405, 413, 421):
             # A refused client must not keep one of the few connections.
             response.headers["connection"] = "close"
         await response(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive) -> Response:
-        asked = RequestHead(scope["method"], scope["path"], scope["query_string"], scope["headers"])
+        asked = access.RequestHead(
+            scope["method"], scope["path"], scope["query_string"], scope["headers"]
+        )
         refusal = self._gate.refuse(asked)
         if refusal is not None:
             return _words(refusal.status, refusal.sentence, asked)
@@ -107,7 +103,7 @@ class Application:
             said = "This could not be answered; the terminal of holdfast ui says why."
             return _words(500, said, asked)
 
-    async def _answer_known(self, request: Request, asked: RequestHead) -> Response:
+    async def _answer_known(self, request: Request, asked: access.RequestHead) -> Response:
         gate = self._gate
         if asked.path == "/" and asked.method == "GET" and gate.has_token(asked):
             headers = {"location": f"/{gate.keys.place}/", "set-cookie": gate.cookie_header()}
@@ -257,14 +253,14 @@ async def _read_body(request: Request) -> bytes:
         async with asyncio.timeout(_BODY_SECONDS):
             async for piece in request.stream():
                 body += piece
-                if len(body) > MOST_BODY_BYTES:
+                if len(body) > access.MOST_BODY_BYTES:
                     raise HTTPException(413, "That is more than this server takes.")
     except TimeoutError:
         raise HTTPException(408, "The request did not come to its end.") from None
     return body
 
 
-def _words(status: int, sentence: str, asked: RequestHead) -> Response:
+def _words(status: int, sentence: str, asked: access.RequestHead) -> Response:
     """A sentence: as a page for people, as JSON for scripts."""
     if "text/html" in (asked.header("accept") or ""):
         return HTMLResponse(report_page.short_page(sentence), status)

@@ -21,14 +21,7 @@ from pathlib import Path
 import uvicorn
 
 from holdfast._errors import FolderError, SettingsError
-from holdfast._report.server.access import (
-    HEAD_BYTES,
-    HEAD_SECONDS,
-    LOOPBACK,
-    BoundedProtocol,
-    Gate,
-    Keys,
-)
+from holdfast._report.server import access
 from holdfast._report.server.app import Application
 from holdfast._report.server.index import RunIndex
 
@@ -66,7 +59,7 @@ def open_root(folder: Path) -> Path:
 
 def listen(host: str, port: int) -> socket.socket:
     """A socket that only this machine can reach; SettingsError if the port is taken."""
-    if host not in LOOPBACK:
+    if host not in access.LOOPBACK:
         raise SettingsError(
             f"--host {host}: the page is for this machine only, at 127.0.0.1 or ::1.\n"
             "From elsewhere, use a tunnel: ssh -L 8000:127.0.0.1:8000 HOST, "
@@ -101,16 +94,16 @@ def serve(
     """Serve until a signal comes, and return the exit status for it."""
     root = open_root(folder)
     listener = listen(host, port)
-    address = Address(host, listener.getsockname()[1], (keys := Keys()).token)
+    address = Address(host, listener.getsockname()[1], (keys := access.Keys()).token)
     index = RunIndex(root)
-    gate = Gate(keys, address.port)
+    gate = access.Gate(keys, address.port)
     app = Application(index, gate, is_read_only=is_read_only)
     _silence()
     sys.setswitchinterval(_SWITCH_SECONDS)
     server = _Server(
         uvicorn.Config(
             app,
-            http=BoundedProtocol,
+            http=access.BoundedProtocol,
             ws="none",
             loop="asyncio",
             lifespan="off",
@@ -120,8 +113,8 @@ def serve(
             proxy_headers=False,  # there is no proxy
             server_header=False,
             backlog=_BACKLOG,
-            timeout_keep_alive=int(HEAD_SECONDS),
-            h11_max_incomplete_event_size=HEAD_BYTES,
+            timeout_keep_alive=int(access.HEAD_SECONDS),
+            h11_max_incomplete_event_size=access.HEAD_BYTES,
         )
     )
     index.start()
@@ -164,7 +157,7 @@ class _Server(uvicorn.Server):
         for each in sockets or ():
             each.close()
         for connection in list(self.server_state.connections):
-            if isinstance(connection, BoundedProtocol):
+            if isinstance(connection, access.BoundedProtocol):
                 connection.transport.abort()
         for task in list(self.server_state.tasks):
             task.cancel()
