@@ -7,13 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from holdfast._environment.slurm.options import (
-    Option,
-    WarningSignal,
-    parse_signal,
-    parse_time_limit,
-    read_options,
-)
+from holdfast._environment.slurm import options as slurm
+from holdfast._tools.lint import shell
 from holdfast._tools.lint.finding import (
     HINT,
     NOT_UNDERSTOOD,
@@ -24,13 +19,6 @@ from holdfast._tools.lint.finding import (
     whole_lines,
 )
 from holdfast._tools.lint.launch import LAUNCHERS, OTHER, PYTHON, TORCHRUN, Launch, find_launch
-from holdfast._tools.lint.shell import (
-    Command,
-    NotUnderstood,
-    Values,
-    find_values,
-    parse_commands,
-)
 
 _SHELLS = re.compile(r"#!\s*(?:\S*/)?(?:env\s+(?:-S\s+)?)?(?:\S*/)?(ba|da|z|k)?sh\b")
 _PYTHONS = re.compile(r"#!.*\bpython[0-9.]*\b")
@@ -68,7 +56,7 @@ _LEAST_LEAD_SECONDS = 15
 
 @dataclass(frozen=True)
 class Trap:
-    command: Command
+    command: shell.Command
     handler: str  # its text, with that of the functions that it calls
     signals: tuple[str, ...]  # without SIG
 
@@ -81,42 +69,42 @@ class Trap:
 class BatchScript:
     text: str
     around: Surroundings
-    options: list[Option] = field(default_factory=list)
-    commands: list[Command] = field(default_factory=list)
-    values: Values = field(default_factory=Values)
+    options: list[slurm.Option] = field(default_factory=list)
+    commands: list[shell.Command] = field(default_factory=list)
+    values: shell.Values = field(default_factory=shell.Values)
     launches: list[Launch] = field(default_factory=list)  # those of a known kind, and those of srun
     everything: list[Launch] = field(default_factory=list)  # all other commands too
     is_understood: bool = False  # as a shell script
 
     def __post_init__(self) -> None:
-        self.options = read_options(self.text)
+        self.options = slurm.read_options(self.text)
         if not _SHELLS.match(self.text) and self.text.startswith("#!"):
             return
         try:
-            self.commands = parse_commands(self.text)
-            self.values = find_values(self.commands)
+            self.commands = shell.parse_commands(self.text)
+            self.values = shell.find_values(self.commands)
             self.everything = self._find_launches()
             self.launches = [each for each in self.everything if each.kind != OTHER or each.is_step]
             self.is_understood = True
-        except (NotUnderstood, RecursionError):
+        except (shell.NotUnderstood, RecursionError):
             self.commands, self.launches, self.everything = [], [], []
 
     # -- options ------------------------------------------------------------------
 
-    def option(self, name: str) -> Option | None:
+    def option(self, name: str) -> slurm.Option | None:
         """The one in force; of a heterogeneous job, that of its first part."""
         found = [each for each in self.options if each.name == name and each.component == 0]
         return found[-1] if found else None
 
     @property
-    def signal(self) -> WarningSignal | None:
+    def signal(self) -> slurm.WarningSignal | None:
         option = self.option("signal")
-        return None if option is None else parse_signal(option.value)
+        return None if option is None else slurm.parse_signal(option.value)
 
     @property
     def limit_seconds(self) -> float | None:
         option = self.option("time")
-        return None if option is None else parse_time_limit(option.value)
+        return None if option is None else slurm.parse_time_limit(option.value)
 
     def count(self, name: str) -> int | None:
         """The number that an option gives; the least of a range."""
@@ -218,7 +206,7 @@ class BatchScript:
     # -- commands -----------------------------------------------------------------
 
     def _find_launches(self) -> list[Launch]:
-        calls: dict[str, list[Command]] = {}
+        calls: dict[str, list[shell.Command]] = {}
         for command in self.commands:
             calls.setdefault(command.text, []).append(command)
         found = []

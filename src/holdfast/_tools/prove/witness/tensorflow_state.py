@@ -17,13 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from holdfast._run.witness.observer import Leaf, Observer, leaf_of, whole_leaf
-from holdfast._tools.prove.witness.recorder import (
-    MOST_VALUES,
-    Items,
-    StateReader,
-    generator_state,
-    is_numpy_leaf,
-)
+from holdfast._tools.prove.witness import recorder
 from holdfast.tensorflow.distribute import copies
 
 Around = dict[str, tuple[int, Leaf]]  # each with the identity of its variable
@@ -35,12 +29,12 @@ _ALL = "all"  # in place of a parameter's number: of the optimizer as a whole
 class StateBefore:
     counts: list[int]  # of the updates of each optimizer
     leaves: dict[int, Leaf]  # of variables, by their identity
-    settings: list[Items]
+    settings: list[recorder.Items]
     around: Around
     counters: dict[str, int | float]
 
 
-class KerasStateReader(StateReader):
+class KerasStateReader(recorder.StateReader):
     def __init__(self, observer: Observer) -> None:
         super().__init__(observer, _is_leaf, _is_closed)
         self.optimizers: list[Any] = []
@@ -111,7 +105,7 @@ class KerasStateReader(StateReader):
     def read_last(self) -> dict[str, Any]:
         """The state when the script is over, of all that it has trained."""
         last = self.read(self._frames)
-        items: Items = {}
+        items: recorder.Items = {}
         trained: list[Any] = []
         for number in self._stepped:
             optimizer = self.optimizers[number]
@@ -161,7 +155,7 @@ class KerasStateReader(StateReader):
                 add(f"generator/{path}", value.state)
             elif isinstance(value, keras.optimizers.LossScaleOptimizer):
                 continue  # a scaler, below
-            elif (state := generator_state(value)) is not None:
+            elif (state := recorder.generator_state(value)) is not None:
                 items[f"generator/{path}"] = (0, state)
             else:
                 kind = "value" if tf.as_dtype(value.dtype).is_floating else "index"
@@ -172,7 +166,7 @@ class KerasStateReader(StateReader):
         return items | {item: (0, leaf) for item, leaf in self.global_generators().items()}
 
 
-def _without(around: Around, trained: list[Any]) -> Items:
+def _without(around: Around, trained: list[Any]) -> recorder.Items:
     """Without the trained weights, which are sent as such."""
     own = {id(variable) for variable in trained}
     own |= {id(variable.value) for variable in trained if hasattr(variable, "value")}
@@ -210,7 +204,7 @@ def _moments_of(optimizer: Any, number: int) -> dict[str, Any]:
     return found
 
 
-def _settings_of(optimizer: Any, number: int) -> Items:
+def _settings_of(optimizer: Any, number: int) -> recorder.Items:
     """The count and the plain numbers, which an optimizer has before it is built."""
     items = {f"moment/{number}/{_ALL}/iterations": leaf_of(_count(optimizer))}
     rate = _array_of(optimizer.learning_rate)
@@ -274,11 +268,11 @@ def _is_leaf(value: Any) -> bool:
         is_number = dtype.is_floating or dtype.is_integer
         has_value = _is_variable(value) or hasattr(value, "numpy")  # else it is of a graph
         size = math.prod(value.shape) if None not in tuple(value.shape) else 0
-        return bool(is_number and has_value and 0 < size <= MOST_VALUES)
+        return bool(is_number and has_value and 0 < size <= recorder.MOST_VALUES)
     kinds = (keras.Layer, tf.Module, keras.random.SeedGenerator, tf.random.Generator)
     if isinstance(value, (*kinds, keras.optimizers.LossScaleOptimizer)):
         return not isinstance(value, keras.Optimizer) or hasattr(value, "dynamic_scale")
-    return is_numpy_leaf(value)
+    return recorder.is_numpy_leaf(value)
 
 
 def _is_closed(value: Any) -> bool:
