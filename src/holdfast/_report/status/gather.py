@@ -257,7 +257,7 @@ def read_history(layout: RunLayout) -> JournalHistory:
 
 def find_runs(path: Path) -> list[Path]:
     """The run folder at `path`, or those in the folders below it."""
-    if _is_run(path):
+    if is_run(path):
         return [path]
     found = sorted(runs_below(path))
     if not found:
@@ -280,7 +280,7 @@ def only_run(path: Path) -> Path:
     return found[0]
 
 
-def _is_run(path: Path) -> bool:
+def is_run(path: Path) -> bool:
     return bool(attempts.read_json(RunLayout(path).identity).get("run_id"))
 
 
@@ -296,7 +296,7 @@ def runs_below(
     except OSError:  # not a folder, or not readable
         return
     for name in names:
-        if _is_run(path / name):
+        if is_run(path / name):
             yield path / name
         elif depth > 1:
             yield from runs_below(path / name, depth - 1, deadline_seconds)

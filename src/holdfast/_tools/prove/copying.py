@@ -14,8 +14,7 @@ import stat
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
-from holdfast._store.folder.attempts import read_json
-from holdfast._store.folder.layout import RunLayout
+from holdfast._report.status.gather import is_run
 
 _SKIPPED = frozenset(
     (".git", ".hg", "__pycache__", "node_modules", ".mypy_cache", ".pytest_cache", ".ruff_cache")
@@ -90,7 +89,7 @@ def _walk(folder: Path, left_out: Collection[Path]) -> Iterator[tuple[Path, os.s
         except OSError:  # gone meanwhile
             continue
         if stat.S_ISDIR(about.st_mode):
-            if path not in left_out and not _is_skipped(path) and not _is_run(path):
+            if path not in left_out and not _is_skipped(path) and not is_run(path):
                 yield path, about
                 yield from _walk(path, left_out)
         elif stat.S_ISREG(about.st_mode) or stat.S_ISLNK(about.st_mode):
@@ -102,10 +101,6 @@ def _is_skipped(folder: Path) -> bool:
         return folder.name in _SKIPPED or any((folder / name).exists() for name in _ENVIRONMENTS)
     except PermissionError:
         return False
-
-
-def _is_run(folder: Path) -> bool:
-    return bool(read_json(RunLayout(folder).identity).get("run_id"))
 
 
 def _copy_link(link: Path, place: Path, source: Path, target: Path) -> list[Path]:
