@@ -83,7 +83,7 @@ class Application:
         )
         refusal = self._gate.refuse(asked)
         if refusal is not None:
-            return _words(refusal.status, refusal.sentence, asked)
+            return _words(*refusal, asked)
         request = Request(scope, receive)
         try:
             return await self._answer_known(request, asked)

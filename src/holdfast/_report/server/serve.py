@@ -44,16 +44,13 @@ class Address:
 
 def open_root(folder: Path) -> Path:
     """The folder without links in its path; FolderError if there is none."""
+    hint = "Name one with runs in it: holdfast ui runs"
     try:
         root = folder.resolve(strict=True)
     except (OSError, RuntimeError) as error:
-        raise FolderError(
-            f"{folder}: there is no such folder.\nName one with runs in it: holdfast ui runs"
-        ) from error
+        raise FolderError(f"{folder}: there is no such folder.\n{hint}") from error
     if not root.is_dir():
-        raise FolderError(
-            f"{folder}: this is not a folder.\nName one with runs in it: holdfast ui runs"
-        )
+        raise FolderError(f"{folder}: this is not a folder.\n{hint}")
     return root
 
 
