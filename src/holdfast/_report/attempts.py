@@ -113,9 +113,6 @@ class StepCourse:
             else:
                 _extend(self.phases, Stretch(start, start + took, name))
                 start += took
-        self._thin_phases()
-
-    def _thin_phases(self) -> None:
         if len(self.phases) > _MOST_STRETCHES:
             # The short ones are counted but not drawn: they would be invisible.
             bar = sorted(each.end - each.start for each in self.phases)[len(self.phases) // 2]

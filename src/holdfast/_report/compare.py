@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypedDict
@@ -125,11 +126,8 @@ def assemble_comparison(
 
 def metric_names(runs: Iterable[ComparedRun]) -> list[str]:
     """All metrics, those that most runs have first."""
-    counts: dict[str, int] = {}
-    for run in runs:
-        for name in run["results"]:
-            counts[name] = counts.get(name, 0) + 1
-    return sorted(counts, key=lambda name: -counts[name])[:_MOST_METRICS]
+    counts = Counter(name for run in runs for name in run["results"])
+    return [name for name, _ in counts.most_common(_MOST_METRICS)]
 
 
 def differing_keys(configs: Sequence[Mapping[str, Scalar]]) -> list[str]:

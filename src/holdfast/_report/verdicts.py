@@ -28,7 +28,7 @@ class Verdicts:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._layout = RunLayout(folder.absolute())
-        self._known: dict[int, tuple[object, Verdict]] = {}
+        self._known: dict[int, tuple[object, Verdict]] = {}  # by attempt, with stamps of its files
         self._hangs: dict[int, tuple[object, Hang | None]] = {}
         self._texts: dict[int, tuple[object, str]] = {}
 
