@@ -113,7 +113,7 @@ def show_run(screen: Screen, run: RunSummary) -> None:
         checkpoint = f"{age} old, {size}"
     rows = [
         ("progress", _outlook(run)),
-        ("newest", _newest(run)),
+        ("newest", some(_newest_values(run), _MOST_METRICS) if run.is_live else ""),
         ("stuck", parts.describe_stuck(run.trouble.stuck, folder)),
         ("paused", parts.describe_paused(run.trouble.paused, has_ranks=bool(run.ranks))),
         ("slowed", parts.describe_disturbed(run.trouble.disturbed)),
@@ -163,13 +163,8 @@ def _outlook(run: RunSummary) -> str:
     return ", ".join(told)
 
 
-def _newest(run: RunSummary) -> str:
-    """The newest values of a live run, the loss first."""
-    shown = _newest_values(run) if run.is_live else []
-    return some(shown, _MOST_METRICS)
-
-
 def _newest_values(run: RunSummary) -> list[str]:
+    """The newest value of each metric, the loss first."""
     first = parts.main_metric(run.outlook.metrics)
     names = sorted(run.outlook.metrics, key=lambda name: name != first)
     return [f"{_text.name(name)} {_text.number(run.outlook.metrics[name])}" for name in names]
@@ -285,7 +280,9 @@ def show_runs(screen: Screen, runs: Sequence[RunSummary]) -> None:
         # In a narrow terminal fewer columns, or names would be broken.
         is_wide = screen.width >= _WIDE_COLUMNS
         outlooks = {"progress": _short_bar} if is_wide else {"done": _percent}
-        outlooks |= {"left": _left, "newest": _newest_value} if is_wide else {"left": _left}
+        outlooks["left"] = _left
+        if is_wide:
+            outlooks["newest"] = lambda run: ", ".join(_newest_values(run)[:1])
     labels = ("step", *outlooks, "memory", "disk", "age")
     rows = [_row(run, list(outlooks.values())) for run in runs]
     if len(runs) > _MOST_ROWS:
@@ -320,10 +317,6 @@ def _short_bar(run: RunSummary) -> str:
 
 def _left(run: RunSummary) -> str:
     return "" if run.outlook.eta_seconds is None else _text.duration(run.outlook.eta_seconds)
-
-
-def _newest_value(run: RunSummary) -> str:
-    return ", ".join(_newest_values(run)[:1])
 
 
 def _show_plainly(screen: Screen, rows: Sequence[tuple[str, ...]]) -> None:
