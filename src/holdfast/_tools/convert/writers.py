@@ -182,17 +182,9 @@ def put_together(loaded: Loaded, names: Collection[str]) -> Loaded:
     ]
     if not sharded:
         return loaded
-    of_torch = [path for path, kind in sharded if kind == "torch"]
-    try:
-        if of_torch:
-            adapter_of("torch")
-    except ImportError as error:
-        reason = error.__cause__ or error  # of the framework itself, in one line
-        raise HoldfastError(
-            f"{of_torch[0]} is sharded, and putting it together needs PyTorch, which cannot be "
-            f"imported here ({reason}).\n"
-            f"{install_command('torch')}, or export the states that are not: --only NAME."
-        ) from error
+    if of_torch := [path for path, kind in sharded if kind == "torch"]:
+        what = f"{of_torch[0]} is sharded, and putting it together"
+        _load_torch(what, "export the states that are not: --only NAME.")
     joiner = _Joiner(loaded)
     whole = {name: joiner.visit(states[name], name) for name in names}
     tree = {**loaded.head["tree"], "state": {**states, **whole}}
