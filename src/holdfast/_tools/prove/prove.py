@@ -51,23 +51,17 @@ def prove(request: ProofRequest, watcher: Watcher, start: Starter = start_proces
     return proof
 
 
+@dataclasses.dataclass
 class _Prover:
-    def __init__(
-        self,
-        request: ProofRequest,
-        watcher: Watcher,
-        proof: Proof,
-        workplace: Path,
-        listener: EventListener,
-        start: Starter,
-    ) -> None:
-        self._request = request
-        self._watcher = watcher
-        self._proof = proof
-        self._workplace = workplace
-        self._listener = listener
-        self._start = start
-        self._deadline = time.monotonic() + (request.budget_seconds or math.inf)
+    _request: ProofRequest
+    _watcher: Watcher
+    _proof: Proof
+    _workplace: Path
+    _listener: EventListener
+    _start: Starter
+
+    def __post_init__(self) -> None:
+        self._deadline = time.monotonic() + (self._request.budget_seconds or math.inf)
         # Another one for each run, as without a proof, but one that can be repeated.
         self._hash_seeds = itertools.count(_FIRST_HASH_SEED, _STARTS_OF_A_RUN)
 

@@ -6,6 +6,7 @@ run folder is changed; damaged checkpoints stay where they are.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from holdfast._errors import CheckpointError, FolderError
-from holdfast._store.folder.attempts import find_run, known_origins
-from holdfast._store.folder.lineage import is_on_line, trace_line
+from holdfast._store.folder.attempts import find_run
+from holdfast._store.folder.lineage import is_on_line
 from holdfast._store.format.tree import Pairs, TreeVisitor
-from holdfast._store.read.find import attempts_in_memory
 from holdfast._store.read.merge_ranks import read_checkpoint, read_world
 from holdfast._store.read.verify import Loaded
+from holdfast._tools.convert.export import own_lineage
 from holdfast._tools.prove.causes import Deviation
 from holdfast._tools.prove.files import (
     FileDifference,
@@ -104,8 +105,7 @@ def _said(error: Exception) -> str:
 def _newest(folder: Path) -> _Newest:
     """The newest whole checkpoint on the run's own lineage, as a resume would choose it."""
     layout, run_id = find_run(folder)
-    newest = max(layout.attempt_numbers(), default=0)
-    line = trace_line(known_origins(layout, attempts_in_memory(run_id)), newest)
+    line = own_lineage(layout, run_id)
     trouble: CheckpointError | None = None
     for step, attempt, path in reversed(layout.checkpoint_folders()):
         if not is_on_line(line, attempt, step):
@@ -272,10 +272,8 @@ def list_compared(reference: UndisturbedRun, script: ScriptRun) -> list[str]:
         return ["the newest checkpoints of both runs"]
     found = []
     if history.updates:
-        kinds: dict[str, int] = {}
-        for item in history.end or history.updates[-1].items:
-            kind = item.partition("/")[0]
-            kinds[kind] = kinds.get(kind, 0) + 1
+        items = history.end or history.updates[-1].items
+        kinds = Counter(item.partition("/")[0] for item in items)
         words = {
             "weight": "tensors of weights",
             "moment": "of optimizer state",

@@ -275,17 +275,12 @@ def _is_leaf(value: Any) -> bool:
     return recorder.is_numpy_leaf(value)
 
 
+_CLOSED = (
+    *(keras.Layer, keras.Optimizer, keras.Metric, keras.Variable),
+    *(tf.Module, tf.Variable, tf.Tensor, tf.data.Dataset),
+    *(tf.train.Checkpoint, tf.distribute.Strategy),
+)
+
+
 def _is_closed(value: Any) -> bool:
-    return isinstance(
-        value,
-        keras.Layer
-        | keras.Optimizer
-        | keras.Metric
-        | tf.Module
-        | tf.Variable
-        | keras.Variable
-        | tf.Tensor
-        | tf.data.Dataset
-        | tf.train.Checkpoint
-        | tf.distribute.Strategy,
-    )
+    return isinstance(value, _CLOSED)

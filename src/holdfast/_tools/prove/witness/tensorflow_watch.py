@@ -7,6 +7,7 @@ state is read before each call, and sent after it if the call was an update.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 import threading
@@ -207,10 +208,8 @@ class _KerasRecorder(ScriptRecorder):
     def load_model(self, load: Any, /, filepath: Any, *more: Any, **named: Any) -> Any:
         return self.record_load(path_of(filepath), lambda: load(filepath, *more, **named))
 
-    def load_weights(
-        self, load: Any, /, model: Any, filepath: Any, *more: Any, **named: Any
-    ) -> Any:
-        return self.record_load(path_of(filepath), lambda: load(model, filepath, *more, **named))
+    def load_weights(self, load: Any, /, model: Any, *more: Any, **named: Any) -> Any:
+        return self.load_model(functools.partial(load, model), *more, **named)
 
 
 def _is_traced() -> bool:

@@ -336,16 +336,17 @@ def _is_leaf(value: Any) -> bool:
     return isinstance(value, torch.nn.Module | torch.Generator) or is_numpy_leaf(value)
 
 
+_CLOSED = (
+    *(
+        torch.nn.Module,
+        torch.Tensor,
+        Optimizer,
+        torch.amp.GradScaler,
+        torch.optim.lr_scheduler.LRScheduler,
+    ),
+    *(DataLoader, Dataset, Sampler, dataloader._BaseDataLoaderIter),
+)
+
+
 def _is_closed(value: Any) -> bool:
-    return isinstance(
-        value,
-        torch.nn.Module
-        | torch.Tensor
-        | Optimizer
-        | DataLoader
-        | Dataset
-        | Sampler
-        | dataloader._BaseDataLoaderIter
-        | torch.optim.lr_scheduler.LRScheduler
-        | torch.amp.GradScaler,
-    )
+    return isinstance(value, _CLOSED)
