@@ -165,7 +165,8 @@ def _place_path(word: str, folder: Path, copy: Path) -> str:
     if inside is None:
         goes_up = not Path(word).is_absolute() and word.startswith("..")
         return str(path) if goes_up and path.exists() else word
-    if _is_in_skipped(inside, folder):
+    parts = [folder / parent for parent in (inside, *inside.parents)][:-1]
+    if any(part.is_dir() and _is_skipped(part) for part in parts):
         return str(folder / inside)  # an environment is not copied, but used where it is
     if not Path(word).is_absolute() and not word.startswith(".."):
         return word
@@ -179,8 +180,3 @@ def _inside(path: Path, folder: Path) -> Path | None:
         if one.is_relative_to(other):
             return one.relative_to(other)
     return None
-
-
-def _is_in_skipped(inside: Path, folder: Path) -> bool:
-    parts = [folder / parent for parent in (inside, *inside.parents)][:-1]
-    return any(part.is_dir() and _is_skipped(part) for part in parts)

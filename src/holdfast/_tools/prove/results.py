@@ -190,7 +190,10 @@ class ReferenceRun(UndisturbedRun):
     def compare(
         self, script: ScriptRun, after: int | None, note: Callable[[str], None]
     ) -> Deviation | None:
-        folder = self._counterpart(script)
+        # The script's run of the same name, or its newest one.
+        folders = [Path(folder) for folder in script.runs.values()]
+        named = [folder for folder in folders if folder.name == self.folder.name]
+        folder = next(iter([*named, *reversed(folders)]), None)
         if folder is None:
             missing = "the script opened no run"
             lost = Deviation.of_texts("the run", str(self.folder), missing, after)
@@ -203,12 +206,6 @@ class ReferenceRun(UndisturbedRun):
                 note(f"Not compared, since they may never be seeded: {names}.")
             return None
         return _judged(difference, difference.item, "reference-differs", after)
-
-    def _counterpart(self, script: ScriptRun) -> Path | None:
-        """The script's run of the same name, or its only one."""
-        folders = [Path(folder) for folder in script.runs.values()]
-        named = [folder for folder in folders if folder.name == self.folder.name]
-        return next(iter([*named, *reversed(folders)]), None)
 
 
 def end_distance(one: ScriptRun, other: ScriptRun) -> float | None:

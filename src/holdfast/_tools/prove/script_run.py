@@ -391,10 +391,12 @@ class ScriptRun:
         words = self._request.command
         if not is_first and self._request.resume_command and self._has_saved(known):
             words = self._request.resume_command
-        process = self.process = ScriptProcess(
-            self._start(self._command(words), self.work, self._environment(), self.output),
-            self._listener,
-        )
+        substitutes = {"{dir}": str(self.folder / "dir")}
+        if self._request.ranks is not None:
+            substitutes["{ranks}"] = str(self._request.ranks)
+        command = place_command(tuple(words), self._request.folder, self.work, substitutes)
+        leader = self._start(command, self.work, self._environment(), self.output)
+        process = self.process = ScriptProcess(leader, self._listener)
         limit = math.inf if patience is None else max(_LEAST_SILENCE_SECONDS, 20 * patience)
         last = time.monotonic()
         try:
@@ -460,12 +462,6 @@ class ScriptRun:
                 return
             for client, event in events:
                 self._receive(client, event, receive)
-
-    def _command(self, words: Sequence[str]) -> list[str]:
-        substitutes = {"{dir}": str(self.folder / "dir")}
-        if self._request.ranks is not None:
-            substitutes["{ranks}"] = str(self._request.ranks)
-        return place_command(tuple(words), self._request.folder, self.work, substitutes)
 
     def _environment(self) -> dict[str, str]:
         prove_config = ProveConfig(

@@ -92,7 +92,8 @@ class KerasStateReader(recorder.StateReader):
         if gradients is None:
             gradients = whole_leaf([_leaf_of(variable) for variable in trained])
         items[f"gradient/{number}"] = gradients
-        names = {f"{number}/{index}": _name(v) for index, v in enumerate(trained)}
+        paths = (str(getattr(v, "path", None) or v.name) for v in trained)
+        names = {f"{number}/{index}": path for index, path in enumerate(paths)}
         return {
             "optimizer": number,
             "items": items,
@@ -234,10 +235,6 @@ def _parts_of(layer: Any) -> list[tuple[str, str, Any]]:
         for place, generator in enumerate(part._seed_generators):
             found.append(("generator", f"{part.name}.{number}.{place}", generator.state))
     return found
-
-
-def _name(variable: Any) -> str:
-    return str(getattr(variable, "path", None) or variable.name)
 
 
 def _is_variable(value: Any) -> bool:
