@@ -181,12 +181,6 @@ class Container:
                 return self.volumes.get(str(mount.plain("name")))
         return None
 
-    def has_lasting_volume(self) -> bool:
-        """Whether anything that it writes outlives the pod."""
-        names = [str(each.plain("name")) for each in self.node.items("volumeMounts")]
-        found = [self.volumes[name] for name in names if name in self.volumes]
-        return any(each.get(kind) is not None for each in found for kind in _LASTING)
-
 
 @dataclass
 class Pod:
@@ -381,9 +375,12 @@ def _check_memory(_: Pod, container: Container) -> Iterator[LintFinding]:
 
 def _check_disk(pod: Pod, container: Container) -> Iterator[LintFinding]:
     """Does the run folder outlive the pod? An address may be that of a mirror."""
+    mounted = [str(each.plain("name")) for each in container.node.items("volumeMounts")]
+    volumes = [container.volumes[name] for name in mounted if name in container.volumes]
+    is_lasting = any(each.get(kind) is not None for each in volumes for kind in _LASTING)
     values = [str(each.plain("value") or "") for each in container.node.items("env")]
     has_address = any("://" in each for each in (*container.words, *values))
-    if container.has_lasting_volume() or has_address or pod.kind == "StatefulSet":
+    if is_lasting or has_address or pod.kind == "StatefulSet":
         return
     text = f"{container.name}: nothing that it writes outlives the pod: the next one starts over."
     right = "volumes: [{name: runs, persistentVolumeClaim: {claimName: runs}}]"

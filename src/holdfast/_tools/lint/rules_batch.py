@@ -34,7 +34,12 @@ def check_batch(job: BatchScript) -> Iterator[LintFinding]:
     yield from _check_background(job)
     yield from _check_status(job)
     yield from _check_missing_trap(job)
-    yield from _check_requeueing(job)
+    if job.option("array") is not None:
+        yield from _check_array(job)
+    for trap in job.traps:
+        if "scontrol requeue" in re.sub(r"\s+", " ", trap.handler) or _submits(trap):
+            yield from _check_trap(job, trap)
+    yield from _check_unconditional(job)
     option, warning = job.option("signal"), job.signal
     if option is None or warning is None:
         return
@@ -375,15 +380,6 @@ _REQUEUE = re.compile(
 )
 _ASKS = re.compile(r"scontrol\s+(-o\s+)?show|squeue|sacct|\bif\b|\[\[?\s|\btest\b|&&|\|\||\bcase\b")
 _TASK = "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"
-
-
-def _check_requeueing(job: BatchScript) -> Iterator[LintFinding]:
-    if job.option("array") is not None:
-        yield from _check_array(job)
-    for trap in job.traps:
-        if "scontrol requeue" in re.sub(r"\s+", " ", trap.handler) or _submits(trap):
-            yield from _check_trap(job, trap)
-    yield from _check_unconditional(job)
 
 
 def _check_array(job: BatchScript) -> Iterator[LintFinding]:
