@@ -196,11 +196,6 @@ def _of_path(path: Path, attempt: int | None, wants_all: bool) -> list[Evidence]
                 f"holdfast run -- python {path}"
             )
         return [gather_log(path)]
-    return _of_folder(path, wants_all)
-
-
-def _of_folder(path: Path, wants_all: bool) -> list[Evidence]:
-    """A folder that is no run: records of `holdfast run`, or one with a run in it."""
     if led_record(path).exists():
         return [gather_led(path)]
     if found := lives(path):
