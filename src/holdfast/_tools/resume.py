@@ -62,7 +62,8 @@ def plan_resumption(folder: Path, given: Sequence[str] = ()) -> Resumption:
     _refuse_if_live_or_finished(folder)
     attempt, record = _newest_record(layout, folder)
     started = _text.record(record.get("start"))
-    if _is_of_another_user(layout.start(attempt)):
+    # Another user could have written the command that would run as this user.
+    if hasattr(os, "geteuid") and layout.start(attempt).lstat().st_uid != os.geteuid():
         return _by_given_command(layout, attempt, folder, given)
     _refuse_another_folder(layout, folder, record)
     _refuse_if_launched(folder, started)
@@ -94,11 +95,6 @@ def plan_resumption(folder: Path, given: Sequence[str] = ()) -> Resumption:
     found = Resumption(layout, attempt, launcher, command, place, environment, script, notes)
     _refuse_missing(found, folder)
     return found
-
-
-def _is_of_another_user(path: Path) -> bool:
-    """True if another user could have written the command that would run as this user."""
-    return hasattr(os, "geteuid") and path.lstat().st_uid != os.geteuid()
 
 
 def _by_given_command(
