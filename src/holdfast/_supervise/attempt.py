@@ -180,7 +180,12 @@ class SupervisedAttempt:
     def _pass_on(self, info: signal.struct_siginfo) -> None:
         number, now = info.si_signo, time.monotonic()
         self.was_asked = True
-        self._record_signal(info)
+        name = signal.Signals(number).name
+        if info.si_code in _FROM_A_PROCESS:
+            by = children.name_of(info.si_pid)
+            self._record.add_signal(name, info.si_pid, info.si_uid, by)
+        else:
+            self._record.add_signal(name, None, None, "the terminal")
         if self._child_has_it_from_the_terminal(info):
             self._observe_interrupt(number)
             return
@@ -201,14 +206,6 @@ class SupervisedAttempt:
         else:
             self._observe_interrupt(number)
             self._signal_the_rest(number)
-
-    def _record_signal(self, info: signal.struct_siginfo) -> None:
-        name = signal.Signals(info.si_signo).name
-        if info.si_code in _FROM_A_PROCESS:
-            by = children.name_of(info.si_pid)
-            self._record.add_signal(name, info.si_pid, info.si_uid, by)
-        else:
-            self._record.add_signal(name, None, None, "the terminal")
 
     def _observe_interrupt(self, number: int) -> None:
         if self._status is not None:

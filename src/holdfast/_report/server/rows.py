@@ -15,7 +15,7 @@ from holdfast._report.assemble import warnings_of
 from holdfast._report.attempts import Config
 from holdfast._report.labels import Labels
 from holdfast._report.status.gather import RunSummary
-from holdfast._report.status.parts import JobSummary, main_metric
+from holdfast._report.status.parts import main_metric
 
 Row = dict[str, Any]
 
@@ -39,7 +39,7 @@ def row_of(
 ) -> Row:
     warnings = [_short(text) for text in warnings_of(run)]
     state = "watching" if is_watched else run.state
-    ended, metric = run.last_exit, main_metric(run.outlook.metrics)
+    ended, job, metric = run.last_exit, run.job, main_metric(run.outlook.metrics)
     row: Row = {
         "name": name,
         "state": state,
@@ -57,7 +57,7 @@ def row_of(
         "disk_at": _moment(run.safe.disk_age_seconds, -1),
         "host": run.process.host and _short(run.process.host, _MOST_NAME),
         "ranks": len(run.ranks) or None,
-        "job": _job(run.job),
+        "job": job and {"id": _short(job.id, _MOST_NAME), "end": _moment(job.seconds_left, 1)},
         "how": None if run.is_live or ended is None else _short(ended.how.partition("\n")[0]),
         "warnings": warnings[:_MOST_WARNINGS],
         "left": None if run.outlook.eta_seconds is None else round(run.outlook.eta_seconds),
@@ -89,12 +89,6 @@ def attention(row: Row) -> tuple[int, float, str]:
         rank = 3  # old trouble
     # Live ones by name: all of them have just changed, and rows must not move around.
     return rank, 0.0 if row["live"] else -row["at"], row["name"]
-
-
-def _job(job: JobSummary | None) -> Row | None:
-    if job is None:
-        return None
-    return {"id": _short(job.id, _MOST_NAME), "end": _moment(job.seconds_left, 1)}
 
 
 def _moment(seconds: float | None, sign: int) -> int | None:
