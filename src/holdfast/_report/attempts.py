@@ -401,8 +401,7 @@ def sentence(history: AttemptHistory, outcome: Outcome, state: str = "training")
     return "It ended without a message: its end was not recorded."
 
 
-# -- What it was started with ----------------------------------------------------------------------
-
+# What it was started with.
 Scalar = str | int | float | bool | None
 Config = dict[str, Scalar]
 

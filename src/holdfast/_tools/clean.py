@@ -209,9 +209,6 @@ def _remove(path: Path) -> bool:
     return not os.path.lexists(path)
 
 
-# -- in shared memory -------------------------------------------------------------
-
-
 def find_of_run(run: RunAtRest, *, drop: bool) -> Iterator[Litter]:
     if sys.platform != "linux":
         return

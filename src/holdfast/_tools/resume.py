@@ -326,9 +326,6 @@ def _refuse_missing(found: Resumption, folder: Path) -> None:
             break
 
 
-# -- starting ------------------------------------------------------------------------------------
-
-
 def replace_this_process(found: Resumption) -> None:
     """Become the command: it gets our terminal, our signals and our exit status."""
     os.chdir(found.cwd)

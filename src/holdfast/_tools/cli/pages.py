@@ -155,9 +155,6 @@ def _open(path: Path) -> None:
         click.echo("No browser could be opened here: open that file in one.", err=True)
 
 
-# -- compare ----------------------------------------------------------------------
-
-
 _MOST_METRICS = 8  # in the terminal, without --all
 
 
@@ -302,9 +299,6 @@ def _rank(run: comparison.ComparedRun, metric: str, is_higher: bool) -> tuple[bo
 
 def _figure(value: float | None) -> str:
     return "" if value is None else _text.number(value)
-
-
-# -- ui ---------------------------------------------------------------------------
 
 
 _REDIRECT_SECONDS = 60.0

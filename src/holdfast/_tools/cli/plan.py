@@ -140,9 +140,6 @@ def plan(seed: int, output: Path | None, as_json: bool, gpus: int | None, **said
         click.echo(f"Drawn: {_text.name(output)}")
 
 
-# -- The output -----------------------------------------------------------------------------------
-
-
 _NOWHERE = 0.001  # less of the time makes progress
 
 

@@ -146,9 +146,6 @@ def _list_requests(
     ]
 
 
-# -- output -----------------------------------------------------------------------
-
-
 _STYLES = {EQUAL: "bold green", DIFFERS: "bold red", UNREPEATABLE: "bold yellow"}
 _DRAW_SECONDS = 0.1
 

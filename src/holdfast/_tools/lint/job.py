@@ -89,8 +89,6 @@ class BatchScript:
         except (shell.NotUnderstood, RecursionError):
             self.commands, self.launches, self.everything = [], [], []
 
-    # -- options ------------------------------------------------------------------
-
     def option(self, name: str) -> slurm.Option | None:
         """The one in force; of a heterogeneous job, that of its first part."""
         found = [each for each in self.options if each.name == name and each.component == 0]
@@ -135,8 +133,6 @@ class BatchScript:
             if lead < _LEAST_LEAD_SECONDS or (needed is not None and lead < needed):
                 return None
         return lead
-
-    # -- findings and edits -------------------------------------------------------
 
     def report(
         self,
@@ -202,8 +198,6 @@ class BatchScript:
             except (OSError, ValueError):
                 continue
         return None
-
-    # -- commands -----------------------------------------------------------------
 
     def _find_launches(self) -> list[Launch]:
         calls: dict[str, list[shell.Command]] = {}

@@ -255,9 +255,7 @@ def quantity(value: object) -> float | None:
     return float(match[1]) * _UNITS[match[2]]
 
 
-# -- The rules -------------------------------------------------------------------------------------
-
-
+# The rules.
 _SHELLS = SHELLS | {"ash"}
 _INITS = ("tini", "dumb-init", "catatonit")
 _COUNTED_ON_SECONDS = 10.0  # after SIGTERM, if no variable says otherwise
@@ -291,9 +289,6 @@ def _finding(
     rule: str, severity: str, line: int, text: str, *corrected: str, source: str = ""
 ) -> LintFinding:
     return LintFinding(rule, severity, line, text, source, corrected)
-
-
-# -- Grace, memory, disk and first process ---------------------------------------------------------
 
 
 def _check_grace(pod: Pod, around: Surroundings) -> Iterator[LintFinding]:

@@ -13,9 +13,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-# -- Words and operators ---------------------------------------------------------------------------
-
-
 REDIRECTIONS = ("&>>", "&>", "<<<", "<<-", "<<", ">>", ">&", "<&", "<>", ">|", "<", ">")
 _OPERATORS = ("&&", "||", ";;&", ";;", ";&", "|&", *REDIRECTIONS, ";", "&", "|", "(", ")")
 _OPERATOR = re.compile("|".join(map(re.escape, _OPERATORS)))
@@ -213,9 +210,7 @@ def _skip_nested(
     raise NotUnderstood(problem)
 
 
-# -- Simple commands -------------------------------------------------------------------------------
-
-
+# Simple commands.
 _OPENING = frozenset(["if", "while", "until", "for", "select"])
 _CLOSING = frozenset(["fi", "done", "esac", "}"])
 _PASSED = frozenset(["then", "else", "elif", "do", "!", "coproc"])

@@ -511,9 +511,6 @@ def _last(case: DeviationCase) -> int:
     return len(case.reference.updates) - 1
 
 
-# -- two undisturbed runs ---------------------------------------------------------
-
-
 def judge_repeat(first: RankHistory, again: RankHistory) -> Deviation | None:
     """The first thing in which two undisturbed runs differ; None if they are the same."""
     for place, (one, other) in enumerate(zip(first.updates, again.updates, strict=False)):

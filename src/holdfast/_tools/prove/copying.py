@@ -131,9 +131,6 @@ def _copy(path: Path, place: Path) -> bool:
     return True
 
 
-# -- the command ------------------------------------------------------------------
-
-
 def place_command(
     words: tuple[str, ...], folder: Path, copy: Path, substitutes: Mapping[str, str]
 ) -> list[str]:

@@ -254,9 +254,6 @@ def _shape_words(shape: tuple[int, ...]) -> str:
     return "×".join(map(str, shape)) or "of one number"
 
 
-# -- files ------------------------------------------------------------------------
-
-
 def compare_files(name: str, expected: Path, found: Path) -> FileDifference | None:
     """The first difference between two files (or folders) of results; None if there is none."""
     try:

@@ -328,8 +328,6 @@ class InterruptedRun:
         """The interruptions whose moment did not come before the script was complete."""
         return list(self._plan)
 
-    # -- attempts ---------------------------------------------------------------------
-
     def run(self) -> None:
         """Start the script again and again, until it is complete or a difference is found."""
         barren = 0
@@ -461,8 +459,6 @@ class InterruptedRun:
         finding = Deviation.of_texts(item, expected, found, self.blamed).because(cause)
         reached = self._reached()
         self.finding = replace(finding, place=reached - 1 if reached else None)
-
-    # -- events -----------------------------------------------------------------------
 
     def _receive(self, client: Client, event: Event) -> Mapping[str, Any] | None:
         kind = event["event"]

@@ -168,9 +168,6 @@ class _ComparableTree(TreeVisitor):
         return f"{tag[1:]} {inner}"
 
 
-# -- the ends of two trainings ----------------------------------------------------
-
-
 class ReferenceRun(UndisturbedRun):
     """A run folder in place of an undisturbed training: only its end is known."""
 

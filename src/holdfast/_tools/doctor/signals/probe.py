@@ -102,9 +102,6 @@ def _is_there(kind: str, name: str) -> bool:
         del sys.path[0]
 
 
-# -- Processes -------------------------------------------------------------------------------------
-
-
 def _read(path: str) -> bytes:
     try:
         with open(path, "rb") as file:

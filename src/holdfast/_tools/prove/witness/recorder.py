@@ -153,9 +153,6 @@ def path_of(target: Any) -> str | None:
     return os.path.realpath(target) if isinstance(target, str | os.PathLike) else None
 
 
-# -- the variables of the script ----------------------------------------------------------
-
-
 @functools.cache
 def is_own_file(name: str) -> bool:
     """Whether code in this file is the user's, and no library's."""

@@ -174,9 +174,6 @@ def _without(around: Around, trained: list[Any]) -> recorder.Items:
     return {item: leaf for item, (owner, leaf) in around.items() if owner not in own}
 
 
-# -- optimizers -----------------------------------------------------------------------
-
-
 def _count(optimizer: Any) -> int:
     return int(_array_of(optimizer._iterations).flat[0])
 
@@ -222,9 +219,6 @@ def _scalers_among(found: dict[str, Any]) -> list[Any]:
     compiled = [getattr(v, "optimizer", None) for v in found.values() if isinstance(v, keras.Model)]
     seen = {id(v): v for v in [*found.values(), *compiled] if isinstance(v, kind)}
     return list(seen.values())
-
-
-# -- variables ------------------------------------------------------------------------
 
 
 def _parts_of(layer: Any) -> list[tuple[str, str, Any]]:

@@ -96,8 +96,6 @@ class _KerasRecorder(ScriptRecorder):
         self._here = threading.local()  # whether this thread is in a call that is watched
         self._running = 0  # calls of a strategy, which has threads of its own
 
-    # -- updates ----------------------------------------------------------------------
-
     def call(self, call: Any, function: Any, /, *arguments: Any, **named: Any) -> Any:
         with self._outermost() as is_outermost:
             if not is_outermost:
@@ -167,8 +165,6 @@ class _KerasRecorder(ScriptRecorder):
         tensors = [v for v in tf.nest.flatten(given, expand_composites=True) if _is_data(v)]
         if tensors and digest_of(tensors) not in [batch["bytes"] for batch in self.batches]:
             self.record_batch(0, self.updates, None, tensors)
-
-    # -- files ------------------------------------------------------------------------
 
     def save(self, save: Any, saver: Any, /, file_prefix: Any, *more: Any, **named: Any) -> Any:
         """Of tf.train.Checkpoint: several files with one prefix."""

@@ -168,9 +168,6 @@ def _watch_modules(observer: Observer) -> None:
     torch.nn.Module.__call__ = call_recorded  # type: ignore[method-assign]  # wrapped
 
 
-# -- the state ------------------------------------------------------------------------
-
-
 class TorchStateReader(StateReader):
     def __init__(self, observer: Observer) -> None:
         super().__init__(observer, _is_leaf, _is_closed)
