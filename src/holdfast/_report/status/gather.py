@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast import _errors, _text
 from holdfast._errors import CheckpointError, HoldfastError, NotARun
@@ -359,7 +359,8 @@ def summarize(
     disk_step, disk_age, disk_size = _newest_on_disk(layout, line)
     in_shm = _newest_in_memory(live, run_id, line, beat) if live or in_memory else (None, None)
     safe_step = max((s for s in (disk_step, in_shm[0]) if s is not None), default=None)
-    step = _newest_step(live, attempt, beat, ended, history, safe_step)
+    known = _Known(layout, attempt, live, beat, ended, history)
+    step = _newest_step(known, safe_step)
     holder = attempts.lease_holder(layout, attempt) if attempt else None
     keeper = attempts.identity_in(beat.get("keeper"))
     keeper_here = keeper is not None and keeper.is_here() and keeper.is_alive()
@@ -372,7 +373,7 @@ def summarize(
     return RunSummary(
         folder=str(folder),
         run_id=run_id,
-        state=_state(layout, attempt, live, step, ended, history, beat),
+        state=_state(known, step),
         is_live=live,
         step=step,
         total=history.total,
@@ -416,15 +417,17 @@ def summarize(
     )
 
 
-def _state(
-    layout: RunLayout,
-    attempt: int,
-    live: bool,
-    step: int | None,
-    ended: Exit | None,
-    history: JournalHistory,
-    beat: dict[str, Any],
-) -> str:
+class _Known(NamedTuple):
+    layout: RunLayout
+    attempt: int  # the newest; 0: there is none
+    live: bool
+    beat: dict[str, Any]
+    ended: Exit | None
+    history: JournalHistory
+
+
+def _state(known: _Known, step: int | None) -> str:
+    layout, attempt, live, beat, ended, history = known
     if not attempt:
         return "new"
     if live and history.attempt != attempt:
@@ -465,14 +468,8 @@ def _read_exit(layout: RunLayout, attempt: int) -> Exit | None:
     )
 
 
-def _newest_step(
-    live: bool,
-    attempt: int,
-    beat: dict[str, Any],
-    ended: Exit | None,
-    history: JournalHistory,
-    safe_step: int | None,
-) -> int | None:
+def _newest_step(known: _Known, safe_step: int | None) -> int | None:
+    _, attempt, live, beat, ended, history = known
     if not attempt:
         return None
     if not live and ended is not None and ended.attempt == attempt:
@@ -483,8 +480,8 @@ def _newest_step(
             return ended.step
     # The first beat can come before the trainer has sent the step where it begins.
     start = history.start_step if history.attempt == attempt else None
-    known = [step for step in (_text.whole(beat.get("step")), start) if step is not None]
-    return max(known, default=None)
+    steps = (_text.whole(beat.get("step")), start)
+    return max((step for step in steps if step is not None), default=None)
 
 
 def _newest_on_disk(
