@@ -202,19 +202,15 @@ def describe_packages() -> dict[str, Any]:
         if name in versions
         for pin in _broken_pins(name)
     ]
-    found: dict[str, Any] = {
+    return {
         "python": ".".join(map(str, sys.version_info[:3])),
         "executable": sys.executable,
         "versions": versions,
         "pins": pins,
-        "torch_cuda": None,
-        "torch_hip": None,
-        "has_torch": False,
         # It may be on the path without having been installed.
         "has_holdfast": "holdfast" in versions or _is_importable("holdfast"),
+        **_torch_build(),
     }
-    found.update(_torch_build())
-    return found
 
 
 def _version(name: str) -> str | None:
@@ -259,17 +255,16 @@ def _torch_build() -> dict[str, Any]:
     """The CUDA or HIP that torch was built for, read from torch/version.py."""
     import importlib.util
 
+    found: dict[str, Any] = {"torch_cuda": None, "torch_hip": None, "has_torch": False}
     with contextlib.suppress(ImportError, ValueError, OSError, AttributeError):
         spec = importlib.util.find_spec("torch")
-        if spec is None or not spec.origin:
-            return {}
-        text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
-        found: dict[str, Any] = {"has_torch": True}
-        for name in ("cuda", "hip"):
-            match = re.search(rf"^{name}\b[^=\n]*=\s*['\"]([^'\"]+)['\"]", text, re.MULTILINE)
-            found[f"torch_{name}"] = match[1] if match else None
-        return found
-    return {}
+        if spec is not None and spec.origin:
+            text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+            found["has_torch"] = True
+            for name in ("cuda", "hip"):
+                match = re.search(rf"^{name}\b[^=\n]*=\s*['\"]([^'\"]+)['\"]", text, re.MULTILINE)
+                found[f"torch_{name}"] = match[1] if match else None
+    return found
 
 
 # -- sleep: a process whose stack py-spy reads -----------------------------------------------------
