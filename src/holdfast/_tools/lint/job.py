@@ -8,16 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from holdfast._environment.slurm import options as slurm
-from holdfast._tools.lint import shell
-from holdfast._tools.lint.finding import (
-    HINT,
-    NOT_UNDERSTOOD,
-    Edit,
-    LintFinding,
-    Surroundings,
-    changed_lines,
-    whole_lines,
-)
+from holdfast._tools.lint import finding, shell
 from holdfast._tools.lint.launch import LAUNCHERS, OTHER, PYTHON, TORCHRUN, Launch, find_launch
 
 _SHELLS = re.compile(r"#!\s*(?:\S*/)?(?:env\s+(?:-S\s+)?)?(?:\S*/)?(ba|da|z|k)?sh\b")
@@ -68,7 +59,7 @@ class Trap:
 @dataclass
 class BatchScript:
     text: str
-    around: Surroundings
+    around: finding.Surroundings
     options: list[slurm.Option] = field(default_factory=list)
     commands: list[shell.Command] = field(default_factory=list)
     values: shell.Values = field(default_factory=shell.Values)
@@ -141,35 +132,37 @@ class BatchScript:
         at: int,
         message: str,
         *,
-        edits: Iterable[Edit] = (),
+        edits: Iterable[finding.Edit] = (),
         corrected: Iterable[str] = (),
         folder: str | None = None,
-    ) -> LintFinding:
+    ) -> finding.LintFinding:
         line, changes = self.line_of(at), tuple(edits)
-        lines = tuple(corrected) or changed_lines(self.text, changes)
+        lines = tuple(corrected) or finding.changed_lines(self.text, changes)
         fixable = bool(changes) or folder is not None
         source = self.text.split("\n")[line - 1]
-        return LintFinding(rule, severity, line, message, source, lines, changes, folder, fixable)
+        return finding.LintFinding(
+            rule, severity, line, message, source, lines, changes, folder, fixable
+        )
 
-    def not_understood(self, at: int, fact: str) -> LintFinding:
+    def not_understood(self, at: int, fact: str) -> finding.LintFinding:
         text = f"{fact} Whether the warning reaches the training is not known."
         right = ["holdfast doctor -- bash SCRIPT   (in an allocation: it sends the signals)"]
-        return self.report(NOT_UNDERSTOOD, HINT, at, text, corrected=right)
+        return self.report(finding.NOT_UNDERSTOOD, finding.HINT, at, text, corrected=right)
 
     def line_of(self, offset: int) -> int:
         return self.text.count("\n", 0, offset) + 1
 
-    def add_option(self, line: str) -> Edit:
+    def add_option(self, line: str) -> finding.Edit:
         at = self.options_at
         before = "" if at == 0 or self.text[at - 1] == "\n" else "\n"
-        return Edit(at, at, f"{before}#SBATCH {line}\n")
+        return finding.Edit(at, at, f"{before}#SBATCH {line}\n")
 
-    def remove(self, start: int, end: int, *, around: str, instead: str = "") -> Edit:
+    def remove(self, start: int, end: int, *, around: str, instead: str = "") -> finding.Edit:
         """Without this part; without its line if that has nothing else than `around`."""
-        first, last = whole_lines(self.text, start, end)
+        first, last = finding.whole_lines(self.text, start, end)
         if (self.text[first:start] + self.text[end:last]).strip() == around:
-            return Edit(first, last, "")
-        return Edit(start, end, instead)
+            return finding.Edit(first, last, "")
+        return finding.Edit(start, end, instead)
 
     @property
     def options_at(self) -> int:

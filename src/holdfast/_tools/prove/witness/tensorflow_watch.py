@@ -97,10 +97,9 @@ class _KerasRecorder(ScriptRecorder):
         self._running = 0  # calls of a strategy, which has threads of its own
 
     def call(self, call: Any, function: Any, /, *arguments: Any, **named: Any) -> Any:
+        call_now = functools.partial(call, function, *arguments, **named)
         with self._outermost() as is_outermost:
-            if not is_outermost:
-                return call(function, *arguments, **named)
-            return self._update(lambda: call(function, *arguments, **named), (arguments, named))
+            return self._update(call_now, (arguments, named)) if is_outermost else call_now()
 
     def run(self, run: Any, strategy: Any, /, *arguments: Any, **named: Any) -> Any:
         with self._outermost() as is_outermost:
