@@ -89,9 +89,19 @@ class RunModel:
         return self._summary
 
     def view(self) -> View:
-        summary = self.summary()
-        self._find_lineage(summary)
-        return assemble(self._known, summary, time.time(), self._proofs, self.reading)
+        summary, known = self.summary(), self._known
+        newest = max(known.histories, default=0)
+        stamp = None
+        with contextlib.suppress(OSError):
+            stamp = self._layout.checkpoints.stat().st_mtime_ns
+        state = (newest, summary.is_live, stamp, tuple(known.histories))
+        if state != self._lineage_of:
+            found = attempts.known_origins(self._layout, {newest} if summary.is_live else ())
+            # A first attempt that has saved nothing yet is all there is.
+            known.origins = found or attempts.read_origins(self._layout)
+            known.lineage = trace_line(known.origins, newest)
+            self._lineage_of = state
+        return assemble(known, summary, time.time(), self._proofs, self.reading)
 
     def _read_journal(self, deadline: float | None) -> bool:
         is_new = False
@@ -209,21 +219,6 @@ class RunModel:
             is_newest = history.number == summary.attempt
             is_new = verdicts.judge(history, is_newest=is_newest) is not before or is_new
         return is_new
-
-    def _find_lineage(self, summary: RunSummary) -> None:
-        """The attempts that lead to the newest state, each with the last step that counts."""
-        known = self._known
-        newest = max(known.histories, default=0)
-        stamp = None
-        with contextlib.suppress(OSError):
-            stamp = self._layout.checkpoints.stat().st_mtime_ns
-        state = (newest, summary.is_live, stamp, tuple(known.histories))
-        if state != self._lineage_of:
-            found = attempts.known_origins(self._layout, {newest} if summary.is_live else ())
-            # A first attempt that has saved nothing yet is all there is.
-            known.origins = found or attempts.read_origins(self._layout)
-            known.lineage = trace_line(known.origins, newest)
-            self._lineage_of = state
 
 
 def look_once(layout: RunLayout, attempt: int) -> bool:

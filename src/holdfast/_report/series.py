@@ -123,7 +123,13 @@ class Times(Thinned[_TimesPoint]):
         return _TimesPoint(second.t, second.attempt, first.histogram)
 
     def add(self, attempt: int, t: float, pairs: Iterable[Any]) -> None:
-        if found := _counts(pairs):
+        found: dict[int, int] = {}
+        for pair in pairs:
+            if isinstance(pair, list) and len(pair) == 2 and type(pair[0]) is type(pair[1]) is int:
+                bucket, count = pair
+                if 0 <= bucket < 1000 and 0 < count < _HUGE:
+                    found[bucket] = found.get(bucket, 0) + count
+        if found:
             series.add_buckets(self.of.setdefault(attempt, {}), found.items())
             self.put(_TimesPoint(t, attempt, found))
 
@@ -149,16 +155,6 @@ def _quantiles(histogram: dict[int, int]) -> tuple[Number, ...]:
     found = [series.quantile(histogram, share) for share in (0.5, 0.99)]
     found.append(series.seconds_of(max(histogram)))
     return tuple(None if each is None else float(f"{each:.4g}") for each in found)
-
-
-def _counts(pairs: Iterable[Any]) -> dict[int, int]:
-    found: dict[int, int] = {}
-    for pair in pairs:
-        if isinstance(pair, list) and len(pair) == 2 and type(pair[0]) is type(pair[1]) is int:
-            bucket, count = pair
-            if 0 <= bucket < 1000 and 0 < count < _HUGE:
-                found[bucket] = found.get(bucket, 0) + count
-    return found
 
 
 class Levels(Thinned[tuple[Number, ...]]):

@@ -221,7 +221,10 @@ class RunIndex:
         here = set(found.runs)
         for watched in list(self._runs.values()):
             if watched.follower.folder not in here:
-                self._drop(watched)
+                with self._wake:
+                    if self._runs.pop(watched.key, None) is not None:
+                        self._kinds[watched.kind] -= 1
+                self.table.remove(watched.key)
         self.notes, self.has_found = found.notes(), True
 
     def _rest(self) -> None:
@@ -243,12 +246,6 @@ class RunIndex:
             self._runs[key] = watched
             self._kinds["new"] += 1
         self._schedule(watched, 0.0)
-
-    def _drop(self, watched: Watched) -> None:
-        with self._wake:
-            if self._runs.pop(watched.key, None) is not None:
-                self._kinds[watched.kind] -= 1
-        self.table.remove(watched.key)
 
     def _schedule(self, watched: Watched, delay: float) -> None:
         with self._wake:

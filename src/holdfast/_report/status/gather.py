@@ -370,6 +370,7 @@ def summarize(
     )
     rate = pace if live else None
     shown = beat if live else {}
+    then, aged = _text.real(shown.get("boundary_age_seconds")), _age(shown.get("time"))
     return RunSummary(
         folder=str(folder),
         run_id=run_id,
@@ -382,7 +383,7 @@ def summarize(
             epoch=_text.whole(shown.get("epoch")),
             epochs=_text.whole(shown.get("epochs")),
             phase=_text.text(shown.get("phase")) or None,
-            boundary_age_seconds=_boundary_age(shown),
+            boundary_age_seconds=None if then is None or aged is None else then + aged,
             rate_per_second=rate,
             eta_seconds=parts.seconds_left(step, history.total, rate),
             metrics=metrics,
@@ -511,11 +512,6 @@ def _newest_in_memory(
         return _text.whole(beat.get("memory_step")), beat.get("memory_time")
     found = states_in_memory(run_id, line)
     return (found[-1].step, found[-1].captured_at) if found else (None, None)
-
-
-def _boundary_age(beat: dict[str, Any]) -> float | None:
-    then, at = _text.real(beat.get("boundary_age_seconds")), _age(beat.get("time"))
-    return None if then is None or at is None else then + at
 
 
 def _age(moment: object) -> float | None:

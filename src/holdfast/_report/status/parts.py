@@ -399,7 +399,14 @@ BAR_CELLS = 20
 def read_progress(path: Path, now: float) -> tuple[float | None, dict[str, float]]:
     """Steps in a second and the newest finite value of each metric, by the end of a series."""
     rows = _last_rows(path)
-    return _rate(rows, now), _newest(rows)
+    newest: dict[str, float] = {}
+    for row in rows:
+        for name, values in _text.record(row.get("m")).items():
+            value = _text.real(values[0]) if isinstance(values, list) and values else None
+            is_known = name in newest or len(newest) < _MOST_METRICS
+            if value is not None and is_known and len(name) <= _MOST_NAME:
+                newest[name] = value
+    return _rate(rows, now), newest
 
 
 def seconds_left(step: int | None, total: int | None, rate: float | None) -> float | None:
@@ -467,14 +474,3 @@ def _rate(rows: list[Record], now: float) -> float | None:
     if now - end > 2 * _RATE_SECONDS or seconds <= 0 or steps <= 0:
         return None
     return float(steps / seconds)
-
-
-def _newest(rows: list[Record]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for row in rows:
-        for name, values in _text.record(row.get("m")).items():
-            value = _text.real(values[0]) if isinstance(values, list) and values else None
-            is_known = name in found or len(found) < _MOST_METRICS
-            if value is not None and is_known and len(name) <= _MOST_NAME:
-                found[name] = value
-    return found
