@@ -94,7 +94,10 @@ class _SignalToBatch:
             severity = WARNING if job.reads_other_scripts() else ERROR
             text += "has no trap for it and dies: "
             text += f"{launches[-1].name} is killed with it, {before_the_limit(self._warning)}."
-        edits, lines = self._send_to_steps(launches), self._shared(launches)
+        bare = [launch for launch in launches if not launch.is_step]
+        shared = dict.fromkeys(line for each in bare for line in share_by_srun(job, each))
+        right = f"#SBATCH --signal={signal_value(self._option, self._warning, to_batch=False)}"
+        edits, lines = self._send_to_steps(launches), [right, *shared] if shared else []
         yield job.report(rule, severity, at, text, edits=edits, corrected=lines)
 
     def _is_named_elsewhere(self) -> bool:
@@ -117,12 +120,6 @@ class _SignalToBatch:
             else:
                 return []
         return edits
-
-    def _shared(self, launches: list[Launch]) -> list[str]:
-        bare = [launch for launch in launches if not launch.is_step]
-        lines = dict.fromkeys(line for each in bare for line in share_by_srun(self._job, each))
-        right = f"#SBATCH --signal={signal_value(self._option, self._warning, to_batch=False)}"
-        return [right, *lines] if lines else []
 
     def _waits_for_foreground(self, trap: Trap, launch: Launch) -> LintFinding:
         job, command = self._job, launch.command

@@ -136,7 +136,12 @@ def plain_text(proof: Proof) -> str:
     lines += [f"  {label:<{width}}  {text}".rstrip() for label, text in rows]
     table = interruption_rows(proof)
     if table:
-        lines += ["", *_align([headings(proof), *table])]
+        cells = [headings(proof), *table]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        lines.append("")
+        for row in cells:
+            padded = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
+            lines.append("  ".join(padded).rstrip())
     return "\n".join(lines)
 
 
@@ -221,14 +226,6 @@ def _made(proof: Proof) -> str:
     if proof.ranks > 1:
         parts += [f"{proof.ranks} ranks"]
     return f"{', '.join(parts)}, in {proof.seconds:.0f} s (seed {proof.seed})"
-
-
-def _align(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
 
 
 def _row(cells: Iterable[str]) -> str:

@@ -190,7 +190,13 @@ class TorchStateReader(StateReader):
                 counters |= _numbers_of(path, value)
         items = self._around([optimizer]) | _items_of(optimizer, number)
         if has_gradients:
-            items[f"gradient/{number}"] = whole_leaf(_gradients(optimizer))
+            # Without those of zeros, which zero_grad(set_to_none=False) leaves.
+            gradients = [
+                (index, parameter.grad)
+                for index, parameter in enumerate(_parameters(optimizer))
+                if parameter.grad is not None and bool(ADAPTER.part_here(parameter.grad).any())
+            ]
+            items[f"gradient/{number}"] = whole_leaf(gradients)
         names = self.changed_names(self._names())
         return {"optimizer": number, "items": items, "counters": counters, "names": names}
 
@@ -304,15 +310,6 @@ def _numbers_of(path: str, module: torch.nn.Module) -> dict[str, int | float]:
         for key, value in vars(part).items()
         if isinstance(value, int | float) and type(value) is not bool
     }
-
-
-def _gradients(optimizer: Optimizer) -> list[Any]:
-    """All but those of zeros, which zero_grad(set_to_none=False) leaves."""
-    return [
-        (index, parameter.grad)
-        for index, parameter in enumerate(_parameters(optimizer))
-        if parameter.grad is not None and bool(ADAPTER.part_here(parameter.grad).any())
-    ]
 
 
 def _is_plain(value: Any) -> bool:
