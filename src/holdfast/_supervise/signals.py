@@ -81,7 +81,12 @@ class Warnings:
         for number in self._came:
             reached = self._reached[number]
             for pid in children.catchers(self._top, number, {*reached, *self._apart}):
-                if self._began_later(number, pid):
+                # torchrun starts its ranks together, well before the first of them catches
+                # anything. A rank that began after that was restarted in order to train: the
+                # warning was for those before. (A run of holdfast that was asked to stop leaves
+                # again by itself.)
+                given = self._given.get(number)
+                if given is not None and children.age_seconds(pid) < time.monotonic() - given:
                     continue
                 reached.add(pid)
                 children.send(pid, number)
@@ -93,13 +98,6 @@ class Warnings:
             return None
         is_early = time.monotonic() - max(self._came.values()) < _IMPORTS_SECONDS
         return _LOOK_SECONDS if is_early else _LOOK_SELDOM_SECONDS
-
-    def _began_later(self, number: int, pid: int) -> bool:
-        # torchrun starts its ranks together, well before the first of them catches anything. A
-        # rank that began after that was restarted in order to train: the warning was for those
-        # before. (A run of holdfast that was asked to stop leaves again by itself.)
-        given = self._given.get(number)
-        return given is not None and children.age_seconds(pid) < time.monotonic() - given
 
 
 def _signal_descriptor(numbers: set[signal.Signals]) -> int | None:
