@@ -333,7 +333,12 @@ class InterruptedRun:
         barren = 0
         while True:
             reached = self._reached()
-            self._begin_attempt()
+            self._attempt = _Attempt(self.script.file_log.newest)
+            for comparison in self._comparisons.values():
+                self._begin_comparison(comparison)
+            self._take_next()
+            if self._present is not None and self._present.moment == "start":
+                self._due = time.monotonic() + self._present.delay * self._reference.start_seconds
             try:
                 reference = self._reference.script
                 status = self.script.run_once(
@@ -346,7 +351,10 @@ class InterruptedRun:
             if self.finding is not None:
                 return
             if status == 0 and (self._attempt.struck is None or self._is_complete()):
-                self._finish()
+                if self._compares:
+                    for rank, comparison in self._comparisons.items():
+                        comparison.finish(self._attempt.ends.get(rank))
+                    self._choose_rank()
                 return
             if self._attempt.struck is None:
                 self._fail_to_resume(status)
@@ -357,14 +365,6 @@ class InterruptedRun:
             if barren > _MOST_STARTS_WITHOUT_PROGRESS:
                 self._fail("resume-fails", "the script goes on", "it ends again and again")
                 return
-
-    def _begin_attempt(self) -> None:
-        self._attempt = _Attempt(self.script.file_log.newest)
-        for comparison in self._comparisons.values():
-            self._begin_comparison(comparison)
-        self._take_next()
-        if self._present is not None and self._present.moment == "start":
-            self._due = time.monotonic() + self._present.delay * self._reference.start_seconds
 
     def _begin_comparison(self, comparison: RankComparison) -> None:
         newest = self.script.file_log.newest
@@ -427,13 +427,6 @@ class InterruptedRun:
         if not self._has_updates():
             return self._attempt.has_ended or len(self._passed) >= self._reference.steps
         return self._reached() >= len(self._reference.histories[0].updates)
-
-    def _finish(self) -> None:
-        if not self._compares:
-            return
-        for rank, comparison in self._comparisons.items():
-            comparison.finish(self._attempt.ends.get(rank))
-        self._choose_rank()
 
     def suspect(self) -> Deviation | None:
         """What may be behind a result that differs: a value that was seen to start over."""

@@ -161,7 +161,11 @@ class KerasStateReader(recorder.StateReader):
             else:
                 kind = "value" if tf.as_dtype(value.dtype).is_floating else "index"
                 add(f"{kind}/{path}", value)
-        for number, optimizer in enumerate(_scalers_among(self._found)):
+        known = list(self._found.values())
+        known += [getattr(v, "optimizer", None) for v in known if isinstance(v, keras.Model)]
+        scaling = keras.optimizers.LossScaleOptimizer
+        scalers = {id(v): v for v in known if isinstance(v, scaling)}
+        for number, optimizer in enumerate(scalers.values()):
             add(f"scaler/{number}/dynamic_scale", optimizer.dynamic_scale)
             add(f"scaler/{number}/step_counter", optimizer.step_counter)
         return items | {item: (0, leaf) for item, leaf in self.global_generators().items()}
@@ -212,13 +216,6 @@ def _settings_of(optimizer: Any, number: int) -> recorder.Items:
         if not name.startswith("_") and is_number:
             items[f"setting/{number}/0/{name}"] = leaf_of(value)
     return items
-
-
-def _scalers_among(found: dict[str, Any]) -> list[Any]:
-    kind = keras.optimizers.LossScaleOptimizer
-    compiled = [getattr(v, "optimizer", None) for v in found.values() if isinstance(v, keras.Model)]
-    seen = {id(v): v for v in [*found.values(), *compiled] if isinstance(v, kind)}
-    return list(seen.values())
 
 
 def _parts_of(layer: Any) -> list[tuple[str, str, Any]]:
