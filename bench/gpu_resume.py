@@ -1,12 +1,12 @@
 """From shared memory to a GPU: how fast, against the link and with every byte checked.
 
     PYTHONPATH=src python bench/gpu_resume.py [--gigabytes 8] [--device cuda]
-                                              [--buffer-megabytes 8] [--threads 12]
+                                              [--piece-megabytes 32] [--threads 12]
 
 Prints GB/s of the link alone (from pinned memory), and of `holdfast.torch.receive` from a new
 mapping, as after a kill: the better of two rounds, and the first time in the process. With
---device cpu it only shows that the bytes arrive. The size of a pinned buffer (each thread has two)
-and the number of threads can be chosen, to find the best ones for a machine.
+--device cpu it only shows that the bytes arrive. The size of a registered piece and the number of
+threads can be chosen, to find the best ones for a machine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 import xxhash
 
 from holdfast.torch import receive
-from holdfast.torch.receive import upload
+from holdfast.torch.receive import SentTensors, upload
 
 _ROUNDS = 2
 
@@ -85,7 +85,7 @@ class Bench:
         return found
 
     def note(
-        self, what: str, work: Callable[[list[memoryview]], object], **options: object
+        self, what: str, work: Callable[[list[memoryview]], SentTensors], **options: object
     ) -> None:
         """Time some work on a new mapping, which is populated first if asked for."""
         times = []
@@ -97,6 +97,7 @@ class Bench:
             kept = work(views)
             _sync(self.device)
             times.append(time.perf_counter() - began)
+            kept.host.unregister()
             del kept, views
         self.found[what] = round(self.total / min(times) / 1e9, 1)
         print(f"{self.found[what]:7.1f} GB/s  {what}", flush=True)
@@ -106,11 +107,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gigabytes", type=float, default=8)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--buffer-megabytes", type=int)
+    parser.add_argument("--piece-megabytes", type=int)
     parser.add_argument("--threads", type=int)
     chosen = parser.parse_args()
-    if chosen.buffer_megabytes:
-        receive._BUFFER_BYTES = chosen.buffer_megabytes << 20
+    if chosen.piece_megabytes:
+        receive._PIECE_BYTES = chosen.piece_megabytes << 20
     if chosen.threads:
         receive._MOST_THREADS = chosen.threads
     device = torch.device(chosen.device)
@@ -124,6 +125,7 @@ def main() -> None:
     assert sent.digests == [xxhash.xxh3_128_digest(view) for view in views], "other digests"
     for number in (0, 5, len(views) - 1):
         assert sent.raw[number].cpu().numpy().tobytes() == bytes(views[number]), "other bytes"
+    sent.host.unregister()
     del sent, views
     if device.type == "cuda":
         pinned = torch.empty(1 << 30, dtype=torch.uint8, pin_memory=True)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from holdfast._environment.processes.proc import FairDeadline
 from tests.processes.leading import LEAD
 from tests.support import environment, wait_until
 
@@ -220,9 +221,10 @@ def test_the_ends_of_all_below_are_noted_in_their_order(state):
         [*LEAD, sys.executable, "-c", script], env=env, stdin=subprocess.PIPE, stderr=-1
     )
     with process:
-        # The leader looks once a second; by then it has seen both.
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(2.5)
+        # The leader looks once a second that it has a processor; by then it has seen both.
+        looked = FairDeadline(2.5, lambda: [process.pid], times=40)
+        wait_until(looked.is_over, 100)
+        assert process.poll() is None
         _, said = process.communicate(b"\n", timeout=30)
     assert b"Fatal Python error: Segmentation fault" in said  # though the script asked for nothing
     ends = [(each["comm"], each["status"]) for each in _record(state)["processes"]]

@@ -29,13 +29,12 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from holdfast._store.format.image import TensorSpec
 from holdfast._store.memory.pages import PIECE_BYTES, Piece, pieces_of, split
 from holdfast._text import say
-from holdfast.torch.receive import differ
+from holdfast.torch.receive import differ, register
 
 _ALIGNMENT = 512  # like the allocator: a kernel copies aligned memory faster
 _LEAST_ROOM_BYTES = 1 << 30
 _ROOM_SHARE = 16  # this fraction of the device's memory stays free for training
 _POOL_STREAMS = 32  # torch has this many of each priority, and uses them in turn
-_PORTABLE = 1  # registered for every device
 _BESIDE_SHARE = 0.02  # of its time: how much a copy to the host slows the device
 _BYTES_PER_SECOND = 2e12  # of a copy on the device, until one is measured
 _REMEMBERED = 8
@@ -140,8 +139,7 @@ class Devices:
             pieces = self._registered.setdefault(slot, {})
             if address in pieces:
                 return
-            result = torch.cuda.cudart().cudaHostRegister(address, size_bytes, _PORTABLE)
-            if int(result) == 0:
+            if register(address, size_bytes):
                 pieces[address] = size_bytes
 
     def _register_all(self, slot: int, without: Sequence[Piece]) -> None:

@@ -1,19 +1,18 @@
-"""A stored state taken in by all cores: into memory made ahead, or onto the device it was on.
+"""A stored state sent to the device that it was on, by all cores.
 
-Each thread moves pieces into pinned memory of its own and sends them on a stream of its own, one
-buffer being filled while the other is on its way. A piece is hashed in the buffer, while it is in
-the cache and on its way. Only a very long tensor is sent by all threads, and hashed by one of them
-where it lies. Pieces are large, since each costs a few calls for which threads wait for each other.
-The bytes stay in one allocation on the device, laid out as they were stored: they are only copied
-from.
+Two threads register the memory of the host with the driver, piece by piece, and queue a copy of
+each piece, which the device does by itself. The other threads hash the tensors meanwhile. Memory
+that cannot be registered is copied through buffers of the driver. The bytes stay in one allocation
+on the device, laid out as on the host: they are only copied from.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,11 +23,13 @@ from holdfast._store.format.threads import by_threads
 from holdfast.torch.adapter import ADAPTER, dtype_of, repeated_axes, typed
 
 _SPARE_BYTES = 256 << 20
-_BUFFER_BYTES = 4 << 20  # pinning memory takes as long as sending ten times as much
 _MOST_THREADS = 12  # measured with 16 cores: more threads only wait for each other
-_LONG_BYTES = 256 << 20  # by all threads: one alone would be the last to end
-_ALIGNMENT = 512  # of each run on the device
+_SENDERS = 2  # measured: the driver registers one piece at a time
+_PIECE_BYTES = 32 << 20
+_TAKEN_BYTES = 4 << 20  # of small tensors, which one thread hashes before it takes more
+_ALIGNMENT = 512  # of each span on the device
 _PAGE = 4096
+_PORTABLE = 1  # registered for every device
 _POPULATE_READ = 22
 _libc = ctypes.CDLL(None)
 
@@ -38,6 +39,7 @@ class OnDevice:
 
     def __init__(self, sent: SentTensors, specs: Sequence[TensorSpec]) -> None:
         self._whole = sent.whole
+        self._host = sent.host
         self.digests = sent.digests
         self.tensors = [_typed(raw, spec) for raw, spec in zip(sent.raw, specs, strict=True)]
         # A write into one of them increments its version.
@@ -52,6 +54,10 @@ class OnDevice:
     def memory(self) -> tuple[int, int]:
         """The addresses on the device where they begin and end."""
         return self._whole.data_ptr(), self._whole.data_ptr() + self._whole.nbytes
+
+    def leave_host(self) -> None:
+        """Return when the memory that they were sent from may be closed."""
+        self._host.unregister()
 
 
 def _typed(raw: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
@@ -166,7 +172,7 @@ def differ(live: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
     return torch.ne(one, other).any()
 
 
-# -- Sent by several threads, and hashed meanwhile -------------------------------------
+# -- Sent by some threads, and hashed by the others ------------------------------------
 
 
 class SentTensors(NamedTuple):
@@ -175,6 +181,7 @@ class SentTensors(NamedTuple):
     whole: torch.Tensor  # one allocation
     raw: list[torch.Tensor]  # the bytes of each
     digests: list[bytes]  # of the bytes on the host; empty if not asked for
+    host: HostMemory  # what they were sent from
 
 
 class _HostSpan(NamedTuple):
@@ -204,10 +211,9 @@ def upload(
     """
     addresses = [_address(view) if view.nbytes else 0 for view in views]
     spans, places, total = _lay_out(addresses, views)
-    pieces, groups, long = _works(spans, addresses, views, places, hashed=hashed)
-    count = max(1, min(threads or threads_of_use(), len(pieces) + len(groups) + len(long)))
+    pieces = [piece for span in spans for piece in _cut(span)]
+    groups = _groups(views) if hashed else []
     whole = torch.empty(total, dtype=torch.uint8, device=device)
-    senders = _senders(device, count)
     if device.type == "cuda":
         # Kernels of the caller's stream may still read the reused memory.
         torch.cuda.current_stream(device).synchronize()
@@ -215,49 +221,26 @@ def upload(
     # Of no bytes there is nothing to send.
     digests = [xxhash.xxh3_128_digest(b"")] * (len(views) if hashed else 0)
     lock, errors = threading.Lock(), list[BaseException]()
-    sending, hashing, both = iter(pieces), iter(long), iter(groups)
-
-    def send(sender: Any, piece: _HostSpan) -> memoryview:
-        target = whole[piece.place : piece.place + piece.size_bytes]
-        _populate(piece)
-        return sender.send(piece.address, target)  # type: ignore[no-any-return]  # either sender
-
-    def send_and_hash(sender: Any, group: _TensorGroup) -> None:
-        if len(group.indices) == 1:
-            hasher = xxhash.xxh3_128()
-            for piece in _cut(group.span, _BUFFER_BYTES):
-                hasher.update(send(sender, piece))
-            digests[group.indices[0]] = hasher.digest()
-            return
-        arrived, at = send(sender, group.span), 0
-        for index in group.indices:
-            digests[index] = xxhash.xxh3_128_digest(arrived[at : at + views[index].nbytes])
-            at += views[index].nbytes
+    sending, hashing = iter(pieces), iter(groups)
+    host = HostMemory(device)
 
     def work(number: int) -> None:
-        for index in _taken(hashing, lock, errors):
-            digests[index] = xxhash.xxh3_128_digest(views[index])
-        sender = senders[number]
-        for piece in _taken(sending, lock, errors):
-            send(sender, piece)
-        for group in _taken(both, lock, errors):
-            send_and_hash(sender, group)
-        sender.finish()
+        if number < _SENDERS:
+            with host.copying() as copy:
+                for piece in _taken(sending, lock, errors):
+                    copy(piece, whole[piece.place : piece.place + piece.size_bytes])
+        for group in _taken(hashing, lock, errors):
+            for index in group:
+                digests[index] = xxhash.xxh3_128_digest(views[index])
 
     try:
-        by_threads(work, count, errors)
-    finally:
-        senders.clear()
-        _unpin(device)
+        by_threads(work, min(threads or threads_of_use(), len(pieces) + len(groups)), errors)
+    except BaseException:
+        host.unregister()
+        raise
+    host.begin_unregister()
     raw = [whole[place : place + view.nbytes] for place, view in zip(places, views, strict=True)]
-    return SentTensors(whole, raw, digests)
-
-
-def _unpin(device: torch.device) -> None:
-    """Free the pinned memory, which torch would keep in a cache."""
-    give_back = getattr(torch._C, "_host_emptyCache", None)  # 2.5 and newer
-    if device.type == "cuda" and give_back is not None:
-        give_back()
+    return SentTensors(whole, raw, digests, host)
 
 
 def _taken(waiting: Iterator[Any], lock: threading.Lock, errors: list[BaseException]) -> Any:
@@ -277,7 +260,10 @@ def _address(view: memoryview) -> int:
 def _lay_out(
     addresses: list[int], views: Sequence[memoryview]
 ) -> tuple[list[_HostSpan], list[int], int]:
-    """Spans of adjacent views, the place of each view on the device, and the total size."""
+    """Spans of views, the place of each view on the device, and the total size.
+
+    Less than a page between two views is sent with them: it lies in their own pages.
+    """
     places = [0] * len(views)
     spans: list[_HostSpan] = []
     total = start = end = place = 0
@@ -285,119 +271,106 @@ def _lay_out(
         address, size = addresses[index], views[index].nbytes
         if not size:
             continue
-        if address != end:
+        if not end or address - end >= _PAGE:
             if end:
                 spans.append(_HostSpan(start, end - start, place))
             # The same alignment as on the host, so that every tensor is aligned.
             place = -(-total // _ALIGNMENT) * _ALIGNMENT + address % _ALIGNMENT
             start = address
         places[index] = place + address - start
-        end = address + size
+        end = max(end, address + size)
         total = place + end - start
     if end:
         spans.append(_HostSpan(start, end - start, place))
     return spans, places, total
 
 
-def _cut(span: _HostSpan, size_bytes: int) -> list[_HostSpan]:
-    return [
-        _HostSpan(span.address + at, min(size_bytes, span.size_bytes - at), span.place + at)
-        for at in range(0, span.size_bytes, size_bytes)
-    ]
+def _cut(span: _HostSpan) -> Iterator[_HostSpan]:
+    """The pieces of a span, none of which shares a page with another."""
+    at, end = span.address, span.address + span.size_bytes
+    while at < end:
+        following = min(end, at // _PAGE * _PAGE + _PIECE_BYTES)
+        yield _HostSpan(at, following - at, span.place + at - span.address)
+        at = following
 
 
-class _TensorGroup(NamedTuple):
-    """One tensor, or small ones that are adjacent: sent and hashed by one thread."""
-
-    indices: list[int]
-    span: _HostSpan
-
-
-def _works(
-    spans: Sequence[_HostSpan],
-    addresses: list[int],
-    views: Sequence[memoryview],
-    places: list[int],
-    *,
-    hashed: bool,
-) -> tuple[list[_HostSpan], list[_TensorGroup], list[int]]:
-    """Pieces only to be sent, groups to be sent and hashed, and views only to be hashed."""
-    if not hashed:
-        return [piece for span in spans for piece in _cut(span, _BUFFER_BYTES)], [], []
-    pieces: list[_HostSpan] = []
-    groups: list[_TensorGroup] = []
-    long: list[int] = []
-    for index in sorted(range(len(views)), key=lambda i: (addresses[i], views[i].nbytes)):
-        span = _HostSpan(addresses[index], views[index].nbytes, places[index])
-        last = groups[-1] if groups else None
-        if not span.size_bytes:
-            continue
-        if span.size_bytes >= _LONG_BYTES:
-            long.append(index)
-            pieces += _cut(span, _BUFFER_BYTES)
-        elif last is not None and _may_join(last.span, span):
-            joined = last.span._replace(size_bytes=last.span.size_bytes + span.size_bytes)
-            groups[-1] = _TensorGroup(last.indices, joined)
-            last.indices.append(index)
-        else:
-            groups.append(_TensorGroup([index], span))
-    groups.sort(key=lambda group: -group.span.size_bytes)  # the largest first
-    return pieces, groups, long
+def _groups(views: Sequence[memoryview]) -> list[list[int]]:
+    """The views in groups that a thread takes at once, the largest first."""
+    groups: list[list[int]] = []
+    left = 0
+    for index in sorted(range(len(views)), key=lambda i: -views[i].nbytes):
+        if not views[index].nbytes:
+            break
+        if left <= 0:
+            groups.append([])
+            left = _TAKEN_BYTES
+        groups[-1].append(index)
+        left -= views[index].nbytes
+    return groups
 
 
-def _may_join(one: _HostSpan, other: _HostSpan) -> bool:
-    is_adjacent = one.address + one.size_bytes == other.address
-    is_adjacent &= one.place + one.size_bytes == other.place
-    return is_adjacent and one.size_bytes + other.size_bytes <= _BUFFER_BYTES
+class HostMemory:
+    """Registers memory of the host with the driver for as long as an upload takes."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._registered: list[int] = []  # addresses
+        self._thread: threading.Thread | None = None
+
+    @contextlib.contextmanager
+    def copying(self) -> Iterator[Callable[[_HostSpan, torch.Tensor], None]]:
+        """A function that queues the copy of a piece; all are done at the end of the block."""
+        if self._device.type != "cuda":
+            yield _copy_now
+            return
+        stream = torch.cuda.Stream(self._device)
+        with torch.cuda.stream(stream):
+            yield self._queue_copy
+        stream.synchronize()
+
+    def _queue_copy(self, piece: _HostSpan, target: torch.Tensor) -> None:
+        start = piece.address // _PAGE * _PAGE
+        size_bytes = -(-(piece.address + piece.size_bytes - start) // _PAGE) * _PAGE
+        # Without this, the driver would map each page by itself. An older kernel refuses.
+        _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(size_bytes), _POPULATE_READ)
+        if register(start, size_bytes):
+            self._registered.append(start)
+        target.copy_(_tensor_at(piece.address, piece.size_bytes), non_blocking=True)
+
+    def begin_unregister(self) -> None:
+        """Unregister in a thread: it takes a third as long as the upload."""
+        if self._registered:
+            self._thread = threading.Thread(target=self.unregister, daemon=True)
+            try:
+                self._thread.start()
+            except RuntimeError:  # no more threads
+                self._thread = None
+                self.unregister()
+
+    def unregister(self) -> None:
+        """End the registration; also the end of one that has begun."""
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        if self._registered:
+            with torch.cuda.device(self._device):
+                while self._registered:
+                    torch.cuda.cudart().cudaHostUnregister(self._registered.pop())
 
 
-def _populate(piece: _HostSpan) -> None:
-    """Map the pages of a piece; an older kernel refuses, and maps each at its first touch."""
-    start = piece.address // _PAGE * _PAGE
-    size = ctypes.c_size_t(piece.address + piece.size_bytes - start)
-    _libc.madvise(ctypes.c_void_p(start), size, _POPULATE_READ)
+def register(address: int, size_bytes: int) -> bool:
+    """Register memory of the host with the driver, so that devices copy from and to it directly."""
+    if int(torch.cuda.cudart().cudaHostRegister(address, size_bytes, _PORTABLE)) == 0:
+        return True
+    with contextlib.suppress(RuntimeError):  # else the next kernel would fail with this error
+        torch.zeros(1, device="cuda")
+    return False
 
 
-def _senders(device: torch.device, count: int) -> list[Any]:
-    if device.type != "cuda":
-        return [_PlainSender() for _ in range(count)]
-    # One allocation: each one waits for the device.
-    pinned = torch.empty((count, 2, _BUFFER_BYTES), dtype=torch.uint8, pin_memory=True)
-    return [_Sender(device, buffers) for buffers in pinned]
-
-
-class _Sender:
-    """Two pinned buffers of one thread: one is filled while the other is being sent."""
-
-    def __init__(self, device: torch.device, buffers: torch.Tensor) -> None:
-        self._stream = torch.cuda.Stream(device)
-        self._buffers = list(buffers)
-        self._memory = [memory_of(buffer)[1] for buffer in buffers]
-        self._sent = [torch.cuda.Event(), torch.cuda.Event()]
-        self._turn = 0
-
-    def send(self, address: int, target: torch.Tensor) -> memoryview:
-        """Send bytes; returns them in the buffer, where they stay until the next call but one."""
-        buffer, sent = self._buffers[self._turn], self._sent[self._turn]
-        arrived = self._memory[self._turn][: target.nbytes]
-        sent.synchronize()
-        ctypes.memmove(buffer.data_ptr(), address, target.nbytes)
-        with torch.cuda.stream(self._stream):
-            target.copy_(buffer[: target.nbytes], non_blocking=True)
-            sent.record(self._stream)
-        self._turn = 1 - self._turn
-        return arrived
-
-    def finish(self) -> None:
-        self._stream.synchronize()
-
-
-class _PlainSender:
+def _copy_now(piece: _HostSpan, target: torch.Tensor) -> None:
     """The same for the CPU, for tests without a GPU."""
+    target.copy_(_tensor_at(piece.address, piece.size_bytes))
 
-    def send(self, address: int, target: torch.Tensor) -> memoryview:
-        ctypes.memmove(target.data_ptr(), address, target.nbytes)
-        return memory_of(target)[1]
 
-    def finish(self) -> None:
-        """Nothing is pending."""
+def _tensor_at(address: int, size_bytes: int) -> torch.Tensor:
+    memory = (ctypes.c_char * size_bytes).from_address(address)
+    return torch.frombuffer(memory, dtype=torch.uint8)

@@ -24,7 +24,7 @@ _BY_REASON = (
 _STOPS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGSYS", "SIGTRAP")
 _ANSWER_SECONDS = 120.0
-_OUTER = ("<module>", "")  # the outermost frame of an uncaught exception
+_AT_EXIT = ("peer_lost",)  # a printed line without an exception, of ranks that leave one by one
 _FEW_LINES = 10  # that a shell script prints after its command has failed
 _OF_A_RANK = re.compile(r"rank \d+ ")
 _LAUNCHER_GONE = re.compile(r"\(pid \d+\) is gone")
@@ -228,12 +228,15 @@ def judge_finished(case: Case) -> Finding | None:
 
 def _said_finished(case: Case) -> Finding | None:
     """By its own last words, where there is only a log."""
-    end = case.end
+    end, signs = case.end, case.end.signs
     sign = end.has("holdfast_finished")
+    if sign is None and all(each.kind in _AT_EXIT for each in signs):
+        # Which rank finished is not told. The others then miss its store, and that is no failure.
+        sign, signs = case.sign("holdfast_finished"), case.evidence.signs
     if sign is None or case.evidence.exit or end.status is not None:
         return None
-    after = [each for each in end.signs if each.line > sign.line]
-    if not all(_went_on_after(each) for each in after):
+    after = [each for each in signs if each.line > sign.line]
+    if not all(each.kind in _AT_EXIT or _went_on_after(each) for each in after):
         return None
     step = _text.whole(sign.details.get("step"))
     at = f", at step {step}" if step is not None else ""
@@ -289,7 +292,7 @@ def _was_hidden(case: Case) -> bool:
     raised = case.end.has("python_exception")
     if raised is None or not re.search(r"(?:^|/)(?:ba|da|z|k)?sh$|\.sh$", first):
         return False
-    is_of_main = raised.details.get("outermost") in _OUTER and not raised.details.get("thread")
+    is_of_main = not was_caught(raised) and not raised.details.get("thread")
     return is_of_main and raised.details["from_end"] <= _FEW_LINES
 
 
@@ -320,9 +323,9 @@ _STATES = (
 )
 _SIGNS = (
     ("slurm_time_limit", Cause.TIME_LIMIT, "SLURM ended the job at its time limit"),
+    ("slurm_node_fail", Cause.MACHINE_LOST, "SLURM lost a node of the job"),
     ("slurm_preempted", Cause.PREEMPTED, "SLURM preempted the job"),
     ("slurm_requeued", Cause.PREEMPTED, "SLURM put the job back into its queue"),
-    ("slurm_node_fail", Cause.MACHINE_LOST, "SLURM lost a node of the job"),
     ("slurm_oom", Cause.OOM_CGROUP, "A process of the job was killed by SLURM's memory limit"),
     ("slurm_cancelled", Cause.ASKED, "The job was cancelled"),
     ("slurm_refused", Cause.ENVIRONMENT, "SLURM could not start it"),
@@ -376,6 +379,7 @@ def _by_signs(case: Case) -> Finding | None:
         lost = next((s for s in case.evidence.signs if "Node failure on " in s.text), None)
         if cause is Cause.MACHINE_LOST and lost is not None:
             said, sentence = _text.one_line(lost.text), f"SLURM lost {lost.details['node']}"
+        sentence = "The machine was started again" if said.startswith("-- ") else sentence
         if cause is Cause.OOM_CGROUP and case.end.fault is not None:
             return oom_of_worker(case, [said, f"it raised {case.end.fault.sentence(160)}"])
         if cause is Cause.ASKED and case.end.fault is not None:

@@ -40,8 +40,13 @@ if TYPE_CHECKING:
 _RUN = re.compile(r"(\bholdfast \w+) RUN\b")
 _FEW_LINES = 3  # that a shell or an exit handler prints after an exception
 # Shown where no rule knows the end of a log.
-_SUSPECT = re.compile(r"(?i)\berrors?\b|\w+(?:Error|Exception)\b|fail|killed|\bdied|abort|no space")
+_SUSPECT = re.compile(
+    r"(?i)errors?\b|exception\b|fail|killed|\bdied|abort|no space|denied|cannot|exceed|fatal|timed"
+)
 _SUSPECT_LINES = 60
+_OF_LAUNCHER = re.compile(
+    r"^.*(?:Sending process \d+ closing signal |failed \(exitcode: |Killing subprocess ).*$", re.M
+)
 
 _RULES: tuple[Callable[[Case], Finding | None], ...] = (
     judge_hung,
@@ -99,10 +104,11 @@ def _unknown(case: Case, past: list[Sign]) -> Finding:
     elif case.evidence.exit:
         how = _text.one_line(str(case.evidence.exit.get("how")), 200)
         told.append(f"its own last note is: {how}")
-    last = (case.evidence.output.strip().splitlines() or [""])[-1]
+    lines = _last_lines(case)
+    last = next(reversed(lines), "")
     if last:
         told.append(f"the last line that it printed: {_text.one_line(last, 240)}")
-        suspect = [line for line in _last_lines(case) if _SUSPECT.search(line)][-1:]
+        suspect = [line for line in lines if _SUSPECT.search(line)][-1:]
         told += [f"an earlier line: {_text.one_line(s, 240)}" for s in suspect if s != last]
     for sign in past[-1:]:
         after = _text.count(_text.whole(sign.details.get("from_end")) or 0, "line")
@@ -114,7 +120,8 @@ def _unknown(case: Case, past: list[Sign]) -> Finding:
             said = _text.one_line(last, 240)
             sentence = f"{case.opening} left with status {end.status}. Its last line is: {said}."
     else:
-        sentence = "No record says why it ended."
+        said = f" Its last line is: {_text.one_line(last, 240)}." if _SUSPECT.search(last) else ""
+        sentence = f"No record says why it ended.{said}"
     lines = [
         "Next time, start it with `holdfast run -- …`: then its status, its last words, its "
         "memory and the senders of signals are recorded."
@@ -125,7 +132,9 @@ def _unknown(case: Case, past: list[Sign]) -> Finding:
 
 
 def _last_lines(case: Case) -> list[str]:
-    return case.evidence.output[-8000:].splitlines()[-_SUSPECT_LINES:]
+    """Without those in which a launcher says that a process has failed."""
+    said = _OF_LAUNCHER.split(case.evidence.output.rstrip()[-8000:], maxsplit=1)[0]
+    return said.strip().splitlines()[-_SUSPECT_LINES:]
 
 
 def _verdict(case: Case, found: Finding) -> Verdict:
@@ -140,7 +149,8 @@ def _verdict(case: Case, found: Finding) -> Verdict:
     if sure is Sure.CERTAIN and any(sign.details.get("is_bare") for sign in end.signs):
         sure = Sure.LIKELY
         told.append("its traceback is missing")
-    if sure is Sure.CERTAIN and end.fault is not None and end.fault.then:
+    is_of_another = bool(end.fault and end.fault.by and end.status is None)
+    if sure is Sure.CERTAIN and end.fault and (end.fault.then or is_of_another):
         sure = Sure.LIKELY  # that one exception led to the other is not told
     status = end.status or 0
     if sure is Sure.CERTAIN and case.evidence.kind == "led" and end.fault and status > 1:
@@ -148,6 +158,8 @@ def _verdict(case: Case, found: Finding) -> Verdict:
         told.append(f"it left with status {status}, and an exception alone gives 1")
     if sure is Sure.CERTAIN and not case.is_ordered:
         sure = Sure.LIKELY  # `culprit` says that the order is not known
+    if end.fault is not None and (said := end.has("holdfast_finished")) is not None:
+        told.append(f"it had printed: {_text.one_line(said.text, 160)}")
     durable = case.durable_step
     if end.step is not None and found.cause is not Cause.FINISHED:
         kept = "nothing was durable" if durable is None else f"step {durable} is durable"

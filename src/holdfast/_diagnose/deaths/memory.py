@@ -13,6 +13,7 @@ from holdfast._diagnose import advice
 from holdfast._diagnose.evidence.case import Case, End, Finding, Trouble
 from holdfast._diagnose.evidence.evidence import Record
 from holdfast._diagnose.evidence.memory import Moved, Use, last_use, moved, tell_graphs, tell_memory
+from holdfast._diagnose.texts.launchers import SIGNAL_WORDS
 from holdfast._diagnose.verdict import Cause, Sure
 
 _KILL = -9
@@ -114,9 +115,11 @@ def _by_kernel(case: Case, use: Use) -> Finding | None:
     if sign is None or case.end.pid not in (None, _text.whole(sign.details.get("pid"))):
         return None
     evidence = [f"the kernel's log has: {_text.one_line(sign.text)}"]
+    is_it = case.end.pid or re.match("py|pt_|ray|torch|train", str(sign.details.get("comm")))
+    sure = Sure.CERTAIN if is_it else Sure.LIKELY
     if sign.details.get("of_cgroup"):
-        return _cgroup(case, use, evidence, Sure.CERTAIN, use.limit)
-    return _machine(case, use, evidence, Sure.CERTAIN)
+        return _cgroup(case, use, evidence, sure, use.limit)
+    return _machine(case, use, evidence, sure)
 
 
 def _by_slurm(case: Case, use: Use) -> Finding | None:
@@ -296,14 +299,6 @@ _KILLED_BY = re.compile(r"killed by signal: ([A-Za-z ]+?)[.\n]|killed by signal:
 _EXIT_CODE = re.compile(r"exited unexpectedly with exit code (\d{1,3})\b")
 _OF_A_LOADER = re.compile(r"DataLoader|torch/utils/data|torch/multiprocessing|shared memory")
 _PIDS = re.compile(r"worker \(pid(?:\(s\))? ([\d, ]+)\)")
-_SIGNALS = {
-    "killed": -9,
-    "segmentation fault": -11,
-    "aborted": -6,
-    "bus error": -7,
-    "terminated": -15,
-    "illegal instruction": -4,
-}
 
 
 def judge_worker(case: Case, trouble: Trouble) -> Finding:
@@ -327,7 +322,7 @@ def judge_worker(case: Case, trouble: Trouble) -> Finding:
     use, counted = last_use(case.end.memory), moved(case.end.counters)
     if status in (-9, None):
         kills = counted.kills or counted.kills_in_life
-        slurm = case.sign("slurm_oom")
+        slurm = case.sign("slurm_oom", "kernel_oom")
         told = ""
         if kills:
             told = f"its cgroup counted {_text.count(kills, 'OOM kill')} in that time"
@@ -382,4 +377,4 @@ def _told_status(message: str) -> int | None:
         left = _EXIT_CODE.search(message)
         return int(left[1]) if left is not None else None
     told = (match[1] or match[2] or "").strip().lower()
-    return next((number for word, number in _SIGNALS.items() if told.startswith(word)), None)
+    return next((-n for word, (_, n) in SIGNAL_WORDS.items() if told.startswith(word)), None)

@@ -24,9 +24,11 @@ _INTERNAL = re.compile(r"\binternal error - please report")  # NCCL's: its warni
 _VAGUE = ("InternalError", "UnknownError", "AbortedError", "UnavailableError", "XlaRuntimeError")
 _WANTS_GPU = re.compile(r"\bGPUs?\b|(?i:cuda)")  # why there is none was printed above it
 _NEAR_LINES = 60  # of the end, or the next sign of it: the training may have recovered from others
+_OF_A_NETWORK = re.compile("Max retries exceeded|failure in name resolution|couldn't connect to")
 _PORT_TAKEN = re.compile("(?i)address already in use|EADDRINUSE")
 _CUT = "the log ends in its traceback"
 _STATUS_2 = re.compile(r"CalledProcessError.*non-zero exit status 2\b")
+_REFUSED = re.compile("(?:^|: )error: |^Error: ")
 _USAGE = re.compile(
     r"^(?:usage|Usage): |^Could not override '"  # Hydra's
     r"|^\S+: error: (?:unrecognized arguments|the following arguments|argument |ambiguous option)",
@@ -38,6 +40,7 @@ _BY_KIND = {
     "rendezvous": (Cause.RENDEZVOUS, "{opening} did not find the other ranks", "rendezvous"),
     "cuda_error": (Cause.CUDA_ERROR, "The GPU of {who} reported an error", "cuda_error"),
     "nan": (Cause.BAD_TRAINING, "The training went bad", "nan"),
+    "left": (Cause.PEER_LOST, "{opening} trained, and then lost the other ranks", "peer_lost"),
 }
 
 
@@ -58,9 +61,13 @@ def judge_python(case: Case) -> Finding | None:
     # Without an exception or a status it is a line of a log, which may be about anything.
     sure = Sure.CERTAIN if fault is not None else Sure.LIKELY
     evidence = trouble.evidence(case)
+    is_network = fault is not None and _OF_A_NETWORK.search(fault.message)
+    if fault is not None and is_network and fault.record.get("is_late"):
+        return _plain(case, fault, evidence)  # it has run on this machine
     if trouble.kind in _BY_KIND:
-        cause, opening, name = _BY_KIND[trouble.kind]
-        if trouble.kind == "nan":
+        has_met = trouble.kind == "rendezvous" and trouble.record.get("is_late")
+        cause, opening, name = _BY_KIND["left" if has_met else trouble.kind]
+        if trouble.kind == "nan" or has_met:
             sure = Sure.LIKELY
         elif trouble.kind == "cuda_error":
             told = _text.text(trouble.details.get("what")) if fault is None else ""
@@ -127,7 +134,8 @@ def _trouble(case: Case) -> Trouble | None:
                 said = _text.one_line(better[-1].text, 200)
                 return Trouble(kind_of_sign(better[-1]), said, None, better[-1])
             return Trouble(kind_of_sign(better[-1]), fault.sentence(), fault, better[-1])
-        return Trouble(fault.kind, fault.sentence(), fault, None)
+        below = (s for s in signs if s.text in fault.tail and kind_of_sign(s) == fault.kind)
+        return Trouble(fault.kind, fault.sentence(), fault, next(below, None))
     if case.end.status in (0, None) and case.evidence.kind == "run":
         return None  # the printed lines are not why it ended
     if signs:
@@ -168,7 +176,7 @@ def _says_more(sign: Sign, fault: Fault) -> bool:
     if _INTERNAL.search(fault.message) is not None and sign.kind == "rendezvous":
         return True
     # A worker that left by itself has printed the exception that ended it.
-    has_told = sign.details.get("exitcode") or sign.details.get("points_above")
+    has_told = sign.details.get("exitcode") or sign.details.get("points_above") or fault.by
     return KINDS[sign.kind] in _BETTER and not has_told
 
 
@@ -243,7 +251,7 @@ def _usage(case: Case, trouble: Trouble | None) -> Finding | None:
         return None
     lines = [line for line in output[found.start() :].splitlines() if line.strip()]
     of_hydra = lines[0] if found[0].startswith("Could not") else None
-    errors = (line for line in lines if ": error: " in line or line.startswith("Error: "))
+    errors = (line for line in lines if _REFUSED.search(line))
     refused = of_hydra or next(errors, None)
     has_left = trouble is None and case.end.status == 2 and of_hydra is None
     # A launcher then raises an exception of its own.
@@ -368,7 +376,7 @@ def _judge_disk(case: Case, trouble: Trouble) -> Finding:
     disks = _text.records(trouble.record.get("disks"))
     full = [disk for disk in disks if _is_full(disk)]
     evidence = [*trouble.evidence(case), *map(_tell, full or disks[:3])]
-    is_told = re.search(r"No space left|quota exceeded|Errno (?:28|122)\b", said, re.IGNORECASE)
+    is_told = re.search(r"(?i)No space left|disk is full|quota exceeded|Errno (?:28|122)\b", said)
     is_of_pod = re.search("ephemeral|EmptyDir|DiskPressure", said) is not None
     is_quota = "quota" in said.lower() or "Errno 122" in said
     named = _PATH.search(said)

@@ -47,6 +47,9 @@ def open_case(evidence: Evidence) -> Case:
         end.was_sent_away = True
     by_itself = [end for end in ends if _is_own(end)]
     hard = [end for end in by_itself if not is_ended_by_launcher(end) or end.status == -9]
+    # One that did not find the others is no cause, as long as another raised by itself.
+    other = [end for end in hard if kind_of(end) != "rendezvous"]
+    hard = other if any(end.fault is not None for end in other) else hard
     if by_itself:
         # A signal of the launcher is no cause, as long as there is another.
         culprit = min(hard or by_itself, key=_blame)
@@ -169,7 +172,7 @@ def _how_found(culprit: End, by_itself: list[End], *, is_ordered: bool) -> list[
 def _one_of(end: End) -> list[str]:
     numbers = ", ".join(map(str, end.one_of[:_MOST_OTHERS]))
     more = ", …" if len(end.one_of) > _MOST_OTHERS else ""
-    said = f"its lines name no rank: the ranks {numbers}{more} left with status 1"
+    said = f"its lines name no rank: the ranks {numbers}{more} left with status {end.status}"
     return [said] if end.one_of else []
 
 

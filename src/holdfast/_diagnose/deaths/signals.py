@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from holdfast import _text
@@ -43,6 +44,8 @@ _MEANINGS = {
 }
 _SHELL_STATUSES = {129: "SIGHUP", 130: "SIGINT", 131: "SIGQUIT", 143: "SIGTERM"}
 _TERMINATE = "terminate called"
+# What a library says before it aborts its process.
+_FATAL = re.compile(r"(?m)^.*(?:\bF\d{4} |: F \S+\] |Check failed: |FATAL|\[Fatal|[Aa]ssert).*$")
 _DEEP = 8  # frames of one line: the function calls itself
 # What libraries abort for.
 _OF_THE_DEVICE = ("cuda_error", "cuda_assert", "cuda_oom", "memory_refused", "environment")
@@ -64,6 +67,8 @@ def judge_crash(case: Case) -> Finding | None:
     cause, how = _CRASHES[name]
     if cause is Cause.ABORT and end.has(*_OF_THE_DEVICE) is not None:
         return None
+    if (lacks := end.has("environment")) and "threads" in lacks.details:  # OpenBLAS and others
+        return None
     stack = case.stacks_lines() or _stack(told)
     evidence = [f"{case.who} died of {name}"] if end.signal else []
     if cause is Cause.BUS_ERROR and (full := _full_shm(case)):
@@ -82,6 +87,8 @@ def judge_crash(case: Case) -> Finding | None:
         evidence.append(f"it printed: {_text.one_line(lines[-1])}")
     elif cause is Cause.ABORT and (damage := end.has("heap_damage")) is not None:
         how += f": its memory was damaged ({_text.one_line(damage.text, 120)})"
+    elif cause is Cause.ABORT and (last := _FATAL.findall(case.evidence.output[-4000:])):
+        how += f", and said: {_text.one_line(last[-1], 160)}"
     if stack:
         evidence.append("the stack of its thread, the innermost first: " + "; ".join(stack))
         if len(stack) >= _DEEP and len(set(stack)) <= 2 and cause is Cause.SEGFAULT:
@@ -94,7 +101,8 @@ def judge_crash(case: Case) -> Finding | None:
     if sender := _sender(case, name):
         sentence = f"Another process ended {case.who} with {name}: {sender}."
         evidence.append(sender)
-        return Finding(Cause.TERMINATED, sentence, Sure.CERTAIN, evidence, advice.go_on(case))
+        sure = Sure.LIKELY if case.evidence.kind == "log" else Sure.CERTAIN
+        return Finding(Cause.TERMINATED, sentence, sure, evidence, advice.go_on(case))
     if not stack and cause is not Cause.CXX_EXCEPTION:
         evidence.append(f"a {name} sent by another process (kill -{name[3:]}) looks the same")
     lines = [_OF_CRASHES[cause]] if cause in _OF_CRASHES else []
@@ -118,6 +126,9 @@ def _ends_with_abort(case: Case) -> bool:
 
 def _sender(case: Case, name: str) -> str:
     sent = [each for each in led_signals(case) if each.get("name") == name]
+    said = [sign for sign in case.end.signs if sign.kind == "sent_line"]  # of systemd
+    if any(_text.signal_name(-sign.details.get("signal", 0)) == name for sign in said):
+        return "; ".join(_text.one_line(sign.text, 120) for sign in said[-2:])
     return tell_sender(sent[-1]) if sent else ""
 
 

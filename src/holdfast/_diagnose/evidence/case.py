@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from holdfast import _text
 from holdfast._diagnose.evidence.evidence import Evidence, RankEvidence, Record
 from holdfast._diagnose.texts.exceptions import (
+    KINDS,
     Fault,
     cause_before,
     fault_of_error,
@@ -44,9 +45,10 @@ _LINES = {  # of a shell or of srun
     "illegal_instruction_line": -4,
     "floating_point_line": -8,
     "terminated_line": -15,
-    "kernel_oom": -9,
+    **{"kernel_oom": -9, "slurm_oom": -9},
     "kernel_segfault": -11,
 }
+_OF_OTHERS = ("timeout", "peer_lost", "rendezvous")  # what an exception says of other ranks
 _LAUNCHER_ENDS = (-15, -9, -2, -1)  # what torchrun and srun send to those that are left
 
 
@@ -256,7 +258,10 @@ def ends_of(evidence: Evidence) -> list[End]:
     if not is_many and not evidence.ranks:
         only = _only_end(evidence, RankEvidence())
         # A log that names one rank only: the others printed nothing.
-        only.rank = next(iter(spoken | set(failures)), None) if evidence.kind == "log" else None
+        # What no line of it tells is not its own, if it only lost another.
+        lost = {s.rank for s in evidence.signs if s.kind == "peer_lost"} if only.status else set()
+        named = [*failures, *(spoken - lost)] if evidence.kind == "log" else []
+        only.rank = named[0] if named else None
         return [only]
     if not is_many:
         return [_only_end(evidence, evidence.ranks[0])]
@@ -277,10 +282,13 @@ def ends_of(evidence: Evidence) -> list[End]:
     by_srun = [e for e in failed if e.has("srun_exit") and e.fault is None]
     if len(by_srun) == len(failed) > 1:  # the first that srun named
         failed = [min(by_srun, key=lambda end: end.signs[0].line)]
-    if evidence.kind == "log" and failed and all(end.fault is None for end in failed):
+    of_others = (end.fault.kind for end in failed if end.fault is not None)
+    failed = [end for end in failed if end.fault is None]
+    if evidence.kind == "log" and failed and all(kind in _OF_OTHERS for kind in of_others):
         unlabelled = [sign for sign in evidence.signs if sign.rank is None]
         fault = fault_of_signs(unlabelled)
-        if len(failed) > 1 and fault is not None and all(end.status == 1 for end in failed):
+        is_told = fault is not None or any(sign.kind in KINDS for sign in unlabelled)
+        if len(failed) > 1 and is_told and {end.status for end in failed} in ({1}, {2}):
             return [_one_of(failed, fault, unlabelled), *(e for e in ends if e not in failed)]
         if len(failed) == 1:
             failed[0].fault = fault
@@ -288,12 +296,12 @@ def ends_of(evidence: Evidence) -> list[End]:
     return ends
 
 
-def _one_of(failed: list[End], fault: Fault, signs: list[Sign]) -> End:
-    """The rank that raised, among those that left with status 1: its lines do not name it."""
+def _one_of(failed: list[End], fault: Fault | None, signs: list[Sign]) -> End:
+    """The rank that raised, among those that left with one status: its lines do not name it."""
     hosts = {end.host for end in failed}
     numbers = tuple(end.rank for end in failed if end.rank is not None)
-    found = End(host=hosts.pop() if len(hosts) == 1 else None, status=1, fault=fault, signs=signs)
-    return replace(found, one_of=numbers)
+    found = End(host=hosts.pop() if len(hosts) == 1 else None, fault=fault, signs=signs)
+    return replace(found, one_of=numbers, status=failed[0].status)
 
 
 def _add_step_end(ends: list[End], signs: Iterable[Sign]) -> None:
@@ -458,7 +466,9 @@ def _add_line(end: End) -> None:
     """The signal that a shell or srun has named."""
     told = next((s for kind in _LINES if (s := end.has(kind)) is not None), None)
     if end.status is None and end.fault is None and told is not None:
-        if raises_after(told, end.signs):
+        pid = str(told.details.get("pid"))  # of a worker, if the exception names it, too
+        workers = (str(s.details.get("pid")) for s in end.signs if s.kind.startswith("worker_"))
+        if raises_after(told, end.signs) or any(pid in each.split(", ") for each in workers):
             return
         number = _text.whole(told.details.get("signal"))
         # A shell prints the same for several signals: its number decides.

@@ -6,10 +6,12 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 from holdfast import _text
 from holdfast._diagnose.evidence.evidence import Record
+from holdfast._diagnose.texts.python import DISGUISES
 from holdfast._diagnose.texts.sign import Sign
 from holdfast._diagnose.texts.signs import is_of_another, read_signs, waits_in_vain
 
@@ -54,11 +56,7 @@ _NEVER_RIGHT = re.compile(
     rf"|Configuration|Validation|Usage|Recursion|ZeroDivision|Ranks)Error|{_OWN.pattern}"
     r"|BadParameter|NoSuchOption"
 )
-_DISGUISES = (
-    *("ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError"),
-    *("FileNotFoundError", "EOFError"),
-)
-_SOCKETS = (*_DISGUISES, "ConnectionError", "ConnectionAbortedError", "TimeoutError", "OSError")
+_SOCKETS = (*DISGUISES, "ConnectionError", "ConnectionAbortedError", "TimeoutError", "OSError")
 _NAN = re.compile(r"(?i)(?:loss|grad\w*)\b.{0,40}\b(?:nan|inf)\b|\bnan\b.{0,40}(?:loss|grad)")
 _NO_MEMORY = re.compile(r"(?i)\bout of memory\b|cannot allocate memory|failed to allocate memory")
 _GPU = re.compile(r"(?i)\b(?:gpu|cuda|hip|rocm|xpu|npu|hbm|vram|device memory)")
@@ -83,8 +81,8 @@ _LAUNCHERS = ("ChildFailedError", "CalledProcessError", "ProcessRaisedException"
 _OF_A_SIGNAL = ("SignalException", "SIGTERMException")  # a line of its own says which
 _NO_REASON = ("DeadKernelError", "ActorDiedError", "RayActorError")  # of another process's end
 _CHILD_LEFT = re.compile(
-    "returned non-zero exit status|exited unexpectedly with exit code|no longer alive"
-    r"|^process \d+ terminated with "
+    "returned (?:a )?non-zero exit |exited unexpectedly with exit code|no longer alive"
+    r"|^process \d+ terminated with |Trials did not complete"
 )
 # It only says where to look.
 POINTS_ABOVE = re.compile(
@@ -116,6 +114,8 @@ def gist(message: str) -> str:
     if not first.endswith(":"):
         return first
     telling = [line for line in more if not _NO_NEWS.match(line)]
+    code = [line for above, line in pairwise(more) if above.startswith('File "')]
+    telling = [line for line in telling if line not in code] or telling
     best = next(filter(_STATUS_WORD.match, telling), next(iter(telling), ""))
     return f"{first} {best}".rstrip()
 
@@ -177,9 +177,10 @@ class Fault:
             return "rendezvous"
         if self.type == "ModuleNotFoundError":
             return "environment"
-        if self.type == "ImportError" and not _LIBRARY.search(self.message):
+        if self.type == "ImportError":
             # A name that the script's own module lacks: nothing is wrong with the machine.
-            return "environment" if self._is_in_a_package() else "plain"
+            is_of_a_library = _LIBRARY.search(self.message) or self._is_in_a_package()
+            return "environment" if is_of_a_library else "plain"
         if any(cause.startswith("MemoryError") for cause in self.chain):
             return "cpu_oom"
         # The exception tells more than its cause, if it tells anything.
@@ -212,7 +213,7 @@ class Fault:
         """
         files = self._files() if "Connection" in self.type else self._files()[-1:]
         told = " ".join(files) or _text.text(self.record.get("traceback"))
-        return self.type in _DISGUISES and any(part in told for part in _LOADER)
+        return self.type in DISGUISES and any(part in told for part in _LOADER)
 
     @property
     def _is_of_holdfast(self) -> bool:
@@ -283,7 +284,7 @@ def _is_own(fault: Fault) -> bool:
     is_report = fault.type in _LAUNCHERS or any(
         shape.search(fault.message) for shape in (_CHILD_LEFT, POINTS_ABOVE)
     )
-    is_of_a_worker = fault.type in _DISGUISES and fault.kind == "worker"
+    is_of_a_worker = fault.type in DISGUISES and fault.kind == "worker"
     # What is cancelled, is because of something else.
     is_cancelled = "CancelledError" in fault.type or fault.message.lower() == "cancelled"
     is_of_another_end = is_report or is_of_a_worker or is_cancelled
@@ -322,7 +323,7 @@ def cause_before(fault: Fault, signs: Iterable[Sign]) -> Fault:
         return fault
     before = [sign for sign in found if is_of_another(sign) and _leads_to(sign, own)]
     first = _fault_of_sign(before[-1]) if before else None
-    if first is None or first.kind in _OF_VICTIMS or first.type in _DISGUISES:
+    if first is None or first.kind in _OF_VICTIMS or first.type in DISGUISES:
         return fault
     at = f" at {fault.place}" if fault.place else ""
     return replace(
@@ -358,7 +359,7 @@ def _fault_of_sign(sign: Sign) -> Fault | None:
         qualified=_text.text(sign.details.get("type")),
         chain=[t for t in chain if isinstance(t, str)] if isinstance(chain, list) else [],
         place=_place(tail),
-        record={"frames": tail},
+        record={"frames": tail, "is_late": sign.details.get("is_late")},
         tail=_text.text(sign.details.get("tail")),
         by=next((f"{k} {d[k]}" for k in ("thread", "process") if (d := sign.details).get(k)), ""),
     )

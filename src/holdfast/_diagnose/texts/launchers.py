@@ -31,7 +31,7 @@ _OF_A_VICTIM = re.compile(
     r"|successfully reached monitoredBarrier|Connection refused"
 )
 # Other launchers, and Python's own subprocess, with the status of their child.
-_SIGNAL_STATUS = r"[:= ]{1,3}(?P<code>-[1-9]\d?|1(?:29|3\d|4[0-3]))\W*$"
+_SIGNAL_STATUS = r"[:= ]{1,3}(?P<code>-[1-9]\d?|1(?:24|29|3\d|4[0-3]))(?:\W*$| \(SIG)"
 _EXITS = {
     "exits with return code = ": r"(?:--local_rank[= ](?P<rank>\d{1,6})\b.*)?"
     r"exits with return code = (?P<code>-?\d{1,3})\b",
@@ -51,17 +51,20 @@ _EXITS = {
     "xit status": rf"xit status{_SIGNAL_STATUS}",
     "xitcode": rf"xitcode{_SIGNAL_STATUS}",
     "Process name: [[": r"Process name: \[\[\d+,\d+\],(?P<rank>\d{1,6})\]",
+    "make: *** [": r"make: \*\*\* \[.*\] Error (?P<code>\d{1,3})$",
     "died with <Signals.": r"died with <Signals\.\w+: (?P<signal>\d{1,2})>",
     " exited on signal ": r"process rank (?P<rank>\d{1,6}) (?:.* on node (?P<node>\S{1,200}) )?.*"
     r"exited on signal (?P<signal>\d{1,2})\b",
     "] Signal: ": r"\] Signal: .*\((?P<signal>\d{1,2})\)$",
     "signal (": r"(?:^|\] )signal \((?P<signal>\d{1,2})(?:\.\d)?\): [A-Z]",  # Julia's
+    "KILLED BY SIGNAL: ": r"KILLED BY SIGNAL: (?P<signal>\d{1,2})\b",  # Intel MPI's
     "EXIT STRING: ": r"EXIT STRING: .*\(signal (?P<signal>\d{1,2})\)",
     "Command terminated by signal ": r"^Command terminated by signal (?P<signal>\d{1,2})$",
     "Process finished with exit code ": r"^Process finished with exit code "
     r"(?P<code>1(?:29|3\d|4[0-3])|-107374\d{4})\b",
     "command terminated with exit code ": r"command terminated with exit code (?P<code>\d{1,3})\b",
 }
+_RUNNING_AT = re.compile(r"RANK (?P<rank>\d{1,6}) PID \d+ RUNNING AT (?P<node>\S+)")
 # Statuses of Windows: access violation, illegal instruction, integer division, stack overrun.
 _OF_WINDOWS = {-1073741819: -11, -1073741795: -4, -1073741676: -8, -1073740791: -6}
 _MOST_SUMMARIES = 4  # one of each attempt, in a log that several have written to
@@ -104,7 +107,8 @@ def read_launchers(text: Text, exceptions: list[Sign]) -> Iterator[Sign]:
         for line in text.hits(needle):
             match = re.search(shape, line.text)
             if match is not None:
-                found = match.groupdict()
+                place = _RUNNING_AT.search(next(text.before(line, 1), line).text)
+                found = match.groupdict() | (place.groupdict() if place else {})
                 of = int(found["rank"]) if found.get("rank") else None
                 code = -int(found["signal"]) if found.get("signal") else int(found.get("code", 1))
                 code = _OF_WINDOWS.get(code, code)
@@ -230,7 +234,7 @@ def _is_victim(failure: dict[str, Any]) -> bool:
 
 # -- Shells, SLURM and the C++ runtime
 
-_SIGNAL_WORDS = {
+SIGNAL_WORDS = {
     "killed": ("killed_line", 9),
     "segmentation fault": ("segfault_line", 11),
     "bus error": ("bus_error", 7),
@@ -243,13 +247,20 @@ _SIGNAL_WORDS = {
     "trace/breakpoint trap": ("trap_line", 5),
     "user defined signal 1": ("terminated_line", 10),
     "user defined signal 2": ("terminated_line", 12),
+    "CPU time limit exceeded": ("terminated_line", 24),
+    "file size limit exceeded": ("terminated_line", 25),
     "out of memory": ("slurm_oom", 9),
     # As bash says it in Chinese, Japanese, German and French.
     **dict.fromkeys(("已杀死", "强制终止", "強制終了", "getötet", "tué"), ("killed_line", 9)),
     **dict.fromkeys(("段错误", "speicherzugriffsfehler"), ("segfault_line", 11)),
     **dict.fromkeys(("已终止", "beendet"), ("terminated_line", 15)),
 }
-_WORDS = "|".join(word.capitalize() for word in _SIGNAL_WORDS if word != "out of memory")
+_WORDS = "|".join(w[:1].upper() + w[1:] for w in SIGNAL_WORDS if w != "out of memory")
+# A script starts them beside the training, and ends them after it.
+_HELPERS = re.compile(
+    r"(?:\S*/)?(?:nvidia-smi|nvtop|gpustat|dcgmi|tensorboard|mlflow|tail|tee|sleep|watch|top|vmstat"
+    r"|iostat|dstat|sar|Xvfb|ssh|rsync)\b"
+)
 # "train.sh: line 3:  4711 Killed      python train.py", "[1]+  Killed  python …", "Killed"
 _SHELL = re.compile(
     rf"(?:\^[A-Z\\])*(?:(?P<script>[^:]{{1,200}}): line \d+: +|\[\d+\][+-]? +)?(?:(?P<pid>\d+) +)?"
@@ -285,8 +296,8 @@ _TERMINATE = re.compile(r"terminate called after throwing an instance of '(?P<ty
 
 def read_system(text: Text) -> Iterator[Sign]:
     """Lines of shells, srun and slurmstepd, and of the C++ runtime."""
-    for word in (*_SIGNAL_WORDS, "abort", "illegal hardware instruction"):
-        for spelled in {word, word.capitalize()} - {"out of memory", "Out of memory"}:
+    for word in (*SIGNAL_WORDS, "abort", "illegal hardware instruction"):
+        for spelled in {word, word[:1].upper() + word[1:]} - {"out of memory", "Out of memory"}:
             for line in text.hits(spelled):
                 sign = _shell(line)
                 if sign is not None:
@@ -310,13 +321,15 @@ def _shell(line: Line) -> Sign | None:
     match = next((found for each in shells if (found := each.fullmatch(said))), None)
     if match is None:
         return None
-    word = match["what"].lower().replace(" hardware", "")
-    kind, number = _SIGNAL_WORDS.get(word, _SIGNAL_WORDS["aborted"])
+    word = match["what"].lower().replace(" hardware", "").replace("cpu", "CPU")
+    kind, number = SIGNAL_WORDS.get(word, SIGNAL_WORDS["aborted"])
     named = match.groupdict()
     details: dict[str, Any] = {"signal": number}
     if named.get("pid"):
         details["pid"] = int(named["pid"][:9])
     command = (named.get("command") or "").replace("(core dumped)", "").strip()
+    if _HELPERS.match(command):
+        return None
     if command:
         details["command"] = command[:300]
     return make_sign(kind, line, details)
@@ -332,8 +345,8 @@ def _srun(line: Line) -> Iterator[Sign]:
     what = match["what"].lower()
     if exited := re.fullmatch(r"exited with exit code (\d+)", what):
         yield make_sign("srun_exit", line, {**details, "exitcode": int(exited[1][:9])}, rank)
-    elif what in _SIGNAL_WORDS:
-        kind, number = _SIGNAL_WORDS[what]
+    elif what in SIGNAL_WORDS:
+        kind, number = SIGNAL_WORDS[what]
         yield make_sign(kind, line, {**details, "signal": number}, rank)
 
 

@@ -44,8 +44,9 @@ _LABELS = tuple(
             r"\[(?P<rank>[Rr]ank)[ _:=]?(?P<number>\d{1,6})\]:? ",
             r"(?P<rank>[Rr]ank) ?(?P<number>\d{1,6}): ",
             r"\[pod/[^\]\n]{1,200}\] ",  # kubectl logs --prefix
-            r"[\w.-]{1,60}[-_]\d{1,4} +\| ",  # docker compose
+            r"(?:[\w.-]{1,60}[-_]\d{1,4} +\||[\da-f]{8} \|\|) ",  # docker compose, Determined
             r"std(?:err|out): ",  # accelerate test
+            r"[A-Za-z][\w.-]{0,60}/\d{1,4} ",  # torchx
         ),
     )
 )

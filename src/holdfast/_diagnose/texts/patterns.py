@@ -20,8 +20,11 @@ _PREVIOUS_ATTEMPT = (
     "holdfast: the attempt before ended",  # in logs of older versions
 )
 _SIGNALS = {"ABRT": 6, "SEGV": 11, "BUS": 7, "ILL": 4, "FPE": 8, "TERM": 15, "INT": 2, "HUP": 1}
+_SIGNALS |= {"KILL": 9, "QUIT": 3}
 _SIGNALS |= {"segfault": 11, "Segfault": 11, "bus error": 7, "illegal operation": 4, "^C": 2}
 
+# The kernel's victim was another one.
+_OF_A_DAEMON = re.compile(r"Killed process \d+ \((?:mysql|postgres|mongo|redis|chrom|Xorg|gnome)")
 _TABLE: dict[str, tuple[str, ...]] = {
     # -- SLURM; PBS, LSF, Grid Engine, YARN, Kubernetes, clouds and systemd say the same
     "slurm_oom": (
@@ -30,16 +33,14 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"(?:slurm|srun|step|Job)\S*.*«xceeded job memory»",
         r"(?:JobId|StepId|Job|Step)\S* ?\S* «exceeded memory limit» \((?P<used>\d+) > "
         r"(?P<limit>\d+)\)",
-        r"«PBS: job killed: »(?:v?mem|pmem|pvmem)\b.*exceeded",
-        "TERM_MEMLIMIT",
+        *(r"«PBS: job killed: »(?:v?mem|pmem|pvmem)\b.*exceeded", "TERM_MEMLIMIT"),
         r'«exceeds job hard limit» "[hs]_(?:vmem|rss|data)"',
-        "killed by YARN for exceeding",
-        "'PHYSICAL' memory limit",
-        r"(?:[Rr]eason\W+|STATUS.*|^|\d/\d +)«OOMKilled»",
+        *("killed by YARN for exceeding", "'PHYSICAL' memory limit"),
+        r"(?:[Rr]eason\W+|STATUS.*|^|\d/\d +)«OOMKilled»|OOMKilled\W{1,3}true",
         "systemd.*«killed by the OOM killer»|A process of this unit has been killed by the OOM "
         "killer",
         *("with result 'oom-kill'", "is running beyond physical memory limits"),
-        "Job has gone over memory limit of",
+        r"«Job has gone over »(?:\w+ )?memory limit of",
         "«ran out-of-memory» and exited with a non-zero status",
     ),
     "slurm_node_fail": (
@@ -47,37 +48,47 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *("error: Aborting, io error and missing step on node", "Owner's node has crashed"),
         "marked dead because the detector has missed too many heartbeats",
         "which was running pod .*«is unresponsive»",
+        *(r"^-- «Boot »\w{32} --$", "^-- «Reboot» --$"),  # of a journal
+        *(r"Warning +«NodeNotReady»", r"«Host EC2 »\(instance \S+\) terminated"),
     ),
     "slurm_refused": (
         r"(?:sbatch|srun|salloc): «error: »(?:Batch job submission failed|Unable to allocate "
         r"resources|Unable to create step for job|Invalid generic resource)[^\n]*",
+        r"srun: «error: »(?:Task launch for|Application launch failed)[^\n]*",
         r"slurmstepd: error: «execve(): »[^\n]*",
     ),
     "slurm_time_limit": (
-        *("PBS: job killed: walltime", "TERM_RUNLIMIT", "Job exceeded its walltime limit"),
+        *("«PBS: job killed: »(?:walltime|cput)", "TERM_RUNLIMIT"),
+        "Job exceeded its walltime limit",
         *("MaxRuntimeExceeded", "Job was active longer than specified deadline"),
+        *("this job is timed-out", "Job failed: execution took longer than"),  # submitit, GitLab
         r'«exceeds job hard limit» "[hs]_(?:rt|cpu)"',
     ),
-    "slurm_cancelled": ("TERM_OWNER",),
+    "slurm_cancelled": ("TERM_OWNER", r"^Job '\S+' «was stopped»$"),
+    "slurm_requeued": ("Requeued SLURM job ",),  # Lightning's
     "slurm_step_cancelled": ("srun: Job step aborted: Waiting up to",),
     "slurm_preempted": (
         *("TaintManagerEviction", "compute.instances.preempted", "instance preempted"),
         *("Metadata Service says termination is imminent", "in order to admit critical pod"),
         r"\) [\d/:. -]+ «Job was evicted.»",
-        r"Preempted\s.*«Preempted by »",
+        *(r"Preempted\s.*«Preempted by »", "this job is preempted", "SIGTERM caught at "),
+        *("in response to imminent node shutdown", r"Member \S+ «has received termination notice»"),
         r"\b(?i:cluster|instance|node|VM|job) (?:is|was|has been) «preempted»",
         r"[Ss]pot (?:instance )?«interruption »(?:notice|warn)",
     ),
     "timed_out_line": (r"«timeout: sending signal »(?P<signal_name>\w+) to command",),
     # -- Signals, as torchrun's agent, Lightning and absl print them
     "terminated_line": (
-        r"^(?P<_name>«^C»)$",
-        r"\b«Received SIG»(?P<_name>TERM|INT|HUP): \d+",
-        r"SignalException: Process \d+ «got signal: »(?P<signal>\d+)",
-        r"^(?:[\w.]+\.)?«SIGTERMException»$",
-        r"Received (?P<signal>\d{1,2})« death signal»",
+        r"\b(?i:received|caught|got)(?i: signal)?:? «SIG»(?P<_name>TERM|INT|HUP)\b",
+        *(r"^(?P<_name>«^C»)$", r"SignalException: Process \d+ «got signal: »(?P<signal>\d+)"),
+        *(r"^(?:[\w.]+\.)?«SIGTERMException»$", r"Received (?P<signal>\d{1,2})« death signal»"),
         *("Detected KeyboardInterrupt, attempting graceful shutdown", "ERROR: InterruptException"),
+        r"failed (?:live|readi|start)\w+« probe, will be restarted»",
         r"Received (?:Signals\.)?SIG(?P<_name>TERM|INT|HUP)« death signal»",
+    ),
+    "sent_line": (
+        r"«: Killing process »(?P<pid>\d+) \(.*\) with signal SIG(?P<_name>[A-Z]+)",
+        ": Watchdog timeout (limit",
     ),
     "abort_line": (
         r"«*** SIG»(?P<_name>ABRT|SEGV|BUS|ILL|FPE|TERM)(?: \(@\w+\))? received (?:by PID|at time)",
@@ -97,8 +108,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "heap_damage": (
         *("double free or corruption", "corrupted size vs. prev_size"),
         *("corrupted double-linked list", "munmap_chunk(): invalid pointer"),
-        "*** stack smashing detected ***",
-        "«free(): invalid» (?:pointer|size|next size)",
+        *("*** stack smashing detected ***", "«free(): invalid» (?:pointer|size|next size)"),
         r"«malloc(): »(?:corrupted|invalid|memory corruption)[^\n]*",
     ),
     # -- The kernel's log
@@ -123,6 +133,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "[Cc]an't write data.*«errno = 28»",
         r"OSError: \d+« requested and »\d+ written",  # NumPy's
         *("There is not enough space on the disk", r"Resource exhausted: \S+«.tempstate»"),
+        "disk is full",
         *("low on resource: ephemeral-storage", "ephemeral local storage usage exceeds"),
         "Usage of EmptyDir volume .* «exceeds the limit»",
         r"The node had condition: \[«DiskPressure»\]",
@@ -147,21 +158,23 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"version `(?P<name>[\w.]+)«' not found (required by »",
         r"\.so[\w.]*: «undefined symbol: »(?P<name>\w+)",
         r"python[\w.]*«: can't open file '»(?P<name>[^']*)'",
-        r"cannot execute[^\n]*: «Exec format error»",
-        "FATAL: .*«container creation failed».*",
+        *(r"cannot execute[^\n]*: «Exec format error»", "FATAL: .*«container creation failed».*"),
         r"\b(?:«ImagePull»BackOff|ErrImagePull)\b",
-        "(?P<threads>«pthread_create failed»)",
+        r"(?P<threads>«pthread_create»(?:\(\))?:? (?:failed|Resource temp))",
+        "(?P<threads>«libgomp: Thread creation failed»)",
         r"(?:^|line \d+: |bash: |zsh: |sh: )(?P<name>[^: ]+)«: command not found»",
         *("Could not find conda environment", "NVIDIA-SMI has failed because"),
         *("Failed to pull image", "nvcc fatal   : Unsupported gpu arch", "Cuda is not available."),
         "The TensorFlow library was compiled to use .* «aren't available on your machine»",
         "«KeyError: '»(?P<name>(?:LOCAL_)?RANK|WORLD_SIZE|MASTER_(?:ADDR|PORT))'",
-        "Error: «Unable to initialize backend»",
-        "«Error locating target» '(?P<name>[^']+)'",
+        *("Error: «Unable to initialize backend»", "«Error locating target» '(?P<name>[^']+)'"),
         r"operator (?P<name>[\w.]+::[\w.]+)« does not exist»",
         r"«Call to ibv_»\w+ failed with error Cannot allocate",
         *("OCI runtime create failed", "couldn't start container", "module(s) are unknown"),
-        "spank: required plugin ",
+        r"«failed to map segment from shared object: »(?:Operation|Permission)",
+        *("spank: required plugin ", "cannot allocate memory in static TLS block"),
+        *("OMP: Error #15", "MKL FATAL ERROR: Cannot load", "no Qt platform plugin could be init"),
+        r"[Ff]«atal error in »(?:internal_)?P?MPI_Init",
         *("Unable to locate a modulefile for", "CreateContainerConfigError"),
         *("Insufficient nvidia.com/gpu", "not enough slots available in the system"),
         "CUDA driver version is insufficient for CUDA runtime version",
@@ -174,7 +187,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "ProcessGroupNCCL is only supported with GPUs, no GPUs found",
         "Attempting to deserialize object on a CUDA device but torch.cuda.is_available()",
         r'could not select device driver "" with capabilities: [[gpu]]',
-        "CUDA driver initialization failed",
+        *("CUDA driver initialization failed", "Unexpected error from cudaGetDeviceCount"),
+        *("MKL_THREADING_LAYER=INTEL is incompatible", "CUDA call failed lazily at initialization"),
         "system has unsupported display driver / cuda driver combination",
         "Driver/library version mismatch",
         "CUDA unknown error - this may be due to an incorrectly set up environment",
@@ -189,13 +203,14 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "«e couldn't connect to 'http»[^']+' to load",
         r"[Ee]rror\b.*«Temporary failure in name resolution»",
         r"Error\b.*«Max retries exceeded with url»",
+        r"«fatal error: »(?P<name>\S+\.h\w*): No such file",
         *("api_key not configured (no-tty)", "Cannot access gated repo for url"),
     ),
     # -- Memory
     "cuda_oom": (
         *("CUDA out of memory", "HIP out of memory", "XPU out of memory"),
         *("MPS backend out of memory", "CUDA error: out of memory"),
-        *("CUDA Error: out of memory", "CUDA: out of memory"),
+        *("CUDA Error: out of memory", "CUDA: out of memory", "No executable batch size found"),
         *("cudaMalloc failed: out of memory", "Out of memory error on GPU"),
         *("cudaMalloc retry failed: out of memory", "cudaSuccess (2 vs. 0)"),
         *("CUBLAS_STATUS_ALLOC_FAILED", "Dst tensor is not initialized", "hipErrorOutOfMemory"),
@@ -203,7 +218,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *("Ran out of memory in memory space", "parallel_for failed: out of memory"),
         r"«out of memory to allocate »(?P<tried>\d+) bytes",
         *("NPU out of memory", "CudaDeviceMemoryAllocator fail to allocate memory"),
-        "«RESOURCE_EXHAUSTED: ».*[Oo]ut of memory",
+        "«RESOURCE_EXHAUSTED: »(?:.*[Oo]ut of memory|Attempting to reserve)",
         "«OOM when allocating tensor»(?!.*device:CPU)",
         r"(?:Error|INTERNAL|RESOURCE_EXHAUSTED|F\d{4} )\b.*«CUDA_ERROR_OUT_OF_MEMORY»",
         r"«Cuda failure»(?: \d+)? '?out of memory",
@@ -218,19 +233,17 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "memory_refused": (
         "«OOM when allocating tensor».*device:CPU",
         r"Errno 12\]|(?:fork|mmap|malloc)\b.*«Cannot allocate memory»|allocate memory \(12\)",
-        *("failed to map segment from shared object", "[WinError 1455]"),
+        *("«failed to map segment from shared object»(?!: [OP])", "[WinError 1455]"),
         "cannot allocate memory for thread-local data",
         r"«Unable to allocate »[\d.]+ ?[KMGT]i?B for an array",
         r"«DefaultCPUAllocator: »(?:can't|not enough)(?:.*allocate (?P<tried>\d+) bytes)?",
     ),
     # -- The GPU itself
     "cuda_error": (
-        r"«CUDA error: »(?P<what>[^\n]+)",
-        r"«HIP error: »(?P<what>[^\n]+)",
+        *(r"«CUDA error: »(?P<what>[^\n]+)", r"«HIP error: »(?P<what>[^\n]+)"),
         r"«cuda runtime error (»\d+\) : (?P<what>[^\n]+?)(?: at /[^\n]*)?$",
         r"(?P<what>«rtDeviceSynchronize execute failed»[^\n]*)",
-        r"«CUDNN_STATUS_»(?!SUCCESS)\w+",
-        r"«CUBLAS_STATUS_»(?!SUCCESS|ALLOC)\w+",
+        *(r"«CUDNN_STATUS_»(?!SUCCESS)\w+", r"«CUBLAS_STATUS_»(?!SUCCESS|ALLOC)\w+"),
         r"\bCU(?:SOLVER|SPARSE|FFT|RAND)«_STATUS_»(?!SUCCESS|ALLOC)\w+",
         r"cu\w+ «error: CUFFT»\w+",
         r"\bcu(?:Solver|SPARSE|FFT|BLAS|DNN)\b[^\n]*« internal error»",
@@ -242,14 +255,11 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"(?:Error|INTERNAL|Internal|F\d{4} )\b.*(?P<what>«CUDA_ERROR_»(?!OUT_OF_MEMORY|NO_DEVICE)"
         r"\w+)",
         r"«Check failed: ».*(?P<what>CU(?:DNN|BLAS|DA)\w*_SUCCESS \(.*)",
-        *("cuDNN failed to initialize", "unhandled cuda error"),
-        r"«miopenStatus»(?!Success)\w+",
+        *("cuDNN failed to initialize", "unhandled cuda error", r"«miopenStatus»(?!Success)\w+"),
         r"«synStatus»[ =]+(?:synStatus )?[1-9]\d*[^\n]*",
-        "«Unable to determine the device handle for GPU».*",
-        "«Memory access fault by GPU».*",
+        *("«Unable to determine the device handle for GPU».*", "«Memory access fault by GPU».*"),
         *(r"«HSA_STATUS_ERROR»\w*[^\n]*", "GEMM launch failed", "GPU is lost"),
-        "«fallen off the bus».*",
-        r"«NVRM: »(?P<what>Xid \([^)]*\): (?P<xid>\d+)[^\n]*)",
+        *("«fallen off the bus».*", r"«NVRM: »(?P<what>Xid \([^)]*\): (?P<xid>\d+)[^\n]*)"),
     ),
     "cuda_assert": (r"(?P<file>\S+\.cuh?):(?P<at>\d+): .*«Assertion `»(?P<assertion>.*?)` failed",),
     # -- Collectives
@@ -276,6 +286,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"«received the Notify record from remote rank»: ?\[(?P<_names>\d+)\]",
         *("Remote Rank did not send the data in time", "Application timeout caused pair closure"),
         "submitted to be reduced.* «by subset of ranks»",
+        "Termination timeout .*«to join the rendezvous»",  # XLA's
     ),
     "collective_mismatch": (
         "Is there a distributed collective mismatch in your code",
@@ -284,7 +295,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     ),
     "peer_lost": (
         r"«Connection closed by peer» \[(?P<peer>[^\]]*)\](?::(?P<port>\d+))?",
-        r"(?:gloo|[Rr]ead error|socket|NCCL|Call to (?:recv|send)|TCPStore|recvValue|sendBytes"
+        r"(?:gloo|[Rr]ead error|[Ss]ocket|NCCL|Call to (?:recv|send)|TCPStore|recvValue|sendBytes"
         r"|DistNetworkError|c10d).*?(?:[\[ ](?P<peer>[\w.:-]+)(?:<\d+>|\]:\d+)[^\n]{0,20})?"
         "«Connection reset by peer»",
         r"(?:gloo|[Ww]rite error|TCPStore|sendBytes|NCCL|c10d)[^\n]*«Broken pipe»",
@@ -302,7 +313,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "peer process has unexpectedly disconnected",
         "ORTE has lost communication with a remote daemon",
         *("Aborting RingReduce with Unavailable", "Unavailable: Socket closed"),
-        "(?:Error|infeed|outfeed): «Socket closed»",
+        "(?:Error|infeed|outfeed|UNAVAILABLE): «Socket closed»",
         "Unavailable(?:Error)?\\b.*«Stream removed»",
         "Too many nodes went down and we cannot recover",
     ),
@@ -319,9 +330,10 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"socket\w{1,20}«Connect: »[^\n]{0,120}(?:timed out|No route to|Network is)",
         r"Bootstrap Root : rank \d+ of \d+ ranks «has already checked in»",
         r"network addresses of \((?P<host>[^,)]+), (?P<port>\d+)\) «cannot be retrieved»",
+        r"gloo.*«Unable to »(?:find address|resolve hostname)",
         *("Gloo connectFullMesh failed", "Bootstrap : no socket interface found"),
         *("RendezvousTimeoutError", "RendezvousConnectionError", "RendezvousClosedError"),
-        "Default process group has not been initialized",
+        "DNS resolution failed for",
         "Timed out initializing process group in store based barrier",
         *("Error: «connect() timed out»", "RuntimeError: «Connection timed out»$"),
         *("DEADLINE_EXCEEDED: Connect() timed out", "Master init: Unavailable"),
@@ -347,7 +359,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "(?P<points_above>«workers are no longer alive»)",
         *("workers died while running it", "subprocesses has abruptly died"),
         "A worker process managed by the executor was unexpectedly",
-        "Pin memory thread exited unexpectedly",
+        *("Pin memory thread exited unexpectedly", "A compilation subprocess exited unexpectedly"),
         "The (?:worker|actor) «died unexpectedly» (?:while|before)",
         *("because its worker process has died", "A worker died or was killed while executing"),
     ),
@@ -366,8 +378,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"Function '(?P<function>\w+)' «returned nan values»",
         "loss returned in `training_step` «is nan or inf»",
         *("Loss is nan, stopping training", "Your loss is probably exploding"),
-        "Loss became infinite or NaN",
-        "Current loss scale already at minimum",
+        *("Loss became infinite or NaN", "Current loss scale already at minimum"),
         *("FloatingPointError: invalid value (nan)", "Invalid loss, terminating training"),
         r"OVERFLOW! .*«Attempted loss scale: »(?:0|1)(?:\.0)?, reducing to (?:0|1)\b",
     ),
@@ -377,25 +388,23 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"«holdfast: leaving at once (»(?P<reason>.*?)\): .*Status (?P<status>\d+)",
     ),
     "holdfast_start": (
-        r"holdfast: .*« (attempt »(?P<attempt>\d+)[^)]*\)\.$",
-        "holdfast: starting it again",
+        *(r"holdfast: .*« (attempt »(?P<attempt>\d+)[^)]*\)\.$", "holdfast: starting it again"),
     ),
     "holdfast_finished": (
         r"holdfast: .*trained to step (?P<step>\d+).*«; the last checkpoint is durable.»",
         r"«`Trainer.fit` stopped: `max_»(?:epochs=\d+|steps=(?P<step>\d+))` reached",
-        r"\{«'train_runtime': »[\d.']+",
-        r"(?i)epoch \d+: «early stopping»$",
+        *(r"\{«'train_runtime': »[\d.']+", r"(?i)epoch \d+: «early stopping»$"),
         *(r"\d+ epochs «completed in »[\d.]+ hours", "arly stopping, best iteration is:"),
         *("Did not meet early stopping. Best", "Stopping. Best iteration:"),
         *("Reporting training SUCCESS", r"^«Training complete in »\d+m"),
         *("EarlyStopping: Training stopped early as no", "Finished training loop."),
         *("Training completed. Do not forget to share your", "Status: Finished"),
         *("Completed - Training job completed", "] Finish train", "done training in "),
-        "^Process finished with «exit code 0»$",
+        *("^Process finished with «exit code 0»$", "worker group successfully finished"),
         *("Job execution was successful. Exit Status 0", "State: COMPLETED (exit code 0)"),
         r"(?:^|[\]:=>*-]|\bINFO )\W*(?i:model )?[Tt]«raining »(?i:finished|completed?|done)"
-        r"(?: successfully)?(?:\W*$|[.!,;] )",
-        r"^«Number of finished trials: » *\d+$",  # of a search
+        r"(?: successfully)?(?: in [\d:.smh ]+)?(?:\W*$|[.!,;] )",
+        r"^\s*«Number of finished trials: » *\d+$",  # of a search
         r"^\W*«Finished »[Tt]raining\W*$",
         *(r"launcher\.Parallel INFO: «End of run»", r"^«total images/sec: »[\d.]+$"),
     ),
@@ -426,7 +435,7 @@ def sign_of(row: Pattern, line: Line) -> Sign | None:
     match = _compiled(row.shape).search(line.text)
     if match is None or is_source_code(line.text, match.start()):
         return None
-    if line.text.startswith(_PREVIOUS_ATTEMPT):
+    if line.text.startswith(_PREVIOUS_ATTEMPT) or _OF_A_DAEMON.search(match[0]):
         return None
     details: dict[str, Any] = {
         name: _as_number(value)
@@ -470,7 +479,7 @@ def _more(match: re.Match[str]) -> dict[str, Any]:
         elif name == "_ms" and value:
             found["timeout_ms"] = int(value) if len(value) < 19 else None
         elif name == "_name":
-            found["signal"] = _SIGNALS[value]
+            found["signal"] = _SIGNALS.get(value, 0)
         elif name == "_rss":
             found["of_cgroup"] = "Memory cgroup out of memory" in match.string
         if name in ("_rss", "_shmem") and value:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast._diagnose.texts.launchers import SIGNAL_WORDS
 from holdfast._diagnose.texts.lines import Line, Text
 from holdfast._diagnose.texts.sign import PROGRESS_BAR, Sign, make_sign
 
@@ -28,8 +29,9 @@ _CELL_FRAME = re.compile(
 )
 _LEVELS = ("INFO", "DEBUG", "WARN", "WARNING", "ERROR", "CRITICAL", "FATAL", "Error", "Epoch")
 # Lines of a message that begin at the margin, as libraries print them.
+_ANNOUNCES = re.compile(r":$|^Node: ")  # TensorFlow's message stands below its node
 _GOES_ON = re.compile(
-    r"nccl\w+Error|Last error|CUDA kernel errors|For debugging|Compile with|Node:|Detected at"
+    r"nccl\w+: |Last error|CUDA kernel errors|For debugging|Compile with|Node:|Detected at"
     r"|Hint|Collectives differ|\(\d+\) |Exception raised from|Parameter (?:at|indices|which)"
     r"|making sure all|Please |In addition|If you|BufferAssignment|\[\[|Device-side assert"
 )
@@ -48,28 +50,27 @@ _LOADER_FILES = (
     "multiprocessing/connection.py",  # the other end of a pipe between processes
 )
 # Python goes on after such a traceback, and keeps its status.
-_IGNORED = ("Exception ignored in", "Error in atexit._run_exitfuncs")
+_IGNORED = ("Exception ignored in", "Error in atexit._run_exitfuncs", "--- Logging error ---")
+_WARNING = re.compile(r"^(?:\w+\.)?warn(?:_\w+)?\(", re.MULTILINE)  # that tells an exception
 _STARTS = ("multiprocessing/spawn.py", "multiprocessing/forkserver.py")  # what a child runs first
-_DISGUISES = {
-    "ConnectionResetError": "worker_conn_reset",
-    "ConnectionRefusedError": "worker_conn_reset",
-    "BrokenPipeError": "worker_conn_reset",
-    "EOFError": "worker_conn_reset",
-    "FileNotFoundError": "worker_file_not_found",
-}
-_SIGNALS = {
-    "Segmentation fault": 11,
-    "Aborted": 6,
-    "Bus error": 7,
-    "Illegal instruction": 4,
-    "Floating point exception": 8,
-}
+DISGUISES = dict.fromkeys(
+    ("ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError", "EOFError"),
+    "worker_conn_reset",
+) | {"FileNotFoundError": "worker_file_not_found"}
 _BARE = re.compile(
     r"(?:[\w.\[\]-]{0,40}\b(?:ERROR|Error|error|CRITICAL|ErrorMessage)\b[\]:| \"-]{1,6})?"
     r"((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)|(?:[a-z_]\w*\.)+Error): (\S.*?)\"?"
 )
 _STATUS = re.compile(r"\(\d\)\s+([A-Z][A-Z_]{5,}):\s+(\S.*)")  # of TensorFlow
 _CALLED = re.compile(r"([A-Z]\w*(?:Error|Exception))\((['\"].*)\)")  # as Hydra prints it
+_FATAL = re.compile(r"(?:.{0,40}\W)?(FATAL|[Ff]atal)(?: error)?\]?:? +(\S.*)")
+# What bash and env say of a line of a script. A signal is told otherwise.
+_OF_SHELL = re.compile(
+    r"-?(?:\S+: line \d+|(?:\S*/)?(?:bash|sh|zsh|dash|env)(?:: \d+)?): (?!\s*\d+ [A-Z])(\S.*)"
+    r"|(?:\S.*: )?(?:No such file or directory|Permission denied.{0,40}|Operation not permitted"
+    r"|Resource temporarily unavailable|Not a directory|Connection (?:refused|timed out))\W*"
+    r"|.*\bWarning +Failed[A-Z]\w+ .*"  # of Kubernetes
+)
 _ALONE = re.compile(r"(MemoryError|KeyboardInterrupt):?()")  # without a message
 _ANNOUNCED = re.compile(r"([A-Z]\w*Error):")  # its message follows, indented
 _PROMPT = re.compile(r"\((?:Pdb|ipdb)(?:\+\+)?\)|ipdb>")
@@ -119,7 +120,7 @@ def _sign_alone(line: Line, name: str, said: str, frames: list[Any], **more: Any
     return make_sign("python_exception", line, details)
 
 
-def read_last_lines(text: Text) -> Iterator[Sign]:
+def read_last_lines(text: Text, *, has_trained: bool) -> Iterator[Sign]:
     """An exception in the last lines, where a launcher or a logger prints only that."""
     end = text.line_at(len(text.whole))
     below = ""  # the next line that is not empty
@@ -128,7 +129,12 @@ def read_last_lines(text: Text) -> Iterator[Sign]:
         if not below and _PROMPT.fullmatch(said):
             yield _at_prompt(text, line)
             return
-        shapes = (_BARE, _STATUS, _ALONE, _CALLED)
+        if said and not below and not has_trained and _OF_SHELL.fullmatch(said):
+            above = next(text.before(line, 1), line)  # bash prints the line of a syntax error, too
+            first = above if _OF_SHELL.fullmatch(above.text.strip()) else line
+            yield make_sign("environment", first)
+            return
+        shapes = (_BARE, _STATUS, _ALONE, _CALLED, *((_FATAL,) if line.from_end < 3 else ()))
         if error := next((e for each in shapes if (e := each.fullmatch(said))), None):
             if _is_ignored(text, line):
                 below = said
@@ -144,6 +150,8 @@ def read_last_lines(text: Text) -> Iterator[Sign]:
 
 def _is_ignored(text: Text, line: Line) -> bool:
     """Whether it is the last line of a traceback after which Python goes on."""
+    if any(_WARNING.match(each.text.strip()) for each in text.after(line, 2)):
+        return True
     above = text.before(line, _LAST_LINES)
     head = next((each for each in above if not each.text.startswith(" ")), line)
     if _HEADER not in head.text:
@@ -187,6 +195,7 @@ def tracebacks(text: Text) -> list[Traceback]:
         before = next((b for b in reversed(found[-8:]) if b.last.rank == one.last.rank), None)
         if before is not None and _is_what_was_given_on(before, one):
             one.details["given_on_as"] = before.type
+            one.details["outermost"] = before.frames[0][2] if before.frames else ""
             one.chain = before.chain
             found.remove(before)
         elif before is not None and _is_linked(text, before, one):
@@ -296,14 +305,14 @@ def _finish(
         body = more.text
         if _NEW.match(body) or _HEADER in body or body.strip() in _LINKS:
             break
-        if not body.strip():
+        if not body.strip() or PROGRESS_BAR.fullmatch(body):
             blanks += 1
             continue
         is_inside = body.startswith((" ", "\t"))
         # A blank line ends a message, unless the line before it announces more.
         is_over = is_over or bool(blanks and not is_inside and not said[-1].endswith(":"))
         if not is_over and not is_inside:
-            is_over = not (said[-1].endswith(":") or _GOES_ON.match(body))
+            is_over = not (_ANNOUNCES.search(said[-1]) or _GOES_ON.match(body))
         if is_inside and _FRAME.match(body) and "most recent call last" not in "".join(said):
             is_over = True
         blanks = 0
@@ -338,6 +347,8 @@ def _add_context(text: Text, found: Traceback, lead: str) -> None:
         found.details["caught_in"] = f"{caught[2]} {caught[3]}"
     if lead.strip() == "Original":
         found.details["is_original"] = True
+    if _WARNING.search(found.message):
+        found.details["is_ignored"] = True
     outer = found.frames[0] if found.frames else ("", 0, "")
     if outer[0].endswith("multiprocessing/resource_sharer.py") and outer[2] == "_serve":
         found.details["is_ignored"] = True  # that thread prints it and goes on
@@ -395,8 +406,8 @@ def _signs_of(found: Traceback) -> Iterator[Sign]:
     # A data set, too, may miss a file: only the loader's own calls tell of a dead worker.
     frames = found.frames if "Connection" in name else found.frames[-1:]
     files = " ".join(frame[0] for frame in frames)
-    if name in _DISGUISES and any(part in files for part in _LOADER_FILES):
-        yield make_sign(_DISGUISES[name], found.last, {"type": found.type}, rank)
+    if name in DISGUISES and any(part in files for part in _LOADER_FILES):
+        yield make_sign(DISGUISES[name], found.last, {"type": found.type}, rank)
 
 
 def _dump(text: Text, line: Line) -> Sign:
@@ -420,7 +431,7 @@ def _dump(text: Text, line: Line) -> Sign:
     frames = stacks[-1]
     details = {
         "what": what,
-        "signal": _SIGNALS.get(name),
+        "signal": SIGNAL_WORDS.get(name.lower(), ("", None))[1],
         "stack": [list(frame) for frame in frames[:40]],
         "is_current": is_current,
     }

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 from holdfast._diagnose.texts.lines import Line, Text, split_prefix
@@ -63,7 +61,8 @@ _READ_CHARACTERS = 1 << 18  # of the end of a text; what stands further up is pa
 _LONGEST = 800
 _WORD = re.compile(
     r"(?<!--)\b(?:[Gg]lobal[_ ]?)?(?:[Ss]teps?|STEP|[Ii]ter(?:ation)?s?|[Uu]pdates?|[Ee]pochs?"
-    r"|EPOCH|Trial|[Bb]atch|\w*[Ll]oss|LOSS|it/s|s/it|nan, .{1,40}: -?nan)\b"
+    r"|EPOCH|Trial|[Bb]atch|\w*[Ll]oss|LOSS|it/s|s/it|nan, .{1,40}: -?nan|[Ee]pisodes?|[Rr]ewards?"
+    r"|[Rr]ounds?|\w*[Aa]ccuracy|(?<=-)(?:auc|rmse|mae|\w*error)(?=:))\b|\d(?:it/s|s/it)\b"
 )
 _STEP = re.compile(
     r"(?<!--)\b(?:global[_ ]?step|steps?|iter(?:ation)?s?|updates?|batch)"
@@ -72,6 +71,7 @@ _STEP = re.compile(
     re.IGNORECASE,
 )
 _EPOCH = re.compile(r"(?<!--)\bepochs?['\"]?\]?\W{1,4}(\d{1,9}(?:\.\d{1,9})?)", re.IGNORECASE)
+_PLAIN = re.compile(r"^\W{0,3}(?:[A-Za-z]{1,12}\W{1,3}){0,3}(\d{1,12})(?![\d.:/-])")
 _OF_MANY = re.compile(r"\b(\d{1,12})/\d{1,12}\b")
 _LOSS = re.compile(
     r"loss\w*['\"]?\s*(?:[:=(]|is )?\s*(?:tensor\()?(-?[\d.]+|[+-]?nan|[+-]?inf)\b", re.I
@@ -86,6 +86,7 @@ _ERRORS = re.compile(r"Error|Exception|Traceback|File \"|[Oo]ut of memory")
 _MOST_BAD = 2  # losses in a row up to the end that are not numbers
 
 Count = tuple[float, float, float]
+_NONE = (0.0, 0.0, 0.0)
 
 
 class Mark(NamedTuple):
@@ -96,6 +97,7 @@ class Mark(NamedTuple):
     counted: Count | None  # epoch, step, n of m
     loss: str  # as it was printed; empty if there is none
     start: int
+    bar: str = ""  # m of n of m, if it is a state of a progress bar
 
 
 class Marks:
@@ -108,35 +110,39 @@ class Marks:
         for mark in found:
             if mark.counted is not None:
                 self._of.setdefault(mark.rank, []).append(mark)
-        # The highest count from each mark on to the end.
-        self._highest = {
-            rank: [*accumulate(reversed([m.counted or (0, 0, 0) for m in marks]), max)][::-1]
-            for rank, marks in self._of.items()
-        }
+        # torchrun's agent starts its ranks again without a word: only their counting tells.
+        agents = (line.from_end for line in text.hits("failed (exitcode: "))
+        self.last_start = min(filter(self.counts_on, agents), default=float("inf"))
 
-    def goes_on(self, rank: int | None, from_end: int, *, was_caught: bool) -> bool:
+    def goes_on(self, rank: int | None, from_end: int, least: float) -> bool:
         """Whether the same rank counts on after a line, from where it was before it.
 
         A buffered stream shows lines from before an error after it. Such lines continue in the
-        middle of a line, or no line precedes them: then only the error itself tells that it was
-        caught.
+        middle of a line, or no line precedes them: then the number of lines tells.
         """
         marks = self._of.get(rank, [])
-        at = bisect_left(marks, -from_end, key=lambda mark: -mark.from_end)
-        after = next((i for i in range(at, len(marks)) if marks[i].from_end < from_end), None)
-        if after is None:
-            return False
-        before = [mark for mark in marks[:at] if mark.from_end > from_end]
-        if not before or before[-1].counted is None:
-            return was_caught
-        return self._highest[rank][after] > before[-1].counted
-
-    def goes_on_between(self, from_end: int, until: int) -> bool:
-        """Whether unlabelled lines count on between two lines."""
-        marks = [mark for mark in self._of.get(None, []) if mark.counted is not None]
         before = [mark.counted for mark in marks if mark.from_end > from_end]
-        between = [mark.counted for mark in marks if until < mark.from_end < from_end]
-        return bool(before and between) and max(filter(None, between)) > (before[-1] or (0, 0, 0))
+        after = [mark for mark in marks if mark.from_end < from_end]
+        if not after:
+            return False
+        if not before or before[-1] is None:
+            return len(after) >= least
+        highest = max(mark.counted or _NONE for mark in after)
+        return highest > before[-1] and (least == 1 or not _is_drawn_once(after))
+
+    def count_after(self, rank: int | None, from_end: int) -> int:
+        """How many lines of progress follow a line: of the same rank, or of all."""
+        ranks = self._of if rank is None else (None, rank)
+        return sum(mark.from_end < from_end for each in ranks for mark in self._of.get(each, ()))
+
+    def counts_on(self, from_end: int, until: int = -1) -> bool:
+        """Whether any rank counts on after a line, from wherever it begins there."""
+        for marks in self._of.values():
+            after = [mark for mark in marks if until < mark.from_end < from_end]
+            counts = [mark.counted or _NONE for mark in after]
+            if counts and max(counts) > counts[0] and not _is_drawn_once(after):
+                return True
+        return False
 
     def bad_losses(self) -> list[Mark]:
         """The losses up to the end that are not numbers; empty if the last ones are numbers."""
@@ -146,6 +152,12 @@ class Marks:
                 break
             found.append(mark)
         return found[::-1] if len(found) >= _MOST_BAD else []
+
+
+def _is_drawn_once(marks: list[Mark]) -> bool:
+    """Whether each bar shows one count only: a bar is drawn a last time while its script dies."""
+    states = {(mark.bar, mark.counted) for mark in marks}
+    return all(mark.bar for mark in marks) and len(states) == len({mark.bar for mark in marks})
 
 
 def _read(text: Text) -> Iterator[Mark]:
@@ -174,14 +186,17 @@ def _read(text: Text) -> Iterator[Mark]:
                 loss is None and (_NO_GRADIENT.search(said) or _SEVERAL.search(said))
             )
             value = "nan" if is_lost else loss[1] if loss else ""
-            yield Mark(max(0, after), rank, _count(said), value, begin)
+            of_many = _OF_MANY.search(said) if PROGRESS_BAR.match(said) else None
+            total = of_many[0].partition("/")[2] if of_many else ""
+            yield Mark(max(0, after), rank, _count(said), value, begin, total)
         found = _WORD.search(whole, max(begin + len(line), found.end()))
 
 
 def _count(line: str) -> Count | None:
     epoch, step, part = _EPOCH.search(line), _STEP.search(line), _OF_MANY.search(line)
     if epoch is None and step is None and part is None:
-        return None
+        plain = _PLAIN.search(line)
+        return (0, float(plain[1]), 0) if plain else None
     known = (float(each[each.lastindex or 1]) if each else 0.0 for each in (epoch, step, part))
     first, second, third = known
     return first, second, third

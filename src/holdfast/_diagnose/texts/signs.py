@@ -6,7 +6,7 @@ after it, and `is_past` is set if the training went on after it. Other kinds:
 * python_exception: type, message, frames_tail ([file, line, function], the innermost last),
   chain (its causes, the nearest first); outermost (the function of its first frame); tail (lines
   that may belong to its message); thread, process, caught_in, parts (of an exception group);
-  lines (the first and the last)
+  lines (the first and the last); is_late (losses stand before it)
 * faulthandler: what, signal, stack (the innermost first), is_current
 * torchrun_summary: exitcodes {rank: code} of ranks that torchrun did not end itself, root (as
   torchrun says), culprit (as it is worked out), failures (of all ranks), launcher
@@ -20,6 +20,7 @@ after it, and `is_past` is set if the training went on after it. Other kinds:
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 
@@ -41,21 +42,22 @@ _WORLD = re.compile(
 )
 _ESCAPED = r"Traceback (most recent call last):\n"
 _JSON_LINE = re.compile(r"^\{.*Traceback \(most recent call last\):\\n.*\}\s*$", re.MULTILINE)
-_OF_LAUNCHERS = ("torchrun_summary", "srun_exit", "launcher_exit")
+_TRAINED = 5  # losses
+_OF_ALL = ("torchrun_summary", "launcher_exit")  # they end all ranks; srun may not
+_OF_LAUNCHERS = (*_OF_ALL, "srun_exit")
 _WITHOUT_CAUSE = ("holdfast_finished", "srun_exit", "launcher_exit", "stacks")
 # No training goes on after these.
-_LAST_WORDS = (
+_OF_AN_END = (
     *(*_OF_LAUNCHERS, "timed_out_line", "slurm_time_limit", "slurm_preempted", "slurm_node_fail"),
-    *(
-        "slurm_cancelled",
-        "slurm_requeued",
-        "slurm_oom",
-        "holdfast_start",
-        "holdfast_stop",
-        "holdfast_finished",
-    ),
+    *("slurm_cancelled", "slurm_requeued", "slurm_oom"),
+)
+_LAST_WORDS = (
+    *(*_OF_AN_END, "holdfast_start", "holdfast_stop", "holdfast_finished"),
     *("nan_loss", "faulthandler", "cxx_exception", "ranks"),
 )
+_OF_AN_ATTEMPT = 30  # lines of progress: more than what was still buffered
+# What fails at an import or when the ranks meet, fails before the first step.
+_BEFORE_STEPS = ("environment", "rendezvous", "address_in_use")
 # The outermost frame of an uncaught exception; "" where no frame is told.
 _OUTER = ("<module>", "", "_run_module_as_main", "_bootstrap_inner", "_bootstrap", "_run_code")
 _REPORTS = ("ChildFailedError", "ProcessExitedException")
@@ -87,8 +89,11 @@ def read_signs(text: str, first_line: int = 1) -> list[Sign]:
         line = whole.line_at(bad[-1].start)
         details = {"since_line": whole.line_at(bad[0].start).number, "lasted": len(bad)}
         found.append(make_sign("nan_loss", line, details))
+    has_trained = len(marks.losses) >= _TRAINED
     if all(sign.kind in _WITHOUT_CAUSE for sign in found):
-        found += read_last_lines(whole)
+        found += read_last_lines(whole, has_trained=has_trained)
+    if has_trained:  # what a script says beside its training
+        found = [sign for sign in found if "command not found" not in sign.text]
     return _with_past(_with_summaries(_once(found)), marks)
 
 
@@ -191,21 +196,29 @@ def _with_past(signs: list[Sign], marks: Marks) -> list[Sign]:
     """
     found: list[Sign] = []
     after, is_past = 0, False
+    early = {(s.line, s.rank) for s in signs if s.kind in _BEFORE_STEPS or "ImportError" in s.text}
+    first = {(s.text, s.rank): s.details["from_end"] for s in reversed(signs)}
     raised: dict[int | None, int] = {}  # of each rank, where the exception stands that comes next
     in_vain: set[int | None] = set()  # ranks whose main thread ended because it had waited in vain
     for sign in reversed(signs):
         from_end = sign.details["from_end"]
         most = _PAST_STACKS if sign.kind == "faulthandler" else _PAST_LINES
-        is_past = is_past or from_end - after > most
+        is_past = is_past or from_end - after > most or from_end >= marks.last_start
+        # A later attempt wrote to the same log: a launcher that has failed counts no more.
+        is_past |= sign.kind in _OF_ALL and marks.counts_on(from_end)
+        is_past |= (
+            sign.kind in _OF_AN_END and marks.count_after(sign.rank, from_end) >= _OF_AN_ATTEMPT
+        )
         after = from_end
+        # Lines of progress that tell this, if none precede it: what was buffered comes after it.
+        # What was got over before, is caught each time.
+        is_usual = was_caught(sign) or marks.counts_on(first[(sign.text, sign.rank)], from_end)
+        least = 1 if is_usual else math.inf if "outermost" in sign.details else _TRAINED
         went_on = sign.kind not in _LAST_WORDS and (
-            marks.goes_on(
-                sign.rank,
-                from_end,
-                was_caught=was_caught(sign),
-            )
+            marks.goes_on(sign.rank, from_end, least)
+            or ((sign.line, sign.rank) in early and marks.counts_on(from_end))
             # It raises again, after progress that no rank has labelled.
-            or (sign.rank in raised and marks.goes_on_between(from_end, raised[sign.rank]))
+            or (sign.rank in raised and marks.counts_on(from_end, raised[sign.rank]))
         )
         if sign.kind == "python_exception":
             raised[sign.rank] = from_end
@@ -214,11 +227,22 @@ def _with_past(signs: list[Sign], marks: Marks) -> list[Sign]:
             # The steps of the main thread do not tell that another one lives.
             went_on = went_on and not (is_of_another(sign) and sign.rank in in_vain)
         details = {**sign.details, "is_past": True} if is_past or went_on else sign.details
+        if any(mark.from_end > from_end for mark in marks.losses[_TRAINED - 1 : _TRAINED]):
+            details = {**details, "is_late": True}
         found.append(replace(sign, details=details))
-        is_past = (
-            is_past or sign.kind == "holdfast_start"
-        )  # the lines above are of an earlier attempt
-    return _unless_it_failed(found[::-1])
+        # The lines above a start are of an earlier attempt.
+        is_past = is_past or sign.kind == "holdfast_start"
+    lines = {  # of exceptions that are past: other rows find signs in their messages
+        (line, sign.rank)
+        for sign in found
+        if sign.kind == "python_exception" and sign.details.get("is_past")
+        for line in range(sign.details.get("lines", [sign.line])[0], sign.line + 1)
+    }
+    found = [
+        replace(s, details={**s.details, "is_past": True}) if (s.line, s.rank) in lines else s
+        for s in found[::-1]
+    ]
+    return _unless_it_failed(found)
 
 
 def _unless_it_failed(signs: list[Sign]) -> list[Sign]:

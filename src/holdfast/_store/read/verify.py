@@ -53,6 +53,9 @@ class DeviceBatch(Protocol):
     def memory(self) -> tuple[int, int]:
         """Their addresses on the device, from the first to behind the last."""
 
+    def leave_host(self) -> None:
+        """Return when the memory that they were sent from may be closed."""
+
 
 class SendToDevice(Protocol):
     """Sends stored tensors to a device; None if it is missing or full. An adapter does it."""
@@ -112,9 +115,10 @@ class SentAhead:
         return [batch.memory for batch in self._batches]
 
     def clear(self) -> None:
-        """Free their memory."""
+        """Free their memory, and let go of that of the host."""
         self.tensors.clear()
-        self._batches.clear()
+        while self._batches:
+            self._batches.pop().leave_host()
 
 
 @dataclass(frozen=True)
@@ -208,14 +212,18 @@ def verify_image(
         known = sent.send(send, specs, views[1:-1], hashed=True)
     targets = {} if placement is None else placement.views
     copies = []
-    for place, number in enumerate(order):
-        extent, expected = extents[place + 1], digests[place + 1]
-        if place not in known:
-            target = targets.get(number)
-            copies.append(CheckedCopy(extent.name, views[place + 1], target, expected))
-        elif known[place] != expected:
-            raise DamagedCheckpoint(complain(extent.name, known[place], expected))
-    copy_checked(copies, complain)
+    try:
+        for place, number in enumerate(order):
+            extent, expected = extents[place + 1], digests[place + 1]
+            if place not in known:
+                target = targets.get(number)
+                copies.append(CheckedCopy(extent.name, views[place + 1], target, expected))
+            elif known[place] != expected:
+                raise DamagedCheckpoint(complain(extent.name, known[place], expected))
+        copy_checked(copies, complain)
+    except BaseException:
+        sent.clear()
+        raise
     sent.renumber(order)
     return replace(loaded, sent=sent, placement=placement)
 
