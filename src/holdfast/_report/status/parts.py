@@ -387,8 +387,6 @@ def describe_mirror(mirror: MirrorSummary | None) -> str:
 
 
 # -- How fast it is, and its newest metrics, by the end of its series ------------------------------
-
-
 _TAIL_BYTES = 16 << 10  # about a minute of rows
 _RATE_SECONDS = 60.0
 _MOST_METRICS = 50

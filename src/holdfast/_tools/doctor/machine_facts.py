@@ -82,8 +82,6 @@ def _try_to_write(folder: Path) -> dict[str, Any]:
 
 
 # -- speed: how fast the file system takes a checkpoint --------------------------------------------
-
-
 _CHUNK = 1 << 20
 # fsync after the first part, then after twice as much each time: a slow disk gives a result in
 # time, and a fast one is not slowed down.
@@ -123,8 +121,6 @@ def measure_speed(folder: str, most_bytes: str, seconds: str) -> Iterator[dict[s
 
 
 # -- gpus: what NVIDIA's library says --------------------------------------------------------------
-
-
 _UNCORRECTED, _SINCE_REBOOT = 1, 0
 
 
@@ -183,8 +179,6 @@ def _nvml_error(library: Any, status: int) -> str:
 
 
 # -- packages: which ones a Python has; none is imported, which would take seconds -----------------
-
-
 _NAMES = (
     "holdfast", "torch", "torchvision", "torchaudio", "triton", "numpy", "py-spy", "click",
     "psutil", "rich", "tqdm", "xxhash",
@@ -268,8 +262,6 @@ def _torch_build() -> dict[str, Any]:
 
 
 # -- sleep: a process whose stack py-spy reads -----------------------------------------------------
-
-
 _PR_SET_PTRACER, _ANY_PROCESS = 0x59616D61, ctypes.c_ulong(-1)
 
 

@@ -165,8 +165,6 @@ def version(text: str) -> tuple[int, ...]:
 
 
 # -- Whether py-spy can read the stacks of a process -----------------------------------------------
-
-
 _STACKS_SECONDS = 3.0
 _RETRY_SECONDS = 0.05
 

@@ -128,8 +128,6 @@ class _Tree:
 
 
 # -- The pods that train ---------------------------------------------------------------------------
-
-
 _DEFAULT_GRACE_SECONDS = 30.0
 _JOBS = {"Job": ("spec",), "CronJob": ("spec", "jobTemplate", "spec")}
 _FOREVER = ("Deployment", "ReplicaSet", "StatefulSet", "DaemonSet")
@@ -420,8 +418,6 @@ def _check_first_process(_: Pod, container: Container) -> Iterator[LintFinding]:
 
 
 # -- Who starts an interrupted training again, and who must not ------------------------------------
-
-
 _IGNORE = "action: Ignore"
 _DISRUPTED = "onPodConditions: [{type: DisruptionTarget, status: 'True'}]"
 # Exit statuses, and why a podFailurePolicy must not fail the Job for them, or must.

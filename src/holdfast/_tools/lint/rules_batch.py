@@ -297,8 +297,6 @@ def _stops_at_errors(job: BatchScript) -> bool:
 
 
 # -- Traps that never run, and one that is missing -------------------------------------------------
-
-
 _ONLY_WORDS = frozenset(["echo", "printf", "date", "exit", "sleep", "true", ":", "logger", "sync"])
 _SUBMITS = re.compile(r"(?:^|[;&|({\n]|\b(?:then|else|do|if)\s)\s*sbatch\b")
 
@@ -369,8 +367,6 @@ def _check_missing_trap(job: BatchScript) -> Iterator[LintFinding]:
 
 
 # -- `scontrol requeue`: too many jobs of it, or too often -----------------------------------------
-
-
 _REQUEUE = re.compile(
     r"scontrol\s+requeue\s+[\\\"']*"
     r"(\$\{SLURM_(?:ARRAY_JOB_ID|JOB_?ID)\}|\$SLURM_(?:ARRAY_JOB_ID|JOB_?ID)\b)"

@@ -185,8 +185,6 @@ def _check_requeue(job: BatchScript) -> Iterator[LintFinding]:
 
 
 # -- Addresses, ranks, folders and names that do not fit where the job will run --------------------
-
-
 _FIRST_HOST = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
 _OWN_PORT = "$((20000 + SLURM_JOB_ID % 10000))"
 LOCAL_ADDRESS = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1|0\.0\.0\.0")
