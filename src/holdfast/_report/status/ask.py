@@ -187,8 +187,7 @@ def _look_from_here(layout: RunLayout, attempt: int) -> tuple[list[Look], list[i
 def _trainers(layout: RunLayout, attempt: int) -> dict[int, int | None]:
     """The process of each rank; None if it is on another machine."""
     found: dict[int, int | None] = {}
-    folder = layout.ranks(attempt)
-    for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
+    for path in sorted(layout.ranks(attempt).glob("*.json")):  # none, if it is not there
         record = read_json(path)
         keeper, pid = identity_in(record.get("keeper")), _text.whole(record.get("trainer_pid"))
         if keeper is not None and path.stem.isdecimal():

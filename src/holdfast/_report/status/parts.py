@@ -97,10 +97,8 @@ def read_straggler(beat: dict[str, Any]) -> Straggler | None:
 
 def keepers_of(layout: RunLayout, attempt: int) -> list[ProcessIdentity]:
     """The keepers of all ranks of an attempt, as far as they have left a record."""
-    found = [keeper_of(layout, attempt)]
-    folder = layout.ranks(attempt)
-    for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
-        found.append(identity_in(read_json(path).get("keeper")))
+    paths = sorted(layout.ranks(attempt).glob("*.json"))
+    found = [keeper_of(layout, attempt), *(identity_in(read_json(p).get("keeper")) for p in paths)]
     return list(dict.fromkeys(each for each in found if each is not None))
 
 
