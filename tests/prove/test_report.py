@@ -37,6 +37,17 @@ def test_equal_says_what_was_compared_how_often_and_how_long():
     assert "replay" not in shown
 
 
+def test_a_row_says_where_the_next_start_went_on():
+    lived_on, restarted, over, begun = interruptions()[:4]
+    for each, status, step in (
+        *((lived_on, None, None), (restarted, -9, 7), (over, -9, None), (begun, -9, 0)),
+    ):
+        each.status, each.resumed_at = status, step
+    proof = make(EQUAL, interruptions=[lived_on, restarted, over, begun])
+    rows = report.interruption_rows(proof)
+    assert [row[-1] for row in rows] == ["", "step 7", "the end", "the beginning"]
+
+
 def test_a_difference_is_named_with_its_cause_its_remedy_and_the_way_to_see_it_again():
     shown = report.plain_text(PROOFS[DIFFERS])
     assert shown.startswith(

@@ -168,6 +168,9 @@ def _show_interruptions(screen: Screen, proof: Proof) -> None:
     rows = report.interruption_rows(proof)
     styled = ([Text(cell, "bold red" if row[0] == broken else "") for cell in row] for row in rows)
     screen.table(titles, styled)
+    numbers = [each.number for each in proof.interruptions]
+    if numbers != sorted(numbers):
+        screen.print("In the order in which they came; the numbers are those of --only.")
 
 
 @contextmanager
@@ -235,5 +238,7 @@ class LiveWatcher(Watcher):
 
 
 def _describe(interruption: Interruption, total: int) -> str:
-    number = f"{interruption.number} of {total}" if total else str(interruption.number)
+    number = str(interruption.number)
+    if total >= interruption.number:  # with --only it is one alone
+        number += f" of {total}"
     return f"interruption {number}: {report.describe(interruption)}"

@@ -104,6 +104,8 @@ def interruption_rows(proof: Proof) -> list[tuple[str, ...]]:
     rows = []
     for each in proof.interruptions:
         resumed = "" if each.resumed_at is None else f"step {each.resumed_at}"
+        if proof.verdict == EQUAL and each.resumed_at is None and each.status is not None:
+            resumed = "the end"  # nothing was left to train
         row = (
             str(each.number),
             each.signal,
