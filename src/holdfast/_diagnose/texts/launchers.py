@@ -33,8 +33,8 @@ _OF_A_VICTIM = re.compile(
 # Other launchers, and Python's own subprocess, with the status of their child.
 _SIGNAL_STATUS = r"[:= ]{1,3}(?P<code>-[1-9]\d?|1(?:24|29|3\d|4[0-3]))(?:\W*$| \(SIG)"
 _EXITS = {
-    "exits with return code = ": r"(?:--local_rank[= ](?P<rank>\d{1,6})\b.*)?"
-    r"exits with return code = (?P<code>-?\d{1,3})\b",
+    # The `--local_rank` in DeepSpeed's line is that of the process that it started last.
+    "exits with return code = ": r"exits with return code = (?P<code>-?\d{1,3})\b",
     " exited with code ": r"(?:lobal rank (?P<rank>\d{1,6}) \(PID \d+\)|^[\w.-]+)"
     r" exited with code (?P<code>-?\d{1,3})",
     "Child process with PID ": r"\[rank: (?P<rank>\d{1,6})\] Child process with PID \d+ "
