@@ -309,7 +309,7 @@ def judge_worker(case: Case, trouble: Trouble) -> Finding:
         status = _told_status(trouble.message)
     sure = Sure.CERTAIN if status is not None else Sure.LIKELY
     told_itself = case.sign("worker_killed")  # its own handler of the signal
-    if status is None and told_itself is not None:
+    if status is None and told_itself is not None and told_itself is not trouble.sign:
         status = _status_of_word(_text.text(told_itself.details.get("signal_name")))
     stack = case.end.has("faulthandler")  # of the worker: the trainer itself lived on
     if status is None and stack is not None:

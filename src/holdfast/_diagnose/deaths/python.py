@@ -134,8 +134,11 @@ def _trouble(case: Case) -> Trouble | None:
                 said = _text.one_line(better[-1].text, 200)
                 return Trouble(kind_of_sign(better[-1]), said, None, better[-1])
             return Trouble(kind_of_sign(better[-1]), fault.sentence(), fault, better[-1])
-        below = (s for s in signs if s.text in fault.tail and kind_of_sign(s) == fault.kind)
-        return Trouble(fault.kind, fault.sentence(), fault, next(below, None))
+        # Of what a machine lacks, a library says more above the exception.
+        above = [s for s in signs if s.kind == "environment" and fault.type not in s.text]
+        below = [s for s in signs if s.text in fault.tail and kind_of_sign(s) == fault.kind]
+        below += above if fault.kind == "environment" else []
+        return Trouble(fault.kind, fault.sentence(), fault, next(iter(below), None))
     if case.end.status in (0, None) and case.evidence.kind == "run":
         return None  # the printed lines are not why it ended
     if signs:

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
 from typing import Any
 
 from holdfast import _text
@@ -99,7 +98,11 @@ _FRAME = re.compile(r'File "([^"\n]{1,400})", line (\d{1,9}), in ([^\n]{1,200})'
 _NAME = re.compile(r"(Error|Exception|Exit|Interrupt|Warning|Failed)$")
 _TYPE = re.compile(r"([A-Za-z_][\w.]*)(?::\s*(.*))?", re.DOTALL)
 _STATUS_WORD = re.compile(r"(?:\(\d+\)\s+)?[A-Z][A-Z_]{3,}:\s")  # of TensorFlow and JAX
-_NO_NEWS = re.compile(r"\d+ root error|Detected at node|Node:|File \"|Traceback")
+_NO_NEWS = re.compile(
+    r"\d+ root error|Detected at node|Node:|File \"|Traceback|\[\[|<stack traces unavail|Hint: If you"
+)
+# Of load_state_dict: strict=False gets over names, and not over sizes.
+_PARTS = ("size mismatch for ", "Missing key(s)", "Unexpected key(s)")
 
 
 def gist(message: str) -> str:
@@ -108,16 +111,18 @@ def gist(message: str) -> str:
     >>> gist("Graph execution error:\\n1 root error(s) found.\\n(0) INVALID_ARGUMENT: It is empty")
     'Graph execution error: (0) INVALID_ARGUMENT: It is empty'
     """
-    first, *more = [line.strip() for line in message.splitlines() if line.strip()] or [""]
+    lines = [line.rstrip() for line in message.splitlines() if line.strip()] or [""]
+    first, *more = map(str.strip, lines)
     if "Last error:" in more[:-1]:  # NCCL: its own words, and their cause
         return f"{more[more.index('Last error:') + 1]} ({first})"
     if not first.endswith(":"):
         return first
-    telling = [line for line in more if not _NO_NEWS.match(line)]
-    code = [line for above, line in pairwise(more) if above.startswith('File "')]
-    telling = [line for line in telling if line not in code] or telling
+    frames = (i for i, line in enumerate(lines[:-1]) if line.lstrip().startswith('File "'))
+    code = [lines[i + 1].strip() for i in frames if lines[i + 1].startswith(" ")]
+    telling = [line for line in more if not _NO_NEWS.match(line) and line not in code] or more
+    parts = (next((line for line in more if line.startswith(part)), "") for part in _PARTS)
     best = next(filter(_STATUS_WORD.match, telling), next(iter(telling), ""))
-    return f"{first} {best}".rstrip()
+    return f"{first} {' '.join(filter(None, parts)) or best}".rstrip()
 
 
 def kind_of_sign(sign: Sign) -> str:

@@ -195,6 +195,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "CUDA_HOME environment variable is not set",
         "does not match the version torch was compiled with",
         r"«Loaded runtime CuDNN library: ».* but source was compiled with",
+        *("DNN library is not found", "«libdevice not found» at", "Can't find libdevice directory"),
         "FlashAttention only supports Ampere GPUs or newer",
         "may indicate binary incompatibility. Expected ",
         "A module that was compiled using NumPy 1.x cannot be run in",

@@ -29,7 +29,8 @@ _CELL_FRAME = re.compile(
 )
 _LEVELS = ("INFO", "DEBUG", "WARN", "WARNING", "ERROR", "CRITICAL", "FATAL", "Error", "Epoch")
 # Lines of a message that begin at the margin, as libraries print them.
-_ANNOUNCES = re.compile(r":$|^Node: ")  # TensorFlow's message stands below its node
+# TensorFlow's message stands below its node, or below the frames that made it.
+_ANNOUNCES = re.compile(r":$|^Node: |^\s*File \"|^<stack traces unavail")
 _GOES_ON = re.compile(
     r"nccl\w+: |Last error|CUDA kernel errors|For debugging|Compile with|Node:|Detected at"
     r"|Hint|Collectives differ|\(\d+\) |Exception raised from|Parameter (?:at|indices|which)"
@@ -199,7 +200,11 @@ def tracebacks(text: Text) -> list[Traceback]:
             one.chain = before.chain
             found.remove(before)
         elif before is not None and _is_linked(text, before, one):
-            one.chain = [before.sentence, *before.chain][:10]
+            if before.sentence == one.sentence:  # of another process: its frames tell the place
+                one.details["outermost"] = one.frames[0][2] if one.frames else ""
+                one.frames, one.chain = before.frames, before.chain
+            else:
+                one.chain = [before.sentence, *before.chain][:10]
             one.details["lines"][0] = before.details.get("lines", one.details["lines"])[0]
             found.remove(before)
         if before is not None and before not in found:
@@ -309,17 +314,18 @@ def _finish(
             blanks += 1
             continue
         is_inside = body.startswith((" ", "\t"))
-        # A blank line ends a message, unless the line before it announces more.
-        is_over = is_over or bool(blanks and not is_inside and not said[-1].endswith(":"))
-        if not is_over and not is_inside:
-            is_over = not (_ANNOUNCES.search(said[-1]) or _GOES_ON.match(body))
+        # A line at the margin or below a blank one ends it, unless the one before announces more.
+        if not is_inside and not _ANNOUNCES.search(said[-1]):
+            is_over = is_over or bool(blanks) or not _GOES_ON.match(body)
         if is_inside and _FRAME.match(body) and "most recent call last" not in "".join(said):
             is_over = True
         blanks = 0
         if is_over:
             loose.append(body.strip())
         else:
-            said.append(body.strip())
+            is_code = is_inside and _FRAME.match(said[-1]) and not _FRAME.match(body)
+            if not is_code:
+                said.append(body.rstrip() if _FRAME.match(body) else body.strip())
             end = more
     message = "\n".join(said).strip()[:4000]
     return Traceback(error[1], message, frames, head, line, end, "\n".join(loose)[:4000])

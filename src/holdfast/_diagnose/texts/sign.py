@@ -176,6 +176,8 @@ def _read(text: Text) -> Iterator[Mark]:
         passed = whole[place:begin]
         after -= passed.count("\n") + passed.count("\r") - passed.count("\r\n")
         place = begin
+        if ' File "' in whole[max(0, begin - _LONGEST) : max(0, begin - 1)].rpartition("\n")[2]:
+            line = ""  # the code of a frame, as fit(epochs=10)
         if error := _ERRORS.search(line):  # an error may follow a progress bar in the same line
             bar = PROGRESS_BAR.match(line[: error.start()])
             line = bar[0] if bar else ""
