@@ -27,7 +27,8 @@ START_AGAIN = "Start the same command again"
 _BY_NAME = {
     "environment": (ONCE_RIGHT,),
     "module": (
-        "Install it in the environment that starts the job: python -m pip list",
+        "Install it in the environment that starts the job, or activate the one that has it: "
+        "python -m pip list",
         ONCE_RIGHT,
     ),
     "shm_full": LARGER_SHM,
@@ -89,7 +90,7 @@ _BY_NAME = {
         "TORCH_DISTRIBUTED_DEBUG=DETAIL names the collective that does not match.",
     ),
     "peer_lost": (
-        "Look at the logs of all ranks: the one that does not say 'closed by peer' ended first. "
+        "Look at the logs of all ranks: the one that does not say 'closed by peer' ended first.",
         "Under `holdfast run -- torchrun …` the order of their ends is recorded.",
         "If all ranks lived, it is the network: NCCL_DEBUG=INFO, NCCL_SOCKET_IFNAME=… and "
         "GLOO_SOCKET_IFNAME=… name the interface.",
@@ -305,6 +306,14 @@ _HINTS = {
         "That extension was built for another version: install or build it again for the torch and "
         "numpy that are here (pip install --force-reinstall --no-cache-dir …)."
     ),
+    r"'conda init'": "The environment was not activated. In a script, before conda activate: source "
+    '"$(conda info --base)/etc/profile.d/conda.sh"',
+    r"libGL\.so|libgthread|libSM\.so|libXext|libXrender": "Install opencv-python-headless in place of "
+    "opencv-python, or the library: apt install libgl1 libglib2.0-0",
+    r"find C compiler": "Install a compiler there (apt install gcc), or name one: CC=/usr/bin/gcc",
+    r"[Cc]uDNN library: |DNN library is not": "Two versions of cuDNN are mixed: pip list | grep -i cudnn; "
+    "install the one that the framework asks for (pip install 'tensorflow[and-cuda]'), and take "
+    "the other out of LD_LIBRARY_PATH.",
     r"cannot open shared object|GLIBC(?:XX)?_": "See which library is found: LD_DEBUG=libs "
     "python …; module list; echo $LD_LIBRARY_PATH",
     r"has no attribute .*(?:removed|deprecated alias)|module 'numpy' has no attribute": (
@@ -415,7 +424,7 @@ _FOR = (
     (
         r"sbatch|sacct|SLURM",
         r"(?i)slurm|srun|sbatch",
-        r"\bPBS\b|TERM_|\bLSF\b|YARN|OOMKilled|(?i:kubelet|kubernetes|walltime)",
+        r"instance-action|[Ii]nterruption |[Pp]reempt|\bPBS\b|TERM_|\bLSF\b|YARN|OOMKilled|(?i:kubelet|kubernetes|walltime)",
     ),
     (r"holdfast (?:ls|clean)", r"holdfast", r""),
 )

@@ -241,6 +241,8 @@ def _said_finished(case: Case) -> Finding | None:
     step = _text.whole(sign.details.get("step"))
     at = f", at step {step}" if step is not None else ""
     evidence = [f"it printed: {_text.one_line(sign.text)}"]
+    if before := _text.text(sign.details.get("before")):
+        evidence.insert(0, f"it printed: {_text.one_line(before)}")
     evidence += [
         f"it then printed an error, and went on: {_text.one_line(each.text)}" for each in after[-1:]
     ] or ["no error was printed after that"]

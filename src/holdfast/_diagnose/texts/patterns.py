@@ -74,12 +74,16 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *(r"Preempted\s.*«Preempted by »", "this job is preempted", "SIGTERM caught at "),
         *("in response to imminent node shutdown", r"Member \S+ «has received termination notice»"),
         r"\b(?i:cluster|instance|node|VM|job) (?:is|was|has been) «preempted»",
-        r"[Ss]pot (?:instance )?«interruption »(?:notice|warn)",
+        r"^(?!.*\b(?:no|No|not|any)\b).*[Ii]«nterruption »(?:notice|warn)",
+        r"instance«-action»\W.*(?:terminate|stop|hibernate)\b",  # of AWS
+        r"\W«EventType»\W+Preempt\b",  # of Azure
+        r"(?i:\bpreempted)\W{1,4}«TRUE»\b",  # of Google
     ),
     "timed_out_line": (r"«timeout: sending signal »(?P<signal_name>\w+) to command",),
     # -- Signals, as torchrun's agent, Lightning and absl print them
     "terminated_line": (
-        r"\b(?i:received|caught|got)(?i: signal)?:? «SIG»(?P<_name>TERM|INT|HUP)\b",
+        r"\b(?i:received|caught|got|handling)(?i: signal)?:? «SIG»(?P<_name>TERM|INT|HUP)\b",
+        r"\b(?i:received|caught|got|handling)« signal »#?(?P<signal>15|2|1)\b",
         *(r"^(?P<_name>«^C»)$", r"SignalException: Process \d+ «got signal: »(?P<signal>\d+)"),
         *(r"^(?:[\w.]+\.)?«SIGTERMException»$", r"Received (?P<signal>\d{1,2})« death signal»"),
         *("Detected KeyboardInterrupt, attempting graceful shutdown", "ERROR: InterruptException"),
@@ -163,7 +167,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"(?P<threads>«pthread_create»(?:\(\))?:? (?:failed|Resource temp))",
         "(?P<threads>«libgomp: Thread creation failed»)",
         r"(?:^|line \d+: |bash: |zsh: |sh: )(?P<name>[^: ]+)«: command not found»",
-        *("Could not find conda environment", "NVIDIA-SMI has failed because"),
+        *("Could not find conda environment", "CondaError: Run 'conda init'"),
+        "NVIDIA-SMI has failed because",
         *("Failed to pull image", "nvcc fatal   : Unsupported gpu arch", "Cuda is not available."),
         "The TensorFlow library was compiled to use .* «aren't available on your machine»",
         "«KeyError: '»(?P<name>(?:LOCAL_)?RANK|WORLD_SIZE|MASTER_(?:ADDR|PORT))'",

@@ -72,6 +72,8 @@ _OF_SHELL = re.compile(
     r"|Resource temporarily unavailable|Not a directory|Connection (?:refused|timed out))\W*"
     r"|.*\bWarning +Failed[A-Z]\w+ .*"  # of Kubernetes
 )
+# What a script echoes after that: `set -x`, or the status.
+_OF_TRACE = re.compile(r"\++ .*|(?:\S+ ){0,6}(?i:exit(?:ed)?|status|code|rc)\W*(?:\w+\W+){0,3}\d{1,3}\W*")
 _ALONE = re.compile(r"(MemoryError|KeyboardInterrupt):?()")  # without a message
 _ANNOUNCED = re.compile(r"([A-Z]\w*Error):")  # its message follows, indented
 _PROMPT = re.compile(r"\((?:Pdb|ipdb)(?:\+\+)?\)|ipdb>")
@@ -127,6 +129,8 @@ def read_last_lines(text: Text, *, has_trained: bool) -> Iterator[Sign]:
     below = ""  # the next line that is not empty
     for line in (end, *text.before(end, _LAST_LINES)):
         said = line.text.strip()
+        if _OF_TRACE.fullmatch(said):
+            continue
         if not below and _PROMPT.fullmatch(said):
             yield _at_prompt(text, line)
             return
@@ -166,6 +170,7 @@ def _read_unfinished(text: Text, end: Line) -> Iterator[Sign]:
         if _HEADER in line.text:
             is_asked = line.text.startswith("^C")
             name = "KeyboardInterrupt" if is_asked else "Exception"
+            line = line._replace(from_end=end.from_end)
             yield _sign_alone(line, name, "the log ends in its traceback", [], is_bare=True)
             return
         if line.text.strip() and not line.text.startswith((" ", "\t")):
