@@ -56,6 +56,11 @@ _BY_NAME = {
         "Keep fewer checkpoints, or write them elsewhere.",
         "See what dead runs have left: holdfast clean",
     ),
+    "pod_disk": (
+        "Give the pod more (resources.limits.ephemeral-storage, sizeLimit), or mount a volume for "
+        "what it writes.",
+        "Keep fewer checkpoints, or write them elsewhere.",
+    ),
     "crashed": (
         "Most such crashes are a library's: see that torch, its CUDA and extensions fit each other "
         "(python -m torch.utils.collect_env), and whether a newer version helps.",

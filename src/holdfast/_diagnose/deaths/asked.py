@@ -390,6 +390,8 @@ def _by_signs(case: Case) -> Finding | None:
             sentence = re.sub("SLURM(?='|\\b)", "the scheduler", sentence)
             sentence = f"{sentence[:1].upper()}{sentence[1:]}"
         is_of_slurm = re.search("(?i)slurm|srun|sbatch|PBS|TERM_", said) is not None
+        if "OOMKilled" in said:
+            sentence = "Kubernetes ended a container at its memory limit"
         is_certain = is_of_slurm and kind != "slurm_step_cancelled"
         sure = Sure.CERTAIN if is_certain else Sure.LIKELY
         return _of_slurm(case, cause, sentence, sure, [said])
@@ -405,6 +407,8 @@ def _of_slurm(case: Case, cause: Cause, sentence: str, sure: Sure, evidence: lis
             "Ask SLURM for more: sbatch --mem=… (what it used: sacct -j JOBID "
             "--format=JobID,MaxRSS,ReqMem,State)"
             if is_of_slurm
+            else "Raise the container's resources.limits.memory"
+            if "OOMKilled" in "".join(evidence)
             else "Ask for more memory: PBS -l mem=…, LSF bsub -M …, Kubernetes "
             "resources.limits.memory",
             *advice.less_memory(case, last_use(case.end.memory)),

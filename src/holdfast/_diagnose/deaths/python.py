@@ -271,6 +271,7 @@ def _usage(case: Case, trouble: Trouble | None) -> Finding | None:
 
 # -- The memory of a GPU ---------------------------------------------------------------------------
 
+_OTHERS_USE = re.compile(r"\bProcess \d+ has [\d.]+ ?[KMGT]iB\b")
 _FRAGMENTED = 0.15  # of all memory, reserved and not used
 _LITTLE = 0.03
 _FIGURES = ("tried", "total", "free", "allocated", "reserved_unallocated")
@@ -289,6 +290,7 @@ def _judge_cuda_oom(case: Case, trouble: Trouble) -> Finding:
     if free is not None:
         parts.append(f"{_text.size(free)} were free")
     evidence += [", ".join(parts)] if parts else []
+    evidence += [f"{each} of that GPU" for each in _OTHERS_USE.findall(trouble.message)[:4]]
     evidence += _largest(noted)
     is_fragmented = bool(
         idle
@@ -404,7 +406,7 @@ def _judge_disk(case: Case, trouble: Trouble) -> Finding:
             else "there is room on the disks now: it may have been freed, or be another one"
         )
     where = path or "the folder that it wrote to"
-    lines = advice.advise(case, "disk_full", where=where)
+    lines = advice.advise(case, "pod_disk" if is_of_pod else "disk_full", where=where)
     return Finding(Cause.DISK_FULL, sentence, sure, evidence, lines)
 
 

@@ -67,18 +67,21 @@ _CALLED = re.compile(r"([A-Z]\w*(?:Error|Exception))\((['\"].*)\)")  # as Hydra 
 _FATAL = re.compile(r"(?:.{0,40}\W)?(FATAL|[Ff]atal)(?: error)?\]?:? +(\S.*)")
 # What bash and env say of a line of a script. A signal is told otherwise.
 _OF_SHELL = re.compile(
-    r"-?(?:\S+: line \d+|(?:\S*/)?(?:bash|sh|zsh|dash|env)(?:: \d+)?): (?!\s*\d+ [A-Z])(\S.*)"
+    r"-?(?:\S+: line \d+|(?:\S*/)?(?:bash|sh|zsh|dash|env)(?:: \d+)?): (?!\s*(?:\d+ [A-Z]|warning:))(\S.*)"
     r"|(?:\S.*: )?(?:No such file or directory|Permission denied.{0,40}|Operation not permitted"
     r"|Resource temporarily unavailable|Not a directory|Connection (?:refused|timed out))\W*"
     r"|.*\bWarning +Failed[A-Z]\w+ .*"  # of Kubernetes
 )
 # What a script echoes after that: `set -x`, or the status.
-_OF_TRACE = re.compile(r"\++ .*|(?:\S+ ){0,6}(?i:exit(?:ed)?|status|code|rc)\W*(?:\w+\W+){0,3}\d{1,3}\W*")
+_OF_TRACE = re.compile(
+    r"\++ .*|(?:\S+ ){0,6}(?i:exit(?:ed)?|status|code|rc)\W*(?:\w+\W+){0,3}\d{1,3}\W*"
+)
 _ALONE = re.compile(r"(MemoryError|KeyboardInterrupt):?()")  # without a message
 _ANNOUNCED = re.compile(r"([A-Z]\w*Error):")  # its message follows, indented
 _PROMPT = re.compile(r"\((?:Pdb|ipdb)(?:\+\+)?\)|ipdb>")
 _PROMPT_PLACE = re.compile(r"> (\S.*)\((\d{1,9})\)(\S+?)\(\)")
 _LAST_LINES = 60
+_FEW_LINES = 3  # that a script prints after its command was not found
 _MOST_BEFORE_CUT = 2  # lines of a frame before the first whole one
 _WITHOUT_HEADER = ("SyntaxError", "IndentationError", "TabError")
 _MOST_LINES = 600
@@ -126,7 +129,7 @@ def _sign_alone(line: Line, name: str, said: str, frames: list[Any], **more: Any
 def read_last_lines(text: Text, *, has_trained: bool) -> Iterator[Sign]:
     """An exception in the last lines, where a launcher or a logger prints only that."""
     end = text.line_at(len(text.whole))
-    below = ""  # the next line that is not empty
+    below, lines_below = "", 0  # the next line that is not empty, and how many there are
     for line in (end, *text.before(end, _LAST_LINES)):
         said = line.text.strip()
         if _OF_TRACE.fullmatch(said):
@@ -134,7 +137,8 @@ def read_last_lines(text: Text, *, has_trained: bool) -> Iterator[Sign]:
         if not below and _PROMPT.fullmatch(said):
             yield _at_prompt(text, line)
             return
-        if said and not below and not has_trained and _OF_SHELL.fullmatch(said):
+        shell = None if has_trained or not said else _OF_SHELL.fullmatch(said)
+        if shell is not None and (not below or (shell[1] and lines_below < _FEW_LINES)):
             above = next(text.before(line, 1), line)  # bash prints the line of a syntax error, too
             first = above if _OF_SHELL.fullmatch(above.text.strip()) else line
             yield make_sign("environment", first)
@@ -150,6 +154,7 @@ def read_last_lines(text: Text, *, has_trained: bool) -> Iterator[Sign]:
             yield _sign_alone(line, error[1], below.strip(), [], is_bare=True)
             return
         below = line.text if said else below
+        lines_below += bool(said)
     yield from _read_unfinished(text, end)
 
 

@@ -68,7 +68,7 @@ _EARLY_STOP = re.compile(
 # No training goes on after these.
 _OF_AN_END = (
     *(*_OF_LAUNCHERS, "timed_out_line", "slurm_time_limit", "slurm_preempted", "slurm_node_fail"),
-    *("slurm_cancelled", "slurm_requeued", "slurm_oom"),
+    *("slurm_cancelled", "slurm_requeued", "slurm_oom", "terminated_line"),
 )
 _LAST_WORDS = (
     *(*_OF_AN_END, "holdfast_start", "holdfast_stop", "holdfast_finished"),
