@@ -407,8 +407,6 @@ def _of_slurm(case: Case, cause: Cause, sentence: str, sure: Sure, evidence: lis
             "Ask SLURM for more: sbatch --mem=… (what it used: sacct -j JOBID "
             "--format=JobID,MaxRSS,ReqMem,State)"
             if is_of_slurm
-            else "Raise the container's resources.limits.memory"
-            if "OOMKilled" in "".join(evidence)
             else "Ask for more memory: PBS -l mem=…, LSF bsub -M …, Kubernetes "
             "resources.limits.memory",
             *advice.less_memory(case, last_use(case.end.memory)),

@@ -310,7 +310,7 @@ def judge_worker(case: Case, trouble: Trouble) -> Finding:
     sure = Sure.CERTAIN if status is not None else Sure.LIKELY
     told_itself = case.sign("worker_killed")  # its own handler of the signal
     if status is None and told_itself is not None and told_itself is not trouble.sign:
-        status = _status_of_word(_text.text(told_itself.details.get("signal_name")))
+        status = _told_status(f"killed by signal: {told_itself.details.get('signal_name')}")
     stack = case.end.has("faulthandler")  # of the worker: the trainer itself lived on
     if status is None and stack is not None:
         status = -(_text.whole(stack.details.get("signal")) or 0) or None
@@ -379,9 +379,5 @@ def _told_status(message: str) -> int | None:
     if match is None:
         left = _EXIT_CODE.search(message)
         return int(left[1]) if left is not None else None
-    return _status_of_word(match[1] or match[2] or "")
-
-
-def _status_of_word(said: str) -> int | None:
-    told = said.strip().lower().replace("-", " ")
+    told = (match[1] or match[2] or "").strip().lower().replace("-", " ")
     return next((-n for word, (_, n) in SIGNAL_WORDS.items() if told.startswith(word)), None)

@@ -406,7 +406,7 @@ def _judge_disk(case: Case, trouble: Trouble) -> Finding:
             else "there is room on the disks now: it may have been freed, or be another one"
         )
     where = path or "the folder that it wrote to"
-    lines = advice.advise(case, "pod_disk" if is_of_pod else "disk_full", where=where)
+    lines = advice.advise(case, "disk_full", where=where)
     return Finding(Cause.DISK_FULL, sentence, sure, evidence, lines)
 
 

@@ -287,11 +287,9 @@ def judge_collective(case: Case) -> Finding | None:
             f"{case.opening} could not connect to another rank: it had ended, or was not reached."
         )
     absent = case.sign("peer_lost")
-    silent = _SILENT_TASK.search(case.evidence.output)
-    missing = absent.details.get("missing") if absent is not None else None
-    if missing or silent is not None:
-        who = missing[0] if missing else silent[1] if silent else ""
-        sentence = f"Rank {who} stopped sending heartbeats, and the others lost it."
+    silent = _SILENT_TASK.findall(case.evidence.output)
+    if missing := (absent.details.get("missing") if absent is not None else None) or silent:
+        sentence = f"Rank {missing[0]} stopped sending heartbeats, and the others lost it."
     elif named:
         sentence = f"{case.opening} ended without a message, and the others lost it."
     return Finding(

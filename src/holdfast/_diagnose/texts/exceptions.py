@@ -98,9 +98,7 @@ _FRAME = re.compile(r'File "([^"\n]{1,400})", line (\d{1,9}), in ([^\n]{1,200})'
 _NAME = re.compile(r"(Error|Exception|Exit|Interrupt|Warning|Failed)$")
 _TYPE = re.compile(r"([A-Za-z_][\w.]*)(?::\s*(.*))?", re.DOTALL)
 _STATUS_WORD = re.compile(r"(?:\(\d+\)\s+)?[A-Z][A-Z_]{3,}:\s")  # of TensorFlow and JAX
-_NO_NEWS = re.compile(
-    r"\d+ root error|Detected at node|Node:|File \"|Traceback|\[\[|<stack traces unavail|Hint: If you"
-)
+_NO_NEWS = re.compile(r"\d+ root error|Detected at node|Node:|File \"|Traceback|\[\[|<stack traces")
 # Of load_state_dict: strict=False gets over names, and not over sizes.
 _PARTS = ("size mismatch for ", "Missing key(s)", "Unexpected key(s)")
 
@@ -120,7 +118,7 @@ def gist(message: str) -> str:
     frames = (i for i, line in enumerate(lines[:-1]) if line.lstrip().startswith('File "'))
     code = [lines[i + 1].strip() for i in frames if lines[i + 1].startswith(" ")]
     telling = [line for line in more if not _NO_NEWS.match(line) and line not in code] or more
-    parts = (next((line for line in more if line.startswith(part)), "") for part in _PARTS)
+    parts = [next((line for line in more if line.startswith(part)), "") for part in _PARTS]
     best = next(filter(_STATUS_WORD.match, telling), next(iter(telling), ""))
     return f"{first} {' '.join(filter(None, parts)) or best}".rstrip()
 

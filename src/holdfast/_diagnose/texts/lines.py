@@ -53,9 +53,8 @@ _LABELS = tuple(
 )
 # pdsh, clush and DeepSpeed's launcher of many nodes: "node-01: ", "[node-01] ".
 _HOST = re.compile(
-    r"^(?!\[?(?i:rank|epoch|step|iter|fold|srun|usage))(?:\[[\w.-]{0,60}\d\]:? "
-    r"|[A-Za-z][\w.-]{0,60}\d: |\d{1,3}(?:\.\d{1,3}){3}: )",
-    re.MULTILINE,
+    r"(?m)^(?!\[?(?i:rank|epoch|step|iter|fold|trial))"
+    r"(?:\[[\w.-]{0,60}\d\]:? |[A-Za-z][\w.-]{0,60}\d: |\d{1,3}(?:\.\d{1,3}){3}: )"
 )
 _HOST_LINES = 6
 _RANK_WITHIN = re.compile(r"\[rank(\d{1,6})\]:")

@@ -30,7 +30,7 @@ _CELL_FRAME = re.compile(
 _LEVELS = ("INFO", "DEBUG", "WARN", "WARNING", "ERROR", "CRITICAL", "FATAL", "Error", "Epoch")
 # Lines of a message that begin at the margin, as libraries print them.
 # TensorFlow's message stands below its node, or below the frames that made it.
-_ANNOUNCES = re.compile(r":$|^Node: |^\s*File \"|^<stack traces unavail")
+_ANNOUNCES = re.compile(r":$|^Node: |^File \"|^<stack traces unavail")
 _GOES_ON = re.compile(
     r"nccl\w+: |Last error|CUDA kernel errors|For debugging|Compile with|Node:|Detected at"
     r"|Hint|Collectives differ|\(\d+\) |Exception raised from|Parameter (?:at|indices|which)"
@@ -67,9 +67,10 @@ _CALLED = re.compile(r"([A-Z]\w*(?:Error|Exception))\((['\"].*)\)")  # as Hydra 
 _FATAL = re.compile(r"(?:.{0,40}\W)?(FATAL|[Ff]atal)(?: error)?\]?:? +(\S.*)")
 # What bash and env say of a line of a script. A signal is told otherwise.
 _OF_SHELL = re.compile(
-    r"-?(?:\S+: line \d+|(?:\S*/)?(?:bash|sh|zsh|dash|env)(?:: \d+)?): (?!\s*(?:\d+ [A-Z]|warning:))(\S.*)"
-    r"|(?:\S.*: )?(?:No such file or directory|Permission denied.{0,40}|Operation not permitted"
-    r"|Resource temporarily unavailable|Not a directory|Connection (?:refused|timed out))\W*"
+    r"-?(?:\S+: line \d+|(?:\S*/)?(?:(?:ba|z|da)?sh|env)(?:: \d+)?): "
+    r"(?!warning:|\s*\d+ [A-Z])(\S.*)|(?:\S.*: )?(?:No such file or directory|Permission denied"
+    r".{0,40}|Operation not permitted|Resource temporarily unavailable|Not a directory"
+    r"|Connection (?:refused|timed out))\W*"
     r"|.*\bWarning +Failed[A-Z]\w+ .*"  # of Kubernetes
 )
 # What a script echoes after that: `set -x`, or the status.
@@ -333,9 +334,8 @@ def _finish(
         if is_over:
             loose.append(body.strip())
         else:
-            is_code = is_inside and _FRAME.match(said[-1]) and not _FRAME.match(body)
-            if not is_code:
-                said.append(body.rstrip() if _FRAME.match(body) else body.strip())
+            if _FRAME.match(body) or not (is_inside and said[-1].startswith('File "')):
+                said.append(body.strip())  # without the code of its frames
             end = more
     message = "\n".join(said).strip()[:4000]
     return Traceback(error[1], message, frames, head, line, end, "\n".join(loose)[:4000])

@@ -204,6 +204,5 @@ def _count(line: str) -> Count | None:
     if epoch is None and step is None and part is None:
         plain = _PLAIN.search(line)
         return (0, float(plain[1]), 0) if plain else None
-    known = (float(each[each.lastindex or 1]) if each else 0.0 for each in (epoch, step, part))
-    first, second, third = known
-    return first, second, third
+    known = [float(each[each.lastindex or 1]) if each else 0.0 for each in (epoch, step, part)]
+    return known[0], known[1], known[2]

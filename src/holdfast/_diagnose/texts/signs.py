@@ -47,23 +47,19 @@ _OF_ALL = ("torchrun_summary", "launcher_exit")  # they end all ranks; srun may 
 _OF_LAUNCHERS = (*_OF_ALL, "srun_exit")
 _WITHOUT_CAUSE = ("holdfast_finished", "srun_exit", "launcher_exit", "stacks")
 _NO_END = ("holdfast_start", "stacks", "ranks")
-_TAIL_CHARACTERS = 64 << 10
-_LAST_LINES = 12
+_LAST_LINES, _LAST_CHARACTERS = 12, 64 << 10
 _SAYS_NOTHING = re.compile(r"\s*$|wandb: ")
-# The last line: figures of a test, or what was saved.
-_RESULT = re.compile(
-    r"(?i)(?:\[[^\]]*\]|INFO|[\w.]+:|\W)*(?:(?:test|final|best|eval\w*|validation)\b.{0,60}[:=] ?[\d.]"
+_RESULT = re.compile(  # the last line: figures of a test, or what was saved
+    r"(?i)(?:.{0,60}[\]:|>-] )?\W{0,4}(?:(?:test|final|best|eval\w*|validation)\b.{0,60}[:=] ?[\d.]"
     r"|(?:[\w:./-]+ ){1,5}(?:saved|written|exported|uploaded)\b|(?:saved|wrote|exported) "
     r"|(?:all )?(?:done|finished|completed?)\b|total (?:training )?time\b)"
 )
 _OF_ALL_STEPS = re.compile(
-    r"(?:\b([Ee]poch|EPOCH|[Ss]tep|[Ii]ter)\w{0,6}\W{0,3}|^\W{0,3}|\| *)(\d{1,9})/(\d{1,9})\b(?!/)",
-    re.MULTILINE,
+    r"(?im)(?:\b(epoch|step|iter)\w{0,6}\W{0,3}|^\W{0,3}|\| *)(\d{1,9})/(\d{1,9})\b(?!/)"
 )
 _EARLY_STOP = re.compile(
-    r"early ?stopping counter:? (\d+) (?:out of|/) \1\b|^(?:.{0,60}[\])|:] ?)?\W{0,4}early[ -]?stopp"
-    r"(?:ing|ed)(?: (?:triggered|at|after|because|due)\b.*)?\W*$",
-    re.MULTILINE | re.IGNORECASE,
+    r"(?im)early ?stopping counter:? (\d+) (?:out of|/) \1\b|^(?:.{0,60}[\])|:] ?)?\W{0,4}early"
+    r"[ -]?stopp(?:ing|ed)(?: (?:triggered|at|after|because|due)\b.*)?\W*$"
 )
 # No training goes on after these.
 _OF_AN_END = (
@@ -121,20 +117,18 @@ def read_signs(text: str, first_line: int = 1) -> list[Sign]:
 
 def _last_words(text: Text, marks: Marks) -> list[Sign]:
     """A result as the last line, after the last of all epochs and steps, or an early stop."""
-    start = max(0, len(text.whole) - _TAIL_CHARACTERS)
-    end = text.line_at(len(text.whole))
-    lines = (end, *text.before(end, _LAST_LINES))
+    whole, start = text.whole, max(0, len(text.whole) - _LAST_CHARACTERS)
+    lines = [end := text.line_at(len(whole)), *text.before(end, _LAST_LINES)]
     last = next((line for line in lines if not _SAYS_NOTHING.match(line.text)), end)
     if not _RESULT.match(last.text):
         return []
-    stops = (text.line_at(found.start()) for found in _EARLY_STOP.finditer(text.whole, start))
-    if not (ends := [line for line in stops if not marks.goes_on(line.rank, line.from_end, 1)]):
-        counts = {found[1]: found for found in _OF_ALL_STEPS.finditer(text.whole, start)}
-        if not counts or any(int(found[2]) != int(found[3]) for found in counts.values()):
-            return []
-        ends = [text.line_at(max(found.start(2) for found in counts.values()))]
-    before = {"before": ends[-1].text.strip()}
-    return [make_sign("holdfast_finished", last, before)]
+    stops = (text.line_at(found.start()) for found in _EARLY_STOP.finditer(whole, start))
+    ends = [line for line in stops if not marks.goes_on(line.rank, line.from_end, 1)]
+    counts = {str(found[1]).lower(): found for found in _OF_ALL_STEPS.finditer(whole, start)}
+    if not ends and all(int(found[2]) == int(found[3]) for found in counts.values()):
+        ends = [text.line_at(found.start(2)) for found in counts.values()]
+    before = {"before": max(ends, key=lambda line: line.start).text.strip()} if ends else {}
+    return [make_sign("holdfast_finished", last, before)] if ends else []
 
 
 def _unescaped(line: re.Match[str]) -> str:
