@@ -17,10 +17,7 @@ from holdfast._diagnose.texts.exceptions import fault_of_how
 from holdfast._diagnose.texts.signs import Sign, was_caught
 from holdfast._diagnose.verdict import Cause, Sure
 
-_BY_REASON = (
-    ("time limit", Cause.TIME_LIMIT),
-    ("preempted|requeued by slurm", Cause.PREEMPTED),
-)
+_BY_REASON = (("time limit", Cause.TIME_LIMIT), ("preempted|requeued by slurm", Cause.PREEMPTED))
 _STOPS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGSYS", "SIGTRAP")
 _ANSWER_SECONDS = 120.0
@@ -333,11 +330,8 @@ _SIGNS = (
     ("slurm_refused", Cause.ENVIRONMENT, "SLURM could not start it"),
     ("slurm_step_cancelled", Cause.ASKED, "The step of the job was cancelled"),
 )
-_ADVICE = {
-    Cause.TIME_LIMIT: "time_limit",
-    Cause.PREEMPTED: "preempted",
-    Cause.ENVIRONMENT: "refused",
-}
+_ADVICE = {Cause.TIME_LIMIT: "time_limit", Cause.PREEMPTED: "preempted"}
+_ADVICE |= {Cause.ENVIRONMENT: "refused"}
 _FACTS = {
     **{"state": "state", "exit_code": "exit code", "derived": "derived exit code"},
     **{"reason": "reason", "node": "on", "end": "end"},

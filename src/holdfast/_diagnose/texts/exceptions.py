@@ -17,29 +17,14 @@ from holdfast._diagnose.texts.signs import is_of_another, read_signs, waits_in_v
 # In the order of what they tell: a worker that was killed says more than the file that was not
 # found because of it.
 KINDS = {
-    "shm_full": "shm_full",
-    "host_oom": "host_oom",
-    "worker_killed": "worker",
-    "worker_exited": "worker",
-    "worker_conn_reset": "worker",
-    "worker_file_not_found": "worker",
-    "cuda_oom": "cuda_oom",
-    "memory_refused": "cpu_oom",
-    "quota": "disk_full",
-    "disk_full": "disk_full",
-    "torch_save_short": "disk_full",
-    "environment": "environment",
-    "address_in_use": "rendezvous",
-    "rendezvous": "rendezvous",
-    "collective_mismatch": "mismatch",
-    "nccl_timeout": "timeout",
-    "gloo_timeout": "timeout",
-    "peer_lost": "peer_lost",
-    "cuda_error": "cuda_error",
-    "cuda_assert": "cuda_error",
-    "files_limit": "files_limit",
-    "nan": "nan",
-    "nan_loss": "nan",
+    **{"shm_full": "shm_full", "host_oom": "host_oom", "worker_killed": "worker"},
+    **{"worker_exited": "worker", "worker_conn_reset": "worker", "worker_file_not_found": "worker"},
+    **{"cuda_oom": "cuda_oom", "memory_refused": "cpu_oom", "quota": "disk_full"},
+    **{"disk_full": "disk_full", "torch_save_short": "disk_full", "environment": "environment"},
+    **{"address_in_use": "rendezvous", "rendezvous": "rendezvous"},
+    **{"collective_mismatch": "mismatch", "nccl_timeout": "timeout", "gloo_timeout": "timeout"},
+    **{"peer_lost": "peer_lost", "cuda_error": "cuda_error", "cuda_assert": "cuda_error"},
+    **{"files_limit": "files_limit", "nan": "nan", "nan_loss": "nan"},
 }
 _ORDER = list(KINDS)
 # Errors of holdfast: their type tells, not their words.

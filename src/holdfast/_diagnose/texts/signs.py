@@ -127,8 +127,8 @@ def _last_words(text: Text, marks: Marks) -> list[Sign]:
     counts = {str(found[1]).lower(): found for found in _OF_ALL_STEPS.finditer(whole, start)}
     if not ends and all(int(found[2]) == int(found[3]) for found in counts.values()):
         ends = [text.line_at(found.start(2)) for found in counts.values()]
-    before = {"before": max(ends, key=lambda line: line.start).text.strip()} if ends else {}
-    return [make_sign("holdfast_finished", last, before)] if ends else []
+    ends = sorted(ends, key=lambda line: line.start)[-1:]
+    return [make_sign("holdfast_finished", last, {"before": line.text.strip()}) for line in ends]
 
 
 def _unescaped(line: re.Match[str]) -> str:
