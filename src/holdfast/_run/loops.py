@@ -236,15 +236,6 @@ class Loops:
         if ranks is not None:
             ranks.show_batch(batch)
 
-    # -- what a trainer knows better --------------------------------------------------
-
-    def set_completes_step(self, completes: bool) -> None:
-        self.completes_step = completes
-
-    def set_epochs(self, total: int | None) -> None:
-        """The number of epochs; None if a step, a time or a rule ends the fit."""
-        self.epochs_total = total
-
     # -- steps of a loop that the script writes ---------------------------------------
 
     def pass_by_hand(self) -> bool:
@@ -468,7 +459,7 @@ class Loops:
             restore_generators(self._generators)
             self._generators = None
         session.log.metrics.restore(session.found.metrics, session.found.best)
-        session.ruling.restore(session.found.rules)
+        session.ruling.judge.load(session.found.rules)
 
     def restore_generators(self) -> None:
         for lost in restore_generators(self._generators or {}):
@@ -482,10 +473,12 @@ class Loops:
         return bool(self.running) and self.running[-1].name == "run.epochs"
 
     def step_at_hand(self) -> int:
-        """The step that is being made; after the last one, still the last."""
+        """The step that is being made; after the last one of a pass, still that."""
         last, step = self._session.stops.last_step, self._boundary.step
         if last is not None:  # the signal came while its step was being saved
             return last
+        if self.is_between_passes and self.cursor.course.position.is_over:
+            return step
         return step + 1 if self.total is None else min(step + 1, self.total)
 
     def where(self) -> dict[str, Any]:
