@@ -27,7 +27,8 @@ START_AGAIN = "Start the same command again"
 _BY_NAME = {
     "environment": (ONCE_RIGHT,),
     "module": (
-        "Install it in the environment that starts the job: python -m pip list",
+        "Install it in the environment that starts the job, or activate the one that has it: "
+        "python -m pip list",
         ONCE_RIGHT,
     ),
     "shm_full": LARGER_SHM,
@@ -52,7 +53,8 @@ _BY_NAME = {
     ),
     "disk_full": (
         "Make room: df -h {where}; df -i {where} (inodes run out too); quota -s",
-        "Keep fewer checkpoints, or write them elsewhere.",
+        "Keep fewer checkpoints, or write them elsewhere; for a pod: a volume, or a larger "
+        "resources.limits.ephemeral-storage.",
         "See what dead runs have left: holdfast clean",
     ),
     "crashed": (
@@ -89,7 +91,7 @@ _BY_NAME = {
         "TORCH_DISTRIBUTED_DEBUG=DETAIL names the collective that does not match.",
     ),
     "peer_lost": (
-        "Look at the logs of all ranks: the one that does not say 'closed by peer' ended first. "
+        "Look at the logs of all ranks: the one that does not say 'closed by peer' ended first.",
         "Under `holdfast run -- torchrun …` the order of their ends is recorded.",
         "If all ranks lived, it is the network: NCCL_DEBUG=INFO, NCCL_SOCKET_IFNAME=… and "
         "GLOO_SOCKET_IFNAME=… name the interface.",
@@ -263,11 +265,9 @@ _HINTS = {
     "or --rdzv-endpoint=localhost:0",
     r"EOF when reading a line": "It asked a question (input()) and its standard input had ended. "
     "Give the answer as an argument, or ask only if sys.stdin.isatty().",
-    r"socket\w*Connect: |no socket interface|none had completed": (
-        "NCCL connects by addresses of its own, after the ranks have met: a firewall, or an "
-        "interface that the other nodes do not reach. NCCL_DEBUG=INFO shows which it takes, "
-        "NCCL_SOCKET_IFNAME=… names another."
-    ),
+    r"socket\w*Connect: |no socket interface|none had completed": "NCCL connects by addresses of "
+    "its own, after the ranks have met: a firewall, or an interface that the other nodes do not "
+    "reach. NCCL_DEBUG=INFO shows which it takes, NCCL_SOCKET_IFNAME=… names another.",
     r"ibv_\w+ failed|NET/IB|infiniband": "InfiniBand or RoCE does not get through: ibstat, "
     "NCCL_IB_HCA=…, NCCL_IB_GID_INDEX=3; to see whether it is that: NCCL_IB_DISABLE=1. For rail "
     "networks: NCCL_CROSS_NIC=0",
@@ -276,12 +276,9 @@ _HINTS = {
     r"re-initialize CUDA in forked subprocess": "Start the workers with spawn "
     "(multiprocessing_context='spawn'), or keep CUDA out of them.",
     r"Can't pickle|cannot pickle|Can't get local object": "What goes to a worker or into a file "
-    "must be a function or class of a module: no lambda, no function inside another, no open "
-    "file.",
-    r"could not select device driver|nvidia-container-cli": (
-        "Install the NVIDIA Container Toolkit on the host (nvidia-ctk runtime configure), and "
-        "restart docker."
-    ),
+    "must be a function or class of a module: no lambda, no function inside another, no open file.",
+    r"could not select device driver|nvidia-container-cli": "Install the NVIDIA Container Toolkit "
+    "on the host (nvidia-ctk runtime configure), and restart docker.",
     r"couldn't start container|container creation failed|OCI runtime|ImagePull|ErrImage": (
         "The container did not start: see what its runtime printed above (the image, its mounts, "
         "nvidia-container-cli), and start it once by hand on that node."
@@ -290,34 +287,34 @@ _HINTS = {
     "shows it; or take another one: CUDA_VISIBLE_DEVICES=…",
     r"not enough slots": "Start fewer ranks (-np), or give mpirun the nodes: --hostfile, "
     "--map-by :OVERSUBSCRIBE",
-    r"no kernel image|not compatible with the current PyTorch": (
-        "Install a build for this GPU: python -c 'import torch; print(torch.version.cuda, "
-        "torch.cuda.get_arch_list())' must have its capability (nvidia-smi --query-gpu=compute_cap "
-        "--format=csv)"
-    ),
+    r"no kernel image|not compatible with the current PyTorch": "Install a build for this GPU: "
+    "python -c 'import torch; print(torch.version.cuda, torch.cuda.get_arch_list())' must have "
+    "its capability (nvidia-smi --query-gpu=compute_cap --format=csv)",
     r"Driver/library version mismatch": "The driver was updated under the running kernel: "
     "reboot, or reload the nvidia modules.",
-    r"(?i)nvidia driver|cuda driver|CUDA GPUs|gpu backend|compiled with CUDA": (
-        "Compare: nvidia-smi (the driver and the CUDA that it can), and python -c 'import torch; "
-        "print(torch.version.cuda, torch.cuda.is_available())'; see CUDA_VISIBLE_DEVICES."
-    ),
-    r"undefined symbol|binary incompatibility|compiled using NumPy 1": (
-        "That extension was built for another version: install or build it again for the torch and "
-        "numpy that are here (pip install --force-reinstall --no-cache-dir …)."
-    ),
+    r"(?i)nvidia driver|cuda driver|CUDA GPUs|gpu backend|compiled with CUDA": "Compare: "
+    "nvidia-smi (the driver and the CUDA that it can), and python -c 'import torch; "
+    "print(torch.version.cuda, torch.cuda.is_available())'; see CUDA_VISIBLE_DEVICES.",
+    r"undefined symbol|binary incompatibility|compiled using NumPy 1": "That extension was built "
+    "for another version: install or build it again for the torch and numpy that are here (pip "
+    "install --force-reinstall --no-cache-dir …).",
+    r"'conda init'": "It was not activated. In a script, before conda activate: source "
+    '"$(conda info --base)/etc/profile.d/conda.sh"',
+    r"libGL\.so|libgthread|libSM\.so|libX\w+": "Install opencv-python-headless in place of "
+    "opencv-python, or the library: apt install libgl1 libglib2.0-0",
+    r"find C compiler": "Install a compiler there (apt install gcc), or name one: CC=/usr/bin/gcc",
+    r"[Cc]uDNN library: |DNN library is not": "Two versions of cuDNN are mixed: pip list | grep -i "
+    "cudnn; install the one that the framework asks for, and see LD_LIBRARY_PATH.",
     r"cannot open shared object|GLIBC(?:XX)?_": "See which library is found: LD_DEBUG=libs "
     "python …; module list; echo $LD_LIBRARY_PATH",
     r"has no attribute .*(?:removed|deprecated alias)|module 'numpy' has no attribute": (
         "The library is newer than the script: change that line, or pin the older version."
     ),
-    r"(?i)wandb.*(?:timed out|commerror|network)|Run initialization has timed out": (
-        "wandb did not reach its server: see the network and the key, or train without it: "
-        "WANDB_MODE=offline (wandb sync sends it later)."
-    ),
-    r"gated repo|GatedRepo|RepositoryNotFound|401 Client Error|403 Client Error": (
-        "Ask for access on the model's page, and log in where the job runs: huggingface-cli login, "
-        "or HF_TOKEN=…"
-    ),
+    r"(?i)wandb.*(?:timed out|commerror|network)|Run initialization has timed out": "wandb did "
+    "not reach its server: see the network and the key, or train without it: WANDB_MODE=offline "
+    "(wandb sync sends it later).",
+    r"gated repo|GatedRepo|RepositoryNotFound|401 Client Error|403 Client Error": "Ask for access "
+    "on the model's page, and log in where the job runs: huggingface-cli login, or HF_TOKEN=…",
     (
         r"(?i)name resolution|Max retries exceeded|couldn't connect to|ConnectTimeout"
         r"|Network is unreachable|SSLError|CERTIFICATE_VERIFY"
@@ -346,23 +343,19 @@ _HINTS = {
     "tail, df -h, smartctl -a; on NFS or Lustre see the server and its quota.",
     r"[Rr]ead-only file system|Errno 30\]": "The file system is mounted read-only, on purpose or "
     "after an error: mount | grep ro, sudo dmesg | tail; or write elsewhere.",
-    r"unable to lock file|Resource temporarily unavailable": (
-        "Another process has the file open: a worker that was forked, or a second job; save under "
-        "another name, or HDF5_USE_FILE_LOCKING=FALSE"
-    ),
+    r"unable to lock file|Resource temporarily unavailable": "Another process has the file open: "
+    "a worker that was forked, or a second job; save under another name, or "
+    "HDF5_USE_FILE_LOCKING=FALSE",
     r"File too large|Errno 27\]": "Files may not be that large there: ulimit -f unlimited",
-    r"can't start new thread|pthread_create|Resource temporarily unavailable": (
-        "A limit on threads or memory was hit: ulimit -u, ulimit -v, OMP_NUM_THREADS=1, fewer "
-        "workers; in a container --pids-limit."
-    ),
-    r"(?i)\bECC\b|fallen off the bus|\bXid\b|GPU is lost|NVLink|row remap": (
-        "The GPU itself failed: take another node and tell its administrators; nvidia-smi -q, sudo "
-        "nvidia-smi --gpu-reset -i N or a reboot may bring it back, else it is the hardware."
-    ),
-    r"n_classes|nll_loss|index out of bounds|indexSelect|ScatterGather|srcIndex": (
-        "A label or an index is out of range: see that it lies in 0 … classes - 1 (or is "
-        "ignore_index), and ids below the size of the embedding."
-    ),
+    r"can't start new thread|pthread_create|Resource temporarily unavailable": "A limit on "
+    "threads or memory was hit: ulimit -u, ulimit -v, OMP_NUM_THREADS=1, fewer workers; in a "
+    "container --pids-limit.",
+    r"(?i)\bECC\b|fallen off the bus|\bXid\b|GPU is lost|NVLink|row remap": "The GPU itself "
+    "failed: take another node and tell its administrators; nvidia-smi -q, sudo nvidia-smi "
+    "--gpu-reset -i N or a reboot may bring it back, else it is the hardware.",
+    r"n_classes|nll_loss|index out of bounds|indexSelect|ScatterGather|srcIndex": "A label or an "
+    "index is out of range: see that it lies in 0 … classes - 1 (or is ignore_index), and ids "
+    "below the size of the embedding.",
     r"CUDNN_STATUS|[Cc]udnn handle|cuDNN failed": "Mostly the GPU's memory is full, or cuDNN "
     "does not fit: see nvidia-smi, make the batch smaller; in TensorFlow set_memory_growth(gpu, "
     "True); compare the versions of CUDA and cuDNN.",
@@ -415,7 +408,8 @@ _FOR = (
     (
         r"sbatch|sacct|SLURM",
         r"(?i)slurm|srun|sbatch",
-        r"\bPBS\b|TERM_|\bLSF\b|YARN|OOMKilled|(?i:kubelet|kubernetes|walltime)",
+        r"\bPBS\b|TERM_|\bLSF\b|YARN|OOMKilled|EventType|(?i:kubelet|kubernetes|walltime|preempted"
+        r"|interruption )",
     ),
     (r"holdfast (?:ls|clean)", r"holdfast", r""),
 )

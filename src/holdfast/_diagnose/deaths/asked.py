@@ -17,10 +17,7 @@ from holdfast._diagnose.texts.exceptions import fault_of_how
 from holdfast._diagnose.texts.signs import Sign, was_caught
 from holdfast._diagnose.verdict import Cause, Sure
 
-_BY_REASON = (
-    ("time limit", Cause.TIME_LIMIT),
-    ("preempted|requeued by slurm", Cause.PREEMPTED),
-)
+_BY_REASON = (("time limit", Cause.TIME_LIMIT), ("preempted|requeued by slurm", Cause.PREEMPTED))
 _STOPS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGSYS", "SIGTRAP")
 _ANSWER_SECONDS = 120.0
@@ -241,6 +238,8 @@ def _said_finished(case: Case) -> Finding | None:
     step = _text.whole(sign.details.get("step"))
     at = f", at step {step}" if step is not None else ""
     evidence = [f"it printed: {_text.one_line(sign.text)}"]
+    if before := _text.text(sign.details.get("before")):
+        evidence.insert(0, f"it printed: {_text.one_line(before)}")
     evidence += [
         f"it then printed an error, and went on: {_text.one_line(each.text)}" for each in after[-1:]
     ] or ["no error was printed after that"]
@@ -331,11 +330,8 @@ _SIGNS = (
     ("slurm_refused", Cause.ENVIRONMENT, "SLURM could not start it"),
     ("slurm_step_cancelled", Cause.ASKED, "The step of the job was cancelled"),
 )
-_ADVICE = {
-    Cause.TIME_LIMIT: "time_limit",
-    Cause.PREEMPTED: "preempted",
-    Cause.ENVIRONMENT: "refused",
-}
+_ADVICE = {Cause.TIME_LIMIT: "time_limit", Cause.PREEMPTED: "preempted"}
+_ADVICE |= {Cause.ENVIRONMENT: "refused"}
 _FACTS = {
     **{"state": "state", "exit_code": "exit code", "derived": "derived exit code"},
     **{"reason": "reason", "node": "on", "end": "end"},
@@ -388,6 +384,8 @@ def _by_signs(case: Case) -> Finding | None:
             sentence = re.sub("SLURM(?='|\\b)", "the scheduler", sentence)
             sentence = f"{sentence[:1].upper()}{sentence[1:]}"
         is_of_slurm = re.search("(?i)slurm|srun|sbatch|PBS|TERM_", said) is not None
+        if "OOMKilled" in said:
+            sentence = "Kubernetes ended a container at its memory limit"
         is_certain = is_of_slurm and kind != "slurm_step_cancelled"
         sure = Sure.CERTAIN if is_certain else Sure.LIKELY
         return _of_slurm(case, cause, sentence, sure, [said])

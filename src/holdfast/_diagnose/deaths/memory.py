@@ -308,6 +308,9 @@ def judge_worker(case: Case, trouble: Trouble) -> Finding:
     if status is None:
         status = _told_status(trouble.message)
     sure = Sure.CERTAIN if status is not None else Sure.LIKELY
+    told_itself = case.sign("worker_killed")  # its own handler of the signal
+    if status is None and told_itself is not None and told_itself is not trouble.sign:
+        status = _told_status(f"killed by signal: {told_itself.details.get('signal_name')}")
     stack = case.end.has("faulthandler")  # of the worker: the trainer itself lived on
     if status is None and stack is not None:
         status = -(_text.whole(stack.details.get("signal")) or 0) or None
@@ -376,5 +379,5 @@ def _told_status(message: str) -> int | None:
     if match is None:
         left = _EXIT_CODE.search(message)
         return int(left[1]) if left is not None else None
-    told = (match[1] or match[2] or "").strip().lower()
+    told = (match[1] or match[2] or "").strip().lower().replace("-", " ")
     return next((-n for word, (_, n) in SIGNAL_WORDS.items() if told.startswith(word)), None)

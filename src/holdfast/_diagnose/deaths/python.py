@@ -49,12 +49,8 @@ def judge_python(case: Case) -> Finding | None:
     trouble = _trouble(case)
     if (found := _usage(case, trouble)) is not None or trouble is None:
         return found
-    judges = {
-        "worker": judge_worker,
-        "shm_full": _judge_shm,
-        "disk_full": _judge_disk,
-        "cuda_oom": _judge_cuda_oom,
-    }
+    judges = {"worker": judge_worker, "shm_full": _judge_shm}
+    judges |= {"disk_full": _judge_disk, "cuda_oom": _judge_cuda_oom}
     if trouble.kind in judges:
         return judges[trouble.kind](case, trouble)
     fault, said = trouble.fault, trouble.said
@@ -134,8 +130,11 @@ def _trouble(case: Case) -> Trouble | None:
                 said = _text.one_line(better[-1].text, 200)
                 return Trouble(kind_of_sign(better[-1]), said, None, better[-1])
             return Trouble(kind_of_sign(better[-1]), fault.sentence(), fault, better[-1])
-        below = (s for s in signs if s.text in fault.tail and kind_of_sign(s) == fault.kind)
-        return Trouble(fault.kind, fault.sentence(), fault, next(below, None))
+        # Of what a machine lacks, a library says more above the exception.
+        above = [s for s in signs if s.kind == "environment" and fault.type not in s.text]
+        below = [s for s in signs if s.text in fault.tail and kind_of_sign(s) == fault.kind]
+        below += above if fault.kind == "environment" else []
+        return Trouble(fault.kind, fault.sentence(), fault, next(iter(below), None))
     if case.end.status in (0, None) and case.evidence.kind == "run":
         return None  # the printed lines are not why it ended
     if signs:
@@ -268,6 +267,7 @@ def _usage(case: Case, trouble: Trouble | None) -> Finding | None:
 
 # -- The memory of a GPU ---------------------------------------------------------------------------
 
+_OTHERS_USE = re.compile(r"\bProcess \d+ has [\d.]+ ?[KMGT]iB\b")
 _FRAGMENTED = 0.15  # of all memory, reserved and not used
 _LITTLE = 0.03
 _FIGURES = ("tried", "total", "free", "allocated", "reserved_unallocated")
@@ -286,6 +286,7 @@ def _judge_cuda_oom(case: Case, trouble: Trouble) -> Finding:
     if free is not None:
         parts.append(f"{_text.size(free)} were free")
     evidence += [", ".join(parts)] if parts else []
+    evidence += [f"{each} of that GPU" for each in _OTHERS_USE.findall(trouble.message)[:4]]
     evidence += _largest(noted)
     is_fragmented = bool(
         idle

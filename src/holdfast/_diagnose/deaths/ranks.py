@@ -28,6 +28,7 @@ _DYING_SECONDS = 10.0
 _MOST_OTHERS = 8
 _SOCKET_ERRORS = ("ConnectionResetError", "BrokenPipeError", "ConnectionRefusedError")
 _NEVER_CONNECTED = re.compile(r"Connection refused|\bConnect to \S+ failed")
+_SILENT_TASK = re.compile(r"heartbeats\):\s+/job:\w+/replica:\d+/task:(\d{1,6})\b")  # of JAX
 _LAST_WORDS = ("faulthandler", "cxx_exception", "heap_damage")  # of a process that crashes
 _SAYS_WHY = ("shm_full", "cuda_oom")
 _TIMEOUTS, _LOST = ("nccl_timeout", "gloo_timeout"), ("peer_lost",)
@@ -286,7 +287,8 @@ def judge_collective(case: Case) -> Finding | None:
             f"{case.opening} could not connect to another rank: it had ended, or was not reached."
         )
     absent = case.sign("peer_lost")
-    if absent is not None and (missing := absent.details.get("missing")):
+    silent = _SILENT_TASK.findall(case.evidence.output)
+    if missing := (absent.details.get("missing") if absent is not None else None) or silent:
         sentence = f"Rank {missing[0]} stopped sending heartbeats, and the others lost it."
     elif named:
         sentence = f"{case.opening} ended without a message, and the others lost it."

@@ -38,15 +38,9 @@ _SHELL_STATUSES = {128 + number: -number for number in (4, 6, 7, 8, 9, 11)}
 _OF_ANOTHER = re.compile(r"rank [1-9]\d* ")  # the reason with which rank 0 was told to leave
 _WENT_FIRST = re.compile(r"rank (\d{1,6})(?: on \S+)? failed: (.*)", re.DOTALL)
 _LINES = {  # of a shell or of srun
-    "killed_line": -9,
-    "segfault_line": -11,
-    "abort_line": -6,
-    "bus_error": -7,
-    "illegal_instruction_line": -4,
-    "floating_point_line": -8,
-    "terminated_line": -15,
-    **{"kernel_oom": -9, "slurm_oom": -9},
-    "kernel_segfault": -11,
+    **{"killed_line": -9, "segfault_line": -11, "abort_line": -6, "bus_error": -7},
+    **{"illegal_instruction_line": -4, "floating_point_line": -8, "terminated_line": -15},
+    **{"kernel_oom": -9, "slurm_oom": -9, "kernel_segfault": -11},
 }
 _OF_OTHERS = ("timeout", "peer_lost", "rendezvous")  # what an exception says of other ranks
 _LAUNCHER_ENDS = (-15, -9, -2, -1)  # what torchrun and srun send to those that are left

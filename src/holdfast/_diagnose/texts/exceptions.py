@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
 from typing import Any
 
 from holdfast import _text
@@ -18,29 +17,14 @@ from holdfast._diagnose.texts.signs import is_of_another, read_signs, waits_in_v
 # In the order of what they tell: a worker that was killed says more than the file that was not
 # found because of it.
 KINDS = {
-    "shm_full": "shm_full",
-    "host_oom": "host_oom",
-    "worker_killed": "worker",
-    "worker_exited": "worker",
-    "worker_conn_reset": "worker",
-    "worker_file_not_found": "worker",
-    "cuda_oom": "cuda_oom",
-    "memory_refused": "cpu_oom",
-    "quota": "disk_full",
-    "disk_full": "disk_full",
-    "torch_save_short": "disk_full",
-    "environment": "environment",
-    "address_in_use": "rendezvous",
-    "rendezvous": "rendezvous",
-    "collective_mismatch": "mismatch",
-    "nccl_timeout": "timeout",
-    "gloo_timeout": "timeout",
-    "peer_lost": "peer_lost",
-    "cuda_error": "cuda_error",
-    "cuda_assert": "cuda_error",
-    "files_limit": "files_limit",
-    "nan": "nan",
-    "nan_loss": "nan",
+    **{"shm_full": "shm_full", "host_oom": "host_oom", "worker_killed": "worker"},
+    **{"worker_exited": "worker", "worker_conn_reset": "worker", "worker_file_not_found": "worker"},
+    **{"cuda_oom": "cuda_oom", "memory_refused": "cpu_oom", "quota": "disk_full"},
+    **{"disk_full": "disk_full", "torch_save_short": "disk_full", "environment": "environment"},
+    **{"address_in_use": "rendezvous", "rendezvous": "rendezvous"},
+    **{"collective_mismatch": "mismatch", "nccl_timeout": "timeout", "gloo_timeout": "timeout"},
+    **{"peer_lost": "peer_lost", "cuda_error": "cuda_error", "cuda_assert": "cuda_error"},
+    **{"files_limit": "files_limit", "nan": "nan", "nan_loss": "nan"},
 }
 _ORDER = list(KINDS)
 # Errors of holdfast: their type tells, not their words.
@@ -99,7 +83,9 @@ _FRAME = re.compile(r'File "([^"\n]{1,400})", line (\d{1,9}), in ([^\n]{1,200})'
 _NAME = re.compile(r"(Error|Exception|Exit|Interrupt|Warning|Failed)$")
 _TYPE = re.compile(r"([A-Za-z_][\w.]*)(?::\s*(.*))?", re.DOTALL)
 _STATUS_WORD = re.compile(r"(?:\(\d+\)\s+)?[A-Z][A-Z_]{3,}:\s")  # of TensorFlow and JAX
-_NO_NEWS = re.compile(r"\d+ root error|Detected at node|Node:|File \"|Traceback")
+_NO_NEWS = re.compile(r"\d+ root error|Detected at node|Node:|File \"|Traceback|\[\[|<stack traces")
+# Of load_state_dict: strict=False gets over names, and not over sizes.
+_PARTS = ("size mismatch for ", "Missing key(s)", "Unexpected key(s)")
 
 
 def gist(message: str) -> str:
@@ -108,16 +94,18 @@ def gist(message: str) -> str:
     >>> gist("Graph execution error:\\n1 root error(s) found.\\n(0) INVALID_ARGUMENT: It is empty")
     'Graph execution error: (0) INVALID_ARGUMENT: It is empty'
     """
-    first, *more = [line.strip() for line in message.splitlines() if line.strip()] or [""]
+    lines = [line.rstrip() for line in message.splitlines() if line.strip()] or [""]
+    first, *more = map(str.strip, lines)
     if "Last error:" in more[:-1]:  # NCCL: its own words, and their cause
         return f"{more[more.index('Last error:') + 1]} ({first})"
     if not first.endswith(":"):
         return first
-    telling = [line for line in more if not _NO_NEWS.match(line)]
-    code = [line for above, line in pairwise(more) if above.startswith('File "')]
-    telling = [line for line in telling if line not in code] or telling
+    frames = (i for i, line in enumerate(lines[:-1]) if line.lstrip().startswith('File "'))
+    code = [lines[i + 1].strip() for i in frames if lines[i + 1].startswith(" ")]
+    telling = [line for line in more if not _NO_NEWS.match(line) and line not in code] or more
+    parts = [next((line for line in more if line.startswith(part)), "") for part in _PARTS]
     best = next(filter(_STATUS_WORD.match, telling), next(iter(telling), ""))
-    return f"{first} {best}".rstrip()
+    return f"{first} {' '.join(filter(None, parts)) or best}".rstrip()
 
 
 def kind_of_sign(sign: Sign) -> str:

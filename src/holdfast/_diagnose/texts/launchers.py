@@ -33,8 +33,8 @@ _OF_A_VICTIM = re.compile(
 # Other launchers, and Python's own subprocess, with the status of their child.
 _SIGNAL_STATUS = r"[:= ]{1,3}(?P<code>-[1-9]\d?|1(?:24|29|3\d|4[0-3]))(?:\W*$| \(SIG)"
 _EXITS = {
-    "exits with return code = ": r"(?:--local_rank[= ](?P<rank>\d{1,6})\b.*)?"
-    r"exits with return code = (?P<code>-?\d{1,3})\b",
+    # The `--local_rank` in DeepSpeed's line is that of the process that it started last.
+    "exits with return code = ": r"exits with return code = (?P<code>-?\d{1,3})\b",
     " exited with code ": r"(?:lobal rank (?P<rank>\d{1,6}) \(PID \d+\)|^[\w.-]+)"
     r" exited with code (?P<code>-?\d{1,3})",
     "Child process with PID ": r"\[rank: (?P<rank>\d{1,6})\] Child process with PID \d+ "
@@ -46,10 +46,7 @@ _EXITS = {
     "Container rank ": r"Container rank (?P<rank>\d{1,6}) status failed .*"
     r"\bcode (?P<code>-?\d{1,3})\b",
     # The status of any other launcher: that of a signal, at the end of a line. Prose has others.
-    "xit code": rf"xit code{_SIGNAL_STATUS}",
-    "xit Code": rf"xit Code{_SIGNAL_STATUS}",
-    "xit status": rf"xit status{_SIGNAL_STATUS}",
-    "xitcode": rf"xitcode{_SIGNAL_STATUS}",
+    **{f"xit{w}": f"xit{w}{_SIGNAL_STATUS}" for w in (" code", " Code", " status", "code")},
     "Process name: [[": r"Process name: \[\[\d+,\d+\],(?P<rank>\d{1,6})\]",
     "make: *** [": r"make: \*\*\* \[.*\] Error (?P<code>\d{1,3})$",
     "died with <Signals.": r"died with <Signals\.\w+: (?P<signal>\d{1,2})>",
@@ -88,12 +85,8 @@ def read_launchers(text: Text, exceptions: list[Sign]) -> Iterator[Sign]:
         if match is not None and not summaries:
             # Without the summary, as when the agent was killed while it wrote.
             rank, code = int(match[2]), int(match[1])
-            details = {
-                "exitcodes": {rank: code},
-                "root": rank,
-                "culprit": rank,
-                "pid": int(match[3]),
-            }
+            pid = int(match[3])
+            details = {"exitcodes": {rank: code}, "root": rank, "culprit": rank, "pid": pid}
             yield make_sign("torchrun_summary", line, {**details, "launcher": "torchrun"}, rank)
     for line in text.hits("Exception: process "):
         match = _SPAWN.search(line.text)
@@ -241,12 +234,9 @@ SIGNAL_WORDS = {
     "aborted": ("abort_line", 6),
     "illegal instruction": ("illegal_instruction_line", 4),
     "floating point exception": ("floating_point_line", 8),
-    "terminated": ("terminated_line", 15),
-    "hangup": ("terminated_line", 1),
-    "quit": ("terminated_line", 3),
-    "trace/breakpoint trap": ("trap_line", 5),
-    "user defined signal 1": ("terminated_line", 10),
-    "user defined signal 2": ("terminated_line", 12),
+    **{"terminated": ("terminated_line", 15), "hangup": ("terminated_line", 1)},
+    **{"quit": ("terminated_line", 3), "trace/breakpoint trap": ("trap_line", 5)},
+    **{f"user defined signal {n}": ("terminated_line", 8 + 2 * n) for n in (1, 2)},
     "CPU time limit exceeded": ("terminated_line", 24),
     "file size limit exceeded": ("terminated_line", 25),
     "out of memory": ("slurm_oom", 9),
@@ -285,12 +275,8 @@ _CANCELLED = re.compile(
     r"\*\*\* (?P<what>JOB|STEP) (?P<id>[\w.+\[\]-]+) ON (?P<node>\S+) CANCELLED AT (?P<at>\S+)"
     r"(?P<why> DUE (?:TO|to) .*?)?(?:, SEE [^*]*)? \*\*\*"
 )
-_REASONS = {
-    "TIME LIMIT": "slurm_time_limit",
-    "PREEMPT": "slurm_preempted",
-    "NODE FAIL": "slurm_node_fail",
-    "REQUEUE": "slurm_requeued",
-}
+_REASONS = {"TIME LIMIT": "slurm_time_limit", "PREEMPT": "slurm_preempted"}
+_REASONS |= {"NODE FAIL": "slurm_node_fail", "REQUEUE": "slurm_requeued"}
 _TERMINATE = re.compile(r"terminate called after throwing an instance of '(?P<type>[^']*)'")
 
 

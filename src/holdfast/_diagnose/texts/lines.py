@@ -7,6 +7,7 @@ whole, and only the lines that were found are cut out.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache, cached_property
 from itertools import chain
@@ -50,6 +51,12 @@ _LABELS = tuple(
         ),
     )
 )
+# pdsh, clush and DeepSpeed's launcher of many nodes: "node-01: ", "[node-01] ".
+_HOST = re.compile(
+    r"(?m)^(?!\[?(?i:rank|epoch|step|iter|fold|trial))"
+    r"(?:\[[\w.-]{0,60}\d\]:? |[A-Za-z][\w.-]{0,60}\d: |\d{1,3}(?:\.\d{1,3}){3}: )"
+)
+_HOST_LINES = 6
 _RANK_WITHIN = re.compile(r"\[rank(\d{1,6})\]:")
 FIRST_HITS, LAST_HITS = 10, 90
 
@@ -82,7 +89,7 @@ class Text:
     """A whole text of any length, and its lines on demand."""
 
     def __init__(self, raw: str, first_line: int = 1) -> None:
-        self.whole = _ANSI.sub("", raw) if "\x1b" in raw else raw
+        self.whole = _without_hosts(_ANSI.sub("", raw) if "\x1b" in raw else raw)
         # ASCII with the same offsets: several times as fast to search.
         self._plain = _ascii(self.whole)
         self._first_line = first_line
@@ -175,6 +182,16 @@ class Text:
     def _bars_in(self, start: int, end: int) -> int:
         """How often a progress bar has overwritten a line."""
         return self._plain.count("\r", start, end) - self._plain.count("\r\n", start, end)
+
+
+def _without_hosts(text: str) -> str:
+    """Without the names that stand before most lines, if they are few: those of hosts."""
+    sample = text[-4 * _BLOCK :]
+    found = Counter(_HOST.findall(sample))
+    names = [name for name, lines in found.items() if lines >= _HOST_LINES]
+    if sum(found[name] for name in names) * 2 < sample.count("\n") or not names:
+        return text
+    return re.sub(f"^(?:{'|'.join(map(re.escape, names))})", "", text, flags=re.MULTILINE)
 
 
 def split_prefix(line: str) -> tuple[int | None, str]:

@@ -29,7 +29,8 @@ _CELL_FRAME = re.compile(
 )
 _LEVELS = ("INFO", "DEBUG", "WARN", "WARNING", "ERROR", "CRITICAL", "FATAL", "Error", "Epoch")
 # Lines of a message that begin at the margin, as libraries print them.
-_ANNOUNCES = re.compile(r":$|^Node: ")  # TensorFlow's message stands below its node
+# TensorFlow's message stands below its node, or below the frames that made it.
+_ANNOUNCES = re.compile(r":$|^Node: |^File \"|^<stack traces unavail")
 _GOES_ON = re.compile(
     r"nccl\w+: |Last error|CUDA kernel errors|For debugging|Compile with|Node:|Detected at"
     r"|Hint|Collectives differ|\(\d+\) |Exception raised from|Parameter (?:at|indices|which)"
@@ -66,16 +67,22 @@ _CALLED = re.compile(r"([A-Z]\w*(?:Error|Exception))\((['\"].*)\)")  # as Hydra 
 _FATAL = re.compile(r"(?:.{0,40}\W)?(FATAL|[Ff]atal)(?: error)?\]?:? +(\S.*)")
 # What bash and env say of a line of a script. A signal is told otherwise.
 _OF_SHELL = re.compile(
-    r"-?(?:\S+: line \d+|(?:\S*/)?(?:bash|sh|zsh|dash|env)(?:: \d+)?): (?!\s*\d+ [A-Z])(\S.*)"
-    r"|(?:\S.*: )?(?:No such file or directory|Permission denied.{0,40}|Operation not permitted"
-    r"|Resource temporarily unavailable|Not a directory|Connection (?:refused|timed out))\W*"
+    r"-?(?:\S+: line \d+|(?:\S*/)?(?:(?:ba|z|da)?sh|env)(?:: \d+)?): "
+    r"(?!warning:|\s*\d+ [A-Z])(\S.*)|(?:\S.*: )?(?:No such file or directory|Permission denied"
+    r".{0,40}|Operation not permitted|Resource temporarily unavailable|Not a directory"
+    r"|Connection (?:refused|timed out))\W*"
     r"|.*\bWarning +Failed[A-Z]\w+ .*"  # of Kubernetes
+)
+# What a script echoes after that: `set -x`, or the status.
+_OF_TRACE = re.compile(
+    r"\++ .*|(?:\S+ ){0,6}(?i:exit(?:ed)?|status|code|rc)\W*(?:\w+\W+){0,3}\d{1,3}\W*"
 )
 _ALONE = re.compile(r"(MemoryError|KeyboardInterrupt):?()")  # without a message
 _ANNOUNCED = re.compile(r"([A-Z]\w*Error):")  # its message follows, indented
 _PROMPT = re.compile(r"\((?:Pdb|ipdb)(?:\+\+)?\)|ipdb>")
 _PROMPT_PLACE = re.compile(r"> (\S.*)\((\d{1,9})\)(\S+?)\(\)")
 _LAST_LINES = 60
+_FEW_LINES = 3  # that a script prints after its command was not found
 _MOST_BEFORE_CUT = 2  # lines of a frame before the first whole one
 _WITHOUT_HEADER = ("SyntaxError", "IndentationError", "TabError")
 _MOST_LINES = 600
@@ -123,13 +130,16 @@ def _sign_alone(line: Line, name: str, said: str, frames: list[Any], **more: Any
 def read_last_lines(text: Text, *, has_trained: bool) -> Iterator[Sign]:
     """An exception in the last lines, where a launcher or a logger prints only that."""
     end = text.line_at(len(text.whole))
-    below = ""  # the next line that is not empty
+    below, lines_below = "", 0  # the next line that is not empty, and how many there are
     for line in (end, *text.before(end, _LAST_LINES)):
         said = line.text.strip()
+        if _OF_TRACE.fullmatch(said):
+            continue
         if not below and _PROMPT.fullmatch(said):
             yield _at_prompt(text, line)
             return
-        if said and not below and not has_trained and _OF_SHELL.fullmatch(said):
+        shell = None if has_trained or not said else _OF_SHELL.fullmatch(said)
+        if shell is not None and (not below or (shell[1] and lines_below < _FEW_LINES)):
             above = next(text.before(line, 1), line)  # bash prints the line of a syntax error, too
             first = above if _OF_SHELL.fullmatch(above.text.strip()) else line
             yield make_sign("environment", first)
@@ -145,6 +155,7 @@ def read_last_lines(text: Text, *, has_trained: bool) -> Iterator[Sign]:
             yield _sign_alone(line, error[1], below.strip(), [], is_bare=True)
             return
         below = line.text if said else below
+        lines_below += bool(said)
     yield from _read_unfinished(text, end)
 
 
@@ -165,6 +176,7 @@ def _read_unfinished(text: Text, end: Line) -> Iterator[Sign]:
         if _HEADER in line.text:
             is_asked = line.text.startswith("^C")
             name = "KeyboardInterrupt" if is_asked else "Exception"
+            line = line._replace(from_end=end.from_end)
             yield _sign_alone(line, name, "the log ends in its traceback", [], is_bare=True)
             return
         if line.text.strip() and not line.text.startswith((" ", "\t")):
@@ -199,7 +211,11 @@ def tracebacks(text: Text) -> list[Traceback]:
             one.chain = before.chain
             found.remove(before)
         elif before is not None and _is_linked(text, before, one):
-            one.chain = [before.sentence, *before.chain][:10]
+            if before.sentence == one.sentence:  # of another process: its frames tell the place
+                one.details["outermost"] = one.frames[0][2] if one.frames else ""
+                one.frames, one.chain = before.frames, before.chain
+            else:
+                one.chain = [before.sentence, *before.chain][:10]
             one.details["lines"][0] = before.details.get("lines", one.details["lines"])[0]
             found.remove(before)
         if before is not None and before not in found:
@@ -309,17 +325,17 @@ def _finish(
             blanks += 1
             continue
         is_inside = body.startswith((" ", "\t"))
-        # A blank line ends a message, unless the line before it announces more.
-        is_over = is_over or bool(blanks and not is_inside and not said[-1].endswith(":"))
-        if not is_over and not is_inside:
-            is_over = not (_ANNOUNCES.search(said[-1]) or _GOES_ON.match(body))
+        # A line at the margin or below a blank one ends it, unless the one before announces more.
+        if not is_inside and not _ANNOUNCES.search(said[-1]):
+            is_over = is_over or bool(blanks) or not _GOES_ON.match(body)
         if is_inside and _FRAME.match(body) and "most recent call last" not in "".join(said):
             is_over = True
         blanks = 0
         if is_over:
             loose.append(body.strip())
         else:
-            said.append(body.strip())
+            if _FRAME.match(body) or not (is_inside and said[-1].startswith('File "')):
+                said.append(body.strip())  # without the code of its frames
             end = more
     message = "\n".join(said).strip()[:4000]
     return Traceback(error[1], message, frames, head, line, end, "\n".join(loose)[:4000])

@@ -82,8 +82,9 @@ _NO_LOSS = re.compile(
 )
 _SEVERAL = re.compile(r"[:=] ?-?nan, .*[:=] ?-?nan\b")  # figures of one step
 _NO_GRADIENT = re.compile(r"\bgrad(?:ient)?[ _]?norm['\"]?\W{1,4}(?:nan|inf)\b", re.I)
+_NOT_FINITE = re.compile(r"[:=(] ?[+-]?(?:nan|inf)\b", re.I)
 _ERRORS = re.compile(r"Error|Exception|Traceback|File \"|[Oo]ut of memory")
-_MOST_BAD = 2  # losses in a row up to the end that are not numbers
+_MOST_BAD = 2  # figures up to the end that are not numbers
 
 Count = tuple[float, float, float]
 _NONE = (0.0, 0.0, 0.0)
@@ -96,6 +97,7 @@ class Mark(NamedTuple):
     rank: int | None
     counted: Count | None  # epoch, step, n of m
     loss: str  # as it was printed; empty if there is none
+    bad: int  # figures that are no numbers, beside such a loss
     start: int
     bar: str = ""  # m of n of m, if it is a state of a progress bar
 
@@ -146,12 +148,13 @@ class Marks:
 
     def bad_losses(self) -> list[Mark]:
         """The losses up to the end that are not numbers; empty if the last ones are numbers."""
-        found: list[Mark] = []
-        for mark in reversed(self.losses):
-            if not re.fullmatch(r"(?i)[+-]?(?:nan|inf)", mark.loss):
-                break
-            found.append(mark)
-        return found[::-1] if len(found) >= _MOST_BAD else []
+        last = max((i for i, mark in enumerate(self.losses, 1) if not mark.bad), default=0)
+        found = self.losses[last:]
+        return found if sum(mark.bad for mark in found) >= _MOST_BAD else []
+
+    def is_finite_after(self, from_end: int) -> bool:
+        """Whether a loss below a line is a number again."""
+        return any(mark.from_end < from_end and not mark.bad for mark in self.losses)
 
 
 def _is_drawn_once(marks: list[Mark]) -> bool:
@@ -176,6 +179,8 @@ def _read(text: Text) -> Iterator[Mark]:
         passed = whole[place:begin]
         after -= passed.count("\n") + passed.count("\r") - passed.count("\r\n")
         place = begin
+        if ' File "' in whole[max(0, begin - _LONGEST) : max(0, begin - 1)].rpartition("\n")[2]:
+            line = ""  # the code of a frame, as fit(epochs=10)
         if error := _ERRORS.search(line):  # an error may follow a progress bar in the same line
             bar = PROGRESS_BAR.match(line[: error.start()])
             line = bar[0] if bar else ""
@@ -186,9 +191,11 @@ def _read(text: Text) -> Iterator[Mark]:
                 loss is None and (_NO_GRADIENT.search(said) or _SEVERAL.search(said))
             )
             value = "nan" if is_lost else loss[1] if loss else ""
+            is_bad = re.fullmatch(r"(?i)[+-]?(?:nan|inf)", value) is not None
+            bad = max(1, len(_NOT_FINITE.findall(said))) if is_bad else 0
             of_many = _OF_MANY.search(said) if PROGRESS_BAR.match(said) else None
             total = of_many[0].partition("/")[2] if of_many else ""
-            yield Mark(max(0, after), rank, _count(said), value, begin, total)
+            yield Mark(max(0, after), rank, _count(said), value, bad, begin, total)
         found = _WORD.search(whole, max(begin + len(line), found.end()))
 
 
@@ -197,6 +204,5 @@ def _count(line: str) -> Count | None:
     if epoch is None and step is None and part is None:
         plain = _PLAIN.search(line)
         return (0, float(plain[1]), 0) if plain else None
-    known = (float(each[each.lastindex or 1]) if each else 0.0 for each in (epoch, step, part))
-    first, second, third = known
-    return first, second, third
+    known = [float(each[each.lastindex or 1]) if each else 0.0 for each in (epoch, step, part)]
+    return known[0], known[1], known[2]

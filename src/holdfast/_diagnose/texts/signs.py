@@ -46,10 +46,25 @@ _TRAINED = 5  # losses
 _OF_ALL = ("torchrun_summary", "launcher_exit")  # they end all ranks; srun may not
 _OF_LAUNCHERS = (*_OF_ALL, "srun_exit")
 _WITHOUT_CAUSE = ("holdfast_finished", "srun_exit", "launcher_exit", "stacks")
+_NO_END = ("holdfast_start", "stacks", "ranks")
+_LAST_LINES, _LAST_CHARACTERS = 12, 64 << 10
+_SAYS_NOTHING = re.compile(r"\s*$|wandb: ")
+_RESULT = re.compile(  # the last line: figures of a test, or what was saved
+    r"(?i)(?:.{0,60}[\]:|>-] )?\W{0,4}(?:(?:test|final|best|eval\w*|validation)\b.{0,60}[:=] ?[\d.]"
+    r"|(?:[\w:./-]+ ){1,5}(?:saved|written|exported|uploaded)\b|(?:saved|wrote|exported) "
+    r"|(?:all )?(?:done|finished|completed?)\b|total (?:training )?time\b)"
+)
+_OF_ALL_STEPS = re.compile(
+    r"(?im)(?:\b(epoch|step|iter)\w{0,6}\W{0,3}|^\W{0,3}|\| *)(\d{1,9})/(\d{1,9})\b(?!/)"
+)
+_EARLY_STOP = re.compile(
+    r"(?im)early ?stopping counter:? (\d+) (?:out of|/) \1\b|^(?:.{0,60}[\])|:] ?)?\W{0,4}early"
+    r"[ -]?stopp(?:ing|ed)(?: (?:triggered|at|after|because|due)\b.*)?\W*$"
+)
 # No training goes on after these.
 _OF_AN_END = (
     *(*_OF_LAUNCHERS, "timed_out_line", "slurm_time_limit", "slurm_preempted", "slurm_node_fail"),
-    *("slurm_cancelled", "slurm_requeued", "slurm_oom"),
+    *("slurm_cancelled", "slurm_requeued", "slurm_oom", "terminated_line"),
 )
 _LAST_WORDS = (
     *(*_OF_AN_END, "holdfast_start", "holdfast_stop", "holdfast_finished"),
@@ -94,7 +109,26 @@ def read_signs(text: str, first_line: int = 1) -> list[Sign]:
         found += read_last_lines(whole, has_trained=has_trained)
     if has_trained:  # what a script says beside its training
         found = [sign for sign in found if "command not found" not in sign.text]
-    return _with_past(_with_summaries(_once(found)), marks)
+    found = _with_past(_with_summaries(_once(found)), marks)
+    if all(sign.details.get("is_past") or sign.kind in _NO_END for sign in found):
+        found += _last_words(whole, marks)
+    return found
+
+
+def _last_words(text: Text, marks: Marks) -> list[Sign]:
+    """A result as the last line, after the last of all epochs and steps, or an early stop."""
+    whole, start = text.whole, max(0, len(text.whole) - _LAST_CHARACTERS)
+    lines = [end := text.line_at(len(whole)), *text.before(end, _LAST_LINES)]
+    last = next((line for line in lines if not _SAYS_NOTHING.match(line.text)), end)
+    if not _RESULT.match(last.text):
+        return []
+    stops = (text.line_at(found.start()) for found in _EARLY_STOP.finditer(whole, start))
+    ends = [line for line in stops if not marks.goes_on(line.rank, line.from_end, 1)]
+    counts = {str(found[1]).lower(): found for found in _OF_ALL_STEPS.finditer(whole, start)}
+    if not ends and all(int(found[2]) == int(found[3]) for found in counts.values()):
+        ends = [text.line_at(found.start(2)) for found in counts.values()]
+    ends = sorted(ends, key=lambda line: line.start)[-1:]
+    return [make_sign("holdfast_finished", last, {"before": line.text.strip()}) for line in ends]
 
 
 def _unescaped(line: re.Match[str]) -> str:
@@ -220,6 +254,8 @@ def _with_past(signs: list[Sign], marks: Marks) -> list[Sign]:
             # It raises again, after progress that no rank has labelled.
             or (sign.rank in raised and marks.counts_on(from_end, raised[sign.rank]))
         )
+        # After the last loss, an evaluation is no recovery.
+        went_on = went_on and (sign.kind != "nan" or marks.is_finite_after(from_end))
         if sign.kind == "python_exception":
             raised[sign.rank] = from_end
             if waits_in_vain(sign):
