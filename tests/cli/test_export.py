@@ -91,7 +91,8 @@ def test_plain_safetensors_opens_it(run, tmp_path):
 def test_it_needs_neither_numpy_nor_torch(run, tmp_path):
     program = (
         "import sys; from pathlib import Path\n"
-        "from holdfast._tools.convert.export import ExportRequest, export\n"
+        "from holdfast._tools.convert.export import export\n"
+        "from holdfast._tools.convert.writers import ExportRequest\n"
         f"export(Path({str(run)!r}), ExportRequest(Path({str(tmp_path / 'o.safetensors')!r})))\n"
         "print([m for m in ('numpy', 'torch', 'click', 'rich') if m in sys.modules])"
     )

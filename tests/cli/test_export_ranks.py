@@ -62,7 +62,8 @@ def test_without_torch_a_sentence_names_the_way(run, tmp_path):
     program = (
         "import sys; sys.modules['torch'] = None\n"
         "from pathlib import Path\n"
-        "from holdfast._tools.convert.export import ExportRequest, export\n"
+        "from holdfast._tools.convert.export import export\n"
+        "from holdfast._tools.convert.writers import ExportRequest\n"
         f"export(Path({str(run)!r}), ExportRequest(Path({str(out)!r})))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -47,14 +47,14 @@ def test_the_first_snapshot_comes_soon_and_two_slots_take_twice_the_state(tmp_pa
         while saver.newest is None:
             train(state, run)
         first = time.monotonic() - began
-        while saver._snapshots.is_building:
+        while saver.snapshots.is_building:
             train(state, run)
-        arena = saver._snapshots.arena[0]
+        arena = saver.snapshots.arena[0]
         print(f"first snapshot after {first:.2f} s, {used_bytes(arena.descriptor)} bytes")
         assert first < 2.0  # a second is the aim; other processes may run
         assert arena.present() == [0, 1]
         assert used_bytes(arena.descriptor) < 2.1 * STATE_BYTES
-        devices = saver._snapshots._current._copies
+        devices = saver.snapshots._current._copies
         assert sorted(devices._registered) == [0, 1]
 
 
@@ -65,9 +65,9 @@ def test_a_third_slot_is_registered_used_and_given_back(tmp_path, monkeypatch):
     settings = holdfast.Settings(max_overhead=1.0, checkpoint_every="1h")
     with holdfast.Run(tmp_path / "run", settings=settings, state=state) as run:
         saver = session_of(run).saver
-        while saver.newest is None or saver._snapshots.is_building:
+        while saver.newest is None or saver.snapshots.is_building:
             train(state, run)
-        taker = saver._snapshots
+        taker = saver.snapshots
         arena, devices = taker.arena[0], taker._current._copies
         written = saver.newest
         taker.promise(written)  # as if the keeper wrote it to a slow disk
@@ -103,13 +103,13 @@ def test_frozen_weights_are_held_once_until_they_change(tmp_path):
     def train_on(run: holdfast.Run, snapshots: int) -> None:
         saver = session_of(run).saver
         seen = set()
-        while len(seen) < snapshots or saver._snapshots.is_building:
+        while len(seen) < snapshots or saver.snapshots.is_building:
             train(state, run)
             if saver.newest is not None:
                 seen.add(saver.newest.sequence)
 
     def newest() -> torch.Tensor:
-        arena = saver._snapshots.arena[0]
+        arena = saver.snapshots.arena[0]
         slot = arena.newest().slot
         plan = arena.plan(slot)
         ((spec, at),) = (
@@ -122,13 +122,13 @@ def test_frozen_weights_are_held_once_until_they_change(tmp_path):
         saver = session_of(run).saver
         with torch.no_grad():
             train_on(run, 4)
-            arena = saver._snapshots.arena[0]
+            arena = saver.snapshots.arena[0]
             assert arena.present() == [0, 1]
             assert used_bytes(arena.descriptor) < 1.1 * STATE_BYTES
             assert torch.equal(newest(), model["base"].cpu())
             model["base"][STATE_BYTES // 8] += 1
             before = saver.newest.sequence
-            while saver.newest.sequence < before + 3 or saver._snapshots.is_building:
+            while saver.newest.sequence < before + 3 or saver.snapshots.is_building:
                 train(state, run)
         assert arena.shared == []
         assert torch.equal(newest(), model["base"].cpu())

@@ -14,7 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
-from holdfast._tools.convert.export import ExportRequest, export
+from holdfast._tools.convert.export import export
+from holdfast._tools.convert.writers import ExportRequest
 from tests.fork_server import ForkServer
 from tests.ports import free_port
 from tests.support import (

@@ -18,8 +18,7 @@ pytest.importorskip("starlette", reason=INSTALL)
 
 from holdfast._report import json_lines
 from holdfast._report.server import index
-from holdfast._report.server.index import RunFollower, RunIndex
-from holdfast._report.server.rows import RunTable
+from holdfast._report.server.index import RunFollower, RunIndex, RunTable
 from holdfast._report.status.gather import read_history
 from holdfast._store.folder import journal
 

@@ -9,7 +9,7 @@ from typing import Any
 from holdfast._errors import SaveFailed
 from holdfast._keeper.protocol import FromHub, ToHub
 from holdfast._keeper.ranks.hub import Hub
-from holdfast._keeper.ranks.state import RankRequest
+from holdfast._keeper.ranks.state import HubState, RankRequest
 from holdfast._store.commit.write_queue import Key
 
 ATTEMPT = 3
@@ -81,7 +81,7 @@ class Table:
         self.size = size
         self.sent: list[tuple[int, str, dict[str, Any]]] = []
         self.shelf = Shelf()
-        self.hub = Hub(size, ATTEMPT, self._send, self.shelf, lambda: self.now)
+        self.hub = Hub(HubState(size, ATTEMPT, self._send, self.shelf, lambda: self.now))
         for rank in range(size if here is None else here):
             self.hub.found(rank)
             self.say(rank, "hello", who={"rank": rank}, held=[])

@@ -1,8 +1,8 @@
 """What a keeper asks its decider, and the decider of a run of one process.
 
-`Alone` decides at once. `ranks.member.Member` passes everything to the hub of rank 0 and does what
-that decides. Methods named `on_…` report an event; all run in the keeper's loop unless they say
-otherwise.
+`Alone` decides at once. `ranks.member.Member` has the same methods: it passes everything to the hub
+of rank 0 and does what that decides. Methods named `on_…` report an event; all run in the keeper's
+loop but `on_written` and `on_closed`, which the writer's threads call.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import signal
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from holdfast import _errors
 from holdfast._keeper import protocol
@@ -18,7 +18,7 @@ from holdfast._keeper.memory_alarm import Alarm
 from holdfast._keeper.storage import HeldArena
 from holdfast._keeper.timers import in_background
 from holdfast._keeper.trainer import PostMortem, SignalArrival, Trainer, state_of
-from holdfast._keeper.writer import Closing, WriteJob, WriteOutcome
+from holdfast._keeper.writer import WriteJob, WriteOutcome
 from holdfast._store.commit.retention import MEMORY
 from holdfast._store.folder import journal
 from holdfast._store.folder.requests import StopRequest, stop_from_file
@@ -27,57 +27,9 @@ from holdfast._store.memory.arena import SlotRecord
 
 if TYPE_CHECKING:
     from holdfast._keeper.keeper import Keeper
-    from holdfast._keeper.ranks.member import HubLink
-    from holdfast._keeper.storage import HeldArena
-    from holdfast._store.memory.arena import SlotRecord
+    from holdfast._keeper.ranks.member import Member
 
-
-class Decider(Protocol):
-    """What differs between a run of one process and a run of several ranks."""
-
-    def attach(self, keeper: Keeper) -> None: ...  # the keeper's parts exist
-    def tick(self, now: float) -> float: ...  # in each turn of the loop; returns the next time
-
-    # -- the trainer sends something
-    def on_message(self, message: protocol.FromTrainer) -> None: ...  # what only ranks send
-    def on_arena(self) -> None: ...
-    def on_snapshot(self, generation: int) -> None: ...
-    def on_order(self, order: protocol.PersistOrder) -> None: ...
-    def on_salvage(self, held: HeldArena, record: SlotRecord) -> None: ...
-    def on_invalid(self, message: protocol.StepsInvalid) -> None: ...  # a rule called a step bad
-    def on_leaving(self) -> None: ...
-    def on_goodbye(self) -> None: ...
-    def on_death(self) -> None: ...  # without a goodbye
-
-    @property
-    def is_trainer_gone(self) -> bool: ...
-
-    # -- a stop or a save is asked for
-    def on_signal(self, arrival: SignalArrival) -> None: ...
-    def on_request(self, kind: str, details: dict[str, Any]) -> None: ...
-    def on_time_short(self, reason: str, left: float) -> None: ...
-    def on_time_left(self, left: float) -> None: ...
-    def on_notice(self, notice: protocol.NoticeReport) -> None: ...
-    def stop_for_notice(self, reason: str, left: float) -> None: ...
-    def on_memory_alarm(self, alarm: Alarm) -> None: ...
-
-    @property
-    def is_stopping(self) -> bool: ...
-    def stop_reason(self) -> str | None: ...
-    def stop_status(self) -> int | None: ...
-
-    # -- hangs
-    def judge_link(self) -> HubLink | None: ...  # None: the judge is in this keeper, for one rank
-    def on_hang(self, rank: int | None, *, restart: bool) -> None: ...
-
-    # -- the disk, from the writer's threads
-    def on_written(self, outcome: WriteOutcome) -> None: ...
-    def on_closed(self, closing: Closing, error: str | None, is_fenced: bool) -> None: ...
-
-    # -- what others read
-    def row_facts(self) -> dict[str, Any]: ...
-    def publish_beat(self, beat: dict[str, Any]) -> None: ...
-
+    Decider: TypeAlias = "Alone | Member"
 
 _PHASE_SECONDS = 3.0  # for a phase to react to a stop: a long call in C does not
 # Names of timers.
@@ -370,7 +322,7 @@ class Alone:
     # -- hangs ------------------------------------------------------------------
 
     def judge_link(self) -> None:
-        return None
+        return None  # the judge is in this keeper, for one rank
 
     def on_hang(self, rank: int | None, *, restart: bool) -> None:  # noqa: ARG002  the one
         if restart:

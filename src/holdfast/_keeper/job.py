@@ -22,6 +22,7 @@ from holdfast._keeper.timers import in_background
 from holdfast._store.folder import journal
 from holdfast._store.folder.attempts import read_json, write_json
 from holdfast._store.folder.layout import RunLayout
+from holdfast._text import count
 
 # scontrol and a preemption can move the end. The interval between two questions is half of the time
 # that is left, within these bounds: a controller has thousands of jobs to answer.
@@ -242,8 +243,8 @@ class JobWatch:
         if idle > self._limit:
             # Not with 75: some sites requeue every job that exits with it.
             return Requeued(
-                f"{name} has come back {_times(idle - 1)} without a new step, and is not requeued "
-                "again.\nSee why no step is made in its time limit, then submit it again.",
+                f"{name} has come back {count(idle - 1, 'time')} without a new step, and is not "
+                "requeued again.\nSee why no step is made in its time limit, then submit it again.",
                 _errors.IDLE,
             )
         if facts is None and not controller.can_ask():
@@ -285,8 +286,8 @@ class JobWatch:
         before = read_json(self._layout.requeue(self._attempt - 1))
         known = before.get("idle") if before.get("job") == self._id else None
         # SLURM wanted the node: that does not mean that the job is broken.
-        count = 0 if cause in (EndingCause.REQUEUED, EndingCause.PREEMPTED) else 1
-        return count + (known if isinstance(known, int) else 0)
+        own = 0 if cause in (EndingCause.REQUEUED, EndingCause.PREEMPTED) else 1
+        return own + (known if isinstance(known, int) else 0)
 
     def _leave_marker(self, word: str) -> bool:
         if not self._job.marker:
@@ -303,7 +304,3 @@ def _read_requeued(layout: RunLayout, attempt: int) -> Requeued | None:
     if not isinstance(found.get("said"), str) or not isinstance(found.get("status"), int):
         return None
     return Requeued(found["said"], found["status"])
-
-
-def _times(count: int) -> str:
-    return "1 time" if count == 1 else f"{count} times"

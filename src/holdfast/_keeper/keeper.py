@@ -65,7 +65,7 @@ class Keeper:
             link,
             self.timers,
             self.journal,
-            is_paused=lambda: self.hangs.is_paused,
+            is_paused=lambda: self.hangs.watch.is_paused,
             gone=self._trainer_counts_as_dead,
         )
         self.signals = SignalReader(link.signals, config.numbers, self.trainer.words)
@@ -74,7 +74,7 @@ class Keeper:
             _open_job(config), grace, self.trainer, self.storage, self.journal
         )
         self.memory = MemoryWatch(link.trainer_pid, link.counters)
-        self.hangs = HangMonitor(policy, link, self.trainer, self.storage, decider)
+        self.hangs = HangMonitor(self)
         self.identity = asdict(of_process())
         self._series = SeriesWriter(policy.layout.series(policy.attempt), self.trainer.words)
         self._notices: NoticeReactions | None = None  # on a machine of a cloud

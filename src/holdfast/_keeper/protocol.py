@@ -278,9 +278,11 @@ class HubJoined(ToTrainer, kind="joined"):
 
 
 class DecisionForTrainer(ToTrainer, kind="decide"):
+    """What all ranks do at the first boundary from a mark on."""
+
     mark: int
     round: int
-    wish_kind: str
+    what: str  # "stop" or "save"
     reason: str
     status: int = 0
     signal: int = 0

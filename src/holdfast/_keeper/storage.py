@@ -18,6 +18,7 @@ from holdfast._store.commit.source import Hashing, KnownDigests, Ranges, Source,
 from holdfast._store.commit.write import Policy, is_replaced
 from holdfast._store.format.checksum import digest
 from holdfast._store.format.image import PAGE, header_bytes, read_extents
+from holdfast._store.format.threads import start_thread
 from holdfast._store.memory.arena import Arena, NotAnArena, SlotRecord
 
 _DYING_SECONDS = 10.0
@@ -187,10 +188,8 @@ def _start(
     """Threads that do this work; if the system has no more, it is done before this returns."""
     started: list[threading.Thread] = []
     for _ in range(count):
-        thread = threading.Thread(target=work, args=(priority,), name="hashing", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:
+        thread = start_thread(work, priority, name="hashing")
+        if thread is None:
             if not started:
                 work(contextlib.nullcontext)
             break

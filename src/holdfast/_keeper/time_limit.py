@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from holdfast._keeper.protocol import ShortWarning
@@ -48,25 +49,18 @@ class StepPace:
         self.step_seconds = max(seconds, _DECAY_PER_POLL * (self.step_seconds or 0.0))
 
 
+@dataclass(eq=False)
 class TimeLimit:
     """The end of the job, against what a step and its save take."""
 
-    def __init__(
-        self,
-        job: JobWatch | None,
-        grace_seconds: float | None,
-        trainer: Trainer,
-        storage: Storage,
-        journal: Callable[..., Any],
-    ) -> None:
-        self.job = job
-        self.pace = StepPace()
-        self._grace_seconds = grace_seconds
-        self._trainer = trainer
-        self._storage = storage
-        self._journal = journal
-        self._is_over = False
-        self._has_warned = False
+    job: JobWatch | None
+    _grace_seconds: float | None
+    _trainer: Trainer
+    _storage: Storage
+    _journal: Callable[..., Any]
+    pace: StepPace = field(default_factory=StepPace)
+    _is_over: bool = False
+    _has_warned: bool = False
 
     def is_requeued(self) -> bool:
         """True once the job is requeued: SLURM then ends what is left of this attempt."""

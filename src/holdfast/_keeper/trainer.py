@@ -16,7 +16,7 @@ from typing import Any
 from holdfast import _errors
 from holdfast._environment.processes.ended import exit_code, how_it_died
 from holdfast._environment.processes.identity import host_name
-from holdfast._environment.processes.proc import FairDeadline
+from holdfast._environment.processes.proc import FairDeadline, field, read_bytes, stat_fields
 from holdfast._environment.processes.tree import parent
 from holdfast._keeper import protocol
 from holdfast._keeper.memory_alarm import MemoryWatch
@@ -26,6 +26,7 @@ from holdfast._store.folder.attempts import write_json
 from holdfast._store.folder.requests import SAME_PRESS_SECONDS
 from holdfast._store.memory import control
 from holdfast._store.memory.control import ControlPage
+from holdfast._text import signal_name
 
 _KILL_AFTER_SECONDS = 5.0
 _LEAVE_NOW_SECONDS = 60.0
@@ -46,29 +47,23 @@ class TrainerLink:
     counters: dict[str, Any] | None = None  # of OOM kills, when the keeper was started
 
 
+@dataclass(eq=False)
 class Trainer:
     """The connection to one trainer, and the deadlines for its exit."""
 
-    def __init__(
-        self,
-        link: TrainerLink,
-        timers: Timers,
-        journal: Callable[..., Any],
-        *,
-        is_paused: Callable[[], bool],
-        gone: Callable[[], None],
-    ) -> None:
-        self._link = link
-        self._timers = timers
-        self._journal = journal
-        self._is_paused = is_paused
-        self._gone = gone  # it counts as dead, though no pidfd says so
-        self.pid = link.trainer_pid
-        self.words = link.control.words
-        self.phase: str | None = None
-        self.leave_status: int | None = None  # the one it was told to leave with, or leaves with
-        self.is_leaving = False  # as it said itself
-        self.was_killed = False  # by this keeper
+    _link: TrainerLink
+    _timers: Timers
+    _journal: Callable[..., Any]
+    is_paused: Callable[[], bool]
+    gone: Callable[[], None]  # it counts as dead, though no pidfd says so
+    phase: str | None = None
+    leave_status: int | None = None  # the one it was told to leave with, or leaves with
+    is_leaving: bool = False  # as it said itself
+    was_killed: bool = False  # by this keeper
+
+    def __post_init__(self) -> None:
+        self.pid = self._link.trainer_pid
+        self.words = self._link.control.words
 
     def send(self, message: protocol.ToTrainer) -> None:
         protocol.send(self._link.messages, message.kind, **message.values())
@@ -119,7 +114,7 @@ class Trainer:
 
     def is_gone_without_goodbye(self) -> None:
         """Its end of the link is closed: wait a moment for the pidfd to report its death."""
-        self._timers.on_deadline(self._deadline(_GONE_AFTER_SECONDS), self._gone, "gone")
+        self._timers.on_deadline(self._deadline(_GONE_AFTER_SECONDS), self.gone, "gone")
 
     def state_after_kill(self) -> str:
         """The kernel's letter for a trainer that has survived SIGKILL; empty for any other."""
@@ -130,14 +125,14 @@ class Trainer:
         return FairDeadline(seconds, lambda: [self.pid])
 
     def _kill(self) -> None:
-        if self.stays or is_stopped_or_traced(self.pid) or self._is_paused():
+        if self.stays or is_stopped_or_traced(self.pid) or self.is_paused():
             return  # a person has it in a debugger
         self.was_killed = True
         self._journal("killed-by-keeper", status=self.leave_status)
         if self._link.pidfd is not None:
             with contextlib.suppress(OSError):
                 signal.pidfd_send_signal(self._link.pidfd, signal.SIGKILL)
-        self._timers.on_deadline(self._deadline(_SURVIVES_SECONDS), self._gone, "gone")
+        self._timers.on_deadline(self._deadline(_SURVIVES_SECONDS), self.gone, "gone")
 
 
 # -- Signals that the trainer receives, as its wakeup descriptor passes them on --------------------
@@ -194,7 +189,7 @@ class SignalReader:
             raise EOFError
         for number in numbers:
             if number not in _OF_CHILDREN:
-                self.recent.append({"time": time.time(), "name": _name_of(number)})
+                self.recent.append({"time": time.time(), "name": signal_name(-number)})
             if number in self._numbers and (found := self._classify(number)) is not None:
                 yield found
 
@@ -216,26 +211,15 @@ class SignalReader:
         return SignalArrival(number, is_final=True)
 
 
-def _name_of(number: int) -> str:
-    with contextlib.suppress(ValueError):
-        return signal.Signals(number).name
-    return f"signal {number}"
-
-
 def is_stopped_or_traced(pid: int) -> bool:
-    """True if a process is stopped or traced."""
-    with contextlib.suppress(OSError):
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        fields = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
-        return fields.get("TracerPid", "0") != "0" or fields.get("State", "R")[0] in "Tt"
-    return False
+    tracer = field(read_bytes(f"/proc/{pid}/status") or b"", b"TracerPid:")
+    return bool(tracer) or state_of(pid) in ("T", "t")
 
 
 def state_of(pid: int) -> str:
     """The kernel's letter for the state of a process; empty if it is gone."""
-    with contextlib.suppress(OSError, IndexError):
-        return chr(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][0])
-    return ""
+    fields = stat_fields(pid)
+    return fields[0].decode(errors="replace") if fields else ""
 
 
 def age_of(monotonic_ns: int) -> float | None:

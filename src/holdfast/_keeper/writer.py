@@ -42,6 +42,7 @@ from holdfast._store.commit.write_queue import (
 from holdfast._store.folder.layout import rank_file
 from holdfast._store.format.image import decode_head
 from holdfast._store.format.manifest import DataFile
+from holdfast._store.format.threads import start_thread
 from holdfast._store.memory.arena import SlotRecord
 
 if TYPE_CHECKING:
@@ -119,20 +120,17 @@ class _UnderWay:
     began: float
 
 
+@dataclass(eq=False)
 class CheckpointWriter:
     """Writes jobs and passes each outcome to `done`."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        done: Callable[[WriteOutcome], None],
-        closed: Callable[[Closing, str | None, bool], None] = lambda *_: None,
-        newest: Callable[[], tuple[HeldArena, SlotRecord] | None] = lambda: None,
-    ) -> None:
-        self._policy = policy
-        self._done = done
-        self._closed = closed
-        self._newest = newest  # the newest whole slot, for jobs that have none of their own
+    _policy: Policy
+    _done: Callable[[WriteOutcome], None]
+    _closed: Callable[[Closing, str | None, bool], None]
+    # The newest whole slot, for jobs that have none of their own.
+    _newest: Callable[[], tuple[HeldArena, SlotRecord] | None]
+
+    def __post_init__(self) -> None:
         self._waiting: list[WriteJob | Closing] = []
         self._under_way: list[_UnderWay] = []
         self._dropped: list[WriteJob] = []  # and not reported yet
@@ -292,12 +290,8 @@ class CheckpointWriter:
         under_way = self._take()
         if under_way is None:
             return
-        thread = threading.Thread(
-            target=self._do, args=(under_way,), name="writer-of-the-last", daemon=True
-        )
-        try:
-            thread.start()
-        except RuntimeError:  # the system has no more threads: after the one that gives up
+        if start_thread(self._do, under_way, name="writer-of-the-last") is None:
+            # The system has no more threads: after the one that gives up.
             self._under_way.remove(under_way)
             self._waiting.insert(0, under_way.job)
 

@@ -15,16 +15,8 @@ from holdfast._report.attempts import AttemptHistory, Point, read_config
 from holdfast._report.events import Counted, EventMarks, SampledEvents, list_checkpoints
 from holdfast._report.labels import Labels
 from holdfast._report.series import Curve, Rows, Times
+from holdfast._report.status import parts
 from holdfast._report.status.gather import RunSummary
-from holdfast._report.status.parts import (
-    describe_death,
-    describe_disturbed,
-    describe_job,
-    describe_paused,
-    describe_straggler,
-    describe_stuck,
-    tell_duration,
-)
 from holdfast._store.folder import series
 from holdfast._store.folder.layout import RunLayout
 from holdfast._store.folder.lineage import Origin
@@ -43,8 +35,6 @@ Lineage = Mapping[int, int | None]  # the last step that counts of each attempt;
 
 @dataclass
 class Records:
-    """What has been read of a run so far."""
-
     layout: RunLayout
     rows: Rows
     verdicts: verdicts.Verdicts
@@ -81,12 +71,12 @@ def warnings_of(run: RunSummary) -> list[str]:
     """Sentences, the worst first."""
     folder = Path(run.folder)
     found = [
-        describe_stuck(run.trouble.stuck, folder),
-        *(f"{describe_death(each)}." for each in run.trouble.deaths[:3]),
-        describe_paused(run.trouble.paused, has_ranks=bool(run.ranks)),
+        parts.describe_stuck(run.trouble.stuck, folder),
+        *(f"{parts.describe_death(each)}." for each in run.trouble.deaths[:3]),
+        parts.describe_paused(run.trouble.paused, has_ranks=bool(run.ranks)),
         _unsafe(run),
-        f"slowed {slower}" if (slower := describe_disturbed(run.trouble.disturbed)) else "",
-        describe_straggler(run.trouble.straggler),
+        f"slowed {slower}" if (slower := parts.describe_disturbed(run.trouble.disturbed)) else "",
+        parts.describe_straggler(run.trouble.straggler),
         _time_left(run),
         run.job.requeue if run.job is not None and not run.is_live else "",
     ]
@@ -291,7 +281,7 @@ def _hangs(
         if history.course.stuck[-1].end == float("inf") and until is not None:
             # The record is of the moment when it was found, and the hang has gone on since.
             seconds = max(found["seconds"] or 0.0, until - found["t"])
-            sentence = tell_duration(found["sentence"], seconds)
+            sentence = parts.tell_duration(found["sentence"], seconds)
             found = {**found, "seconds": seconds, "sentence": sentence}
         hangs.append(found)
     return hangs
@@ -302,7 +292,7 @@ def _run(
 ) -> view.RunView:
     job: view.JobView | None = None
     if run.job is not None:
-        text = describe_job(run.job, is_live=run.is_live)
+        text = parts.describe_job(run.job, is_live=run.is_live)
         job = view.JobView(id=run.job.id, seconds_left=run.job.seconds_left, text=text)
     newest = histories[-1] if histories else None
     return view.RunView(

@@ -113,9 +113,6 @@ class StepCourse:
             else:
                 _extend(self.phases, Stretch(start, start + took, name))
                 start += took
-        self._thin_phases()
-
-    def _thin_phases(self) -> None:
         if len(self.phases) > _MOST_STRETCHES:
             # The short ones are counted but not drawn: they would be invisible.
             bar = sorted(each.end - each.start for each in self.phases)[len(self.phases) // 2]
@@ -140,8 +137,6 @@ class StepCourse:
 
 @dataclass
 class AttemptPlace:
-    """Where an attempt ran."""
-
     pid: int | None = None
     host: str | None = None
     job: str | None = None
@@ -151,8 +146,6 @@ class AttemptPlace:
 
 @dataclass
 class AttemptHistory:
-    """What the journal, the series and the files of one attempt say of it."""
-
     number: int
     began: float | None = None  # took the folder
     started: float | None = None  # had opened, with its state loaded
@@ -408,8 +401,7 @@ def sentence(history: AttemptHistory, outcome: Outcome, state: str = "training")
     return "It ended without a message: its end was not recorded."
 
 
-# -- What it was started with ----------------------------------------------------------------------
-
+# What it was started with.
 Scalar = str | int | float | bool | None
 Config = dict[str, Scalar]
 

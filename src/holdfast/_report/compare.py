@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypedDict
@@ -125,11 +126,8 @@ def assemble_comparison(
 
 def metric_names(runs: Iterable[ComparedRun]) -> list[str]:
     """All metrics, those that most runs have first."""
-    counts: dict[str, int] = {}
-    for run in runs:
-        for name in run["results"]:
-            counts[name] = counts.get(name, 0) + 1
-    return sorted(counts, key=lambda name: -counts[name])[:_MOST_METRICS]
+    counts = Counter(name for run in runs for name in run["results"])
+    return [name for name, _ in counts.most_common(_MOST_METRICS)]
 
 
 def differing_keys(configs: Sequence[Mapping[str, Scalar]]) -> list[str]:
@@ -203,7 +201,11 @@ def _result(metric: Metric) -> Result:
 
 def _curve(metric: Metric, clock: _Clock) -> ComparedCurve:
     found = ComparedCurve(step=[], seconds=[], value=[])
-    rising = _rising(metric["step"])
+    # The places at which the steps rise: a chart goes from left to right.
+    rising: list[int] = []
+    for at, step in enumerate(metric["step"]):
+        if step > (metric["step"][rising[-1]] if rising else -1):
+            rising.append(at)
     stride = max(1, math.ceil(len(rising) / _MOST_POINTS))
     for at in sorted({*rising[::stride], *rising[-1:]}):
         step = metric["step"][at]
@@ -211,15 +213,4 @@ def _curve(metric: Metric, clock: _Clock) -> ComparedCurve:
         found["step"].append(step)
         found["seconds"].append(None if seconds is None else round(seconds, 3))
         found["value"].append(metric["value"][at])
-    return found
-
-
-def _rising(steps: Sequence[int]) -> list[int]:
-    """The places at which the steps rise: a chart goes from left to right."""
-    found: list[int] = []
-    last = -1
-    for at, step in enumerate(steps):
-        if step > last:
-            found.append(at)
-            last = step
     return found

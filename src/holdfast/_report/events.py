@@ -233,7 +233,6 @@ def _straggler(event: Record) -> Described:
 
 
 def straggler(event: Record) -> str:
-    """A sentence on the rank that the others wait for."""
     host, seconds = text(event.get("host"), 100), real(event.get("seconds")) or 0.0
     where = f" on {host}" if host else ""
     wait = _text.duration(seconds)

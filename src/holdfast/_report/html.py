@@ -82,11 +82,12 @@ def escape(text: str) -> str:
 
 
 def finite(value: Any) -> Any:
+    """JSON has no infinity, and no NaN."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
         return {key: finite(each) for key, each in value.items()}
-    return [finite(each) for each in value] if isinstance(value, list) else value
+    return [finite(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 @functools.cache

@@ -21,14 +21,7 @@ from holdfast._report.series import Rows
 from holdfast._report.status.gather import JournalHistory, RunSummary, summarize
 from holdfast._report.verdicts import Verdicts
 from holdfast._report.view import ProofRecord, View
-from holdfast._store.folder.attempts import (
-    find_run,
-    is_live,
-    known_origins,
-    lease_holder,
-    read_json,
-    read_origins,
-)
+from holdfast._store.folder import attempts
 from holdfast._store.folder.layout import RunLayout
 from holdfast._store.folder.lineage import trace_line
 from holdfast._text import real, text, whole
@@ -39,8 +32,6 @@ _UNSETTLED = 2  # the newest attempts, whose files may still change
 
 
 class RunModel:
-    """Everything that a page shows of one run."""
-
     def __init__(
         self,
         folder: Path,
@@ -50,7 +41,7 @@ class RunModel:
     ) -> None:
         """NotARun if there is none. `look` says whether an attempt lives, and may take long."""
         self._folder = folder
-        self._layout, _ = find_run(folder)
+        self._layout, _ = attempts.find_run(folder)
         self._look = look_once if look is None else look
         self._proofs = list(proofs)
         self._begin()
@@ -98,10 +89,19 @@ class RunModel:
         return self._summary
 
     def view(self) -> View:
-        """What the page shows, as of the last update."""
-        summary = self.summary()
-        self._find_lineage(summary)
-        return assemble(self._known, summary, time.time(), self._proofs, self.reading)
+        summary, known = self.summary(), self._known
+        newest = max(known.histories, default=0)
+        stamp = None
+        with contextlib.suppress(OSError):
+            stamp = self._layout.checkpoints.stat().st_mtime_ns
+        state = (newest, summary.is_live, stamp, tuple(known.histories))
+        if state != self._lineage_of:
+            found = attempts.known_origins(self._layout, {newest} if summary.is_live else ())
+            # A first attempt that has saved nothing yet is all there is.
+            known.origins = found or attempts.read_origins(self._layout)
+            known.lineage = trace_line(known.origins, newest)
+            self._lineage_of = state
+        return assemble(known, summary, time.time(), self._proofs, self.reading)
 
     def _read_journal(self, deadline: float | None) -> bool:
         is_new = False
@@ -177,7 +177,7 @@ class RunModel:
         history = self._history_of(number)
         is_known = history.began is not None
         if not is_known:
-            history.take_lease(read_json(self._layout.lease(number)))
+            history.take_lease(attempts.read_json(self._layout.lease(number)))
         has_rows = self._known.rows.read(history)
         if has_rows is None:
             return None
@@ -186,13 +186,15 @@ class RunModel:
     def _read_end(self, history: AttemptHistory) -> bool:
         """How it ended, where the journal does not say; and until when it lived."""
         if history.died_at is None and history.status is None:
-            history.died_at = real(read_json(self._layout.death(history.number)).get("time"))
+            history.died_at = real(
+                attempts.read_json(self._layout.death(history.number)).get("time")
+            )
         if history.has_exit and history.ended is not None:
             return False
         path = self._layout.exit(history.number)
-        record = read_json(path)
+        record = attempts.read_json(path)
         if not record:
-            beat = read_json(self._layout.heartbeat(history.number))
+            beat = attempts.read_json(self._layout.heartbeat(history.number))
             if (moment := real(beat.get("time"))) is not None:
                 # The first beats come before the trainer has sent where it begins.
                 history.see(moment, whole(beat.get("step")) or None)
@@ -218,21 +220,6 @@ class RunModel:
             is_new = verdicts.judge(history, is_newest=is_newest) is not before or is_new
         return is_new
 
-    def _find_lineage(self, summary: RunSummary) -> None:
-        """The attempts that lead to the newest state, each with the last step that counts."""
-        known = self._known
-        newest = max(known.histories, default=0)
-        stamp = None
-        with contextlib.suppress(OSError):
-            stamp = self._layout.checkpoints.stat().st_mtime_ns
-        state = (newest, summary.is_live, stamp, tuple(known.histories))
-        if state != self._lineage_of:
-            found = known_origins(self._layout, {newest} if summary.is_live else ())
-            # A first attempt that has saved nothing yet is all there is.
-            known.origins = found or read_origins(self._layout)
-            known.lineage = trace_line(known.origins, newest)
-            self._lineage_of = state
-
 
 def look_once(layout: RunLayout, attempt: int) -> bool:
     """Whether an attempt lives.
@@ -240,13 +227,13 @@ def look_once(layout: RunLayout, attempt: int) -> bool:
     One of another machine is watched for a few seconds, unless its last heartbeat is older than
     two clocks can differ: a copied folder is answered at once.
     """
-    holder = lease_holder(layout, attempt)
+    holder = attempts.lease_holder(layout, attempt)
     if holder is None or layout.exit(attempt).exists() or holder.is_here():
-        return is_live(layout, attempt)
-    moment = real(read_json(layout.heartbeat(attempt)).get("time"))
+        return attempts.is_live(layout, attempt)
+    moment = real(attempts.read_json(layout.heartbeat(attempt)).get("time"))
     if moment is None or abs(time.time() - moment) > _OLD_SECONDS:
         return False
-    return is_live(layout, attempt, _WATCH_SECONDS)
+    return attempts.is_live(layout, attempt, _WATCH_SECONDS)
 
 
 def _ageless(run: RunSummary) -> RunSummary:

@@ -79,8 +79,6 @@ class CurvePoint(NamedTuple):
 
 
 class Curve(Thinned[CurvePoint]):
-    """One metric over all attempts, in their order."""
-
     def __init__(self, most: int = MOST_POINTS) -> None:
         super().__init__(most)
         self.bad: list[tuple[int, int]] = []  # (attempt, step) of values that were not finite
@@ -114,8 +112,6 @@ class _TimesPoint:
 
 
 class Times(Thinned[_TimesPoint]):
-    """How long steps took, over time."""
-
     def __init__(self) -> None:
         super().__init__(_MOST_TIMES)
         self.of: dict[int, dict[int, int]] = {}  # by attempt
@@ -127,8 +123,13 @@ class Times(Thinned[_TimesPoint]):
         return _TimesPoint(second.t, second.attempt, first.histogram)
 
     def add(self, attempt: int, t: float, pairs: Iterable[Any]) -> None:
-        """The histogram of one row."""
-        if found := _counts(pairs):
+        found: dict[int, int] = {}
+        for pair in pairs:
+            if isinstance(pair, list) and len(pair) == 2 and type(pair[0]) is type(pair[1]) is int:
+                bucket, count = pair
+                if 0 <= bucket < 1000 and 0 < count < _HUGE:
+                    found[bucket] = found.get(bucket, 0) + count
+        if found:
             series.add_buckets(self.of.setdefault(attempt, {}), found.items())
             self.put(_TimesPoint(t, attempt, found))
 
@@ -154,16 +155,6 @@ def _quantiles(histogram: dict[int, int]) -> tuple[Number, ...]:
     found = [series.quantile(histogram, share) for share in (0.5, 0.99)]
     found.append(series.seconds_of(max(histogram)))
     return tuple(None if each is None else float(f"{each:.4g}") for each in found)
-
-
-def _counts(pairs: Iterable[Any]) -> dict[int, int]:
-    found: dict[int, int] = {}
-    for pair in pairs:
-        if isinstance(pair, list) and len(pair) == 2 and type(pair[0]) is type(pair[1]) is int:
-            bucket, count = pair
-            if 0 <= bucket < 1000 and 0 < count < _HUGE:
-                found[bucket] = found.get(bucket, 0) + count
-    return found
 
 
 class Levels(Thinned[tuple[Number, ...]]):
@@ -216,8 +207,6 @@ class SnapshotMarks(Thinned[SnapshotMark]):
 
 
 class Rows:
-    """The rows of all attempts of a run."""
-
     def __init__(self, layout: RunLayout) -> None:
         self._layout = layout
         self._lines: dict[int, Lines] = {}

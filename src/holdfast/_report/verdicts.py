@@ -28,12 +28,11 @@ class Verdicts:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._layout = RunLayout(folder.absolute())
-        self._known: dict[int, tuple[object, Verdict]] = {}
+        self._known: dict[int, tuple[object, Verdict]] = {}  # by attempt, with stamps of its files
         self._hangs: dict[int, tuple[object, Hang | None]] = {}
         self._texts: dict[int, tuple[object, str]] = {}
 
     def known(self, attempt: int) -> Verdict | None:
-        """The verdict, if it was judged before."""
         found = self._known.get(attempt)
         return None if found is None else found[1]
 
@@ -52,7 +51,6 @@ class Verdicts:
         return known[1]
 
     def death(self, history: AttemptHistory, verdict: Verdict, *, is_newest: bool) -> Death:
-        """The verdict for the page, with stacks."""
         return Death(
             t=verdict.time or history.died_at or history.ended or history.last_seen or 0.0,
             attempt=history.number,

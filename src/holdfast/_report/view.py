@@ -65,20 +65,7 @@ class JobView(TypedDict):
     text: str
 
 
-class LabelsView(TypedDict):
-    tags: list[str]
-    note: str
-    is_archived: bool
-
-
-class SafeView(TypedDict):
-    memory_step: int | None
-    memory_age_seconds: float | None
-    disk_step: int | None
-    disk_age_seconds: float | None
-
-
-class RunView(LabelsView, SafeView):
+class RunView(TypedDict):
     name: str
     folder: str
     id: str
@@ -93,12 +80,19 @@ class RunView(LabelsView, SafeView):
     attempt: int | None
     rate_per_second: float | None
     eta_seconds: float | None
+    memory_step: int | None
+    memory_age_seconds: float | None
+    disk_step: int | None
+    disk_age_seconds: float | None
     pid: int | None
     host: str | None
     ranks: int
     job: JobView | None
     warnings: list[str]
     config: dict[str, str | int | float | bool | None]  # hyperparameters of the newest attempt
+    tags: list[str]
+    note: str
+    is_archived: bool
 
 
 class Span(TypedDict):

@@ -29,6 +29,7 @@ from holdfast._settings import Settings
 from holdfast._store.folder import journal
 from holdfast._store.folder.attempts import claim, read_json, write_json
 from holdfast._store.folder.layout import RunLayout
+from holdfast._store.format.threads import start_thread
 from holdfast._text import cut, say, text
 from holdfast._text import record as record_in
 from holdfast.rules import Rule
@@ -149,10 +150,7 @@ class StartRecord:
         self._may_speak = threading.Event()
         self._thread: threading.Thread | None = None
         if attempt.rank == 0:
-            with contextlib.suppress(RuntimeError):  # no thread can be started
-                thread = threading.Thread(target=self._work, name="holdfast-record", daemon=True)
-                thread.start()
-                self._thread = thread
+            self._thread = start_thread(self._work, name="holdfast-record")
 
     def say_changes(self, before: int | None) -> None:
         """Say them, now or as soon as they are known; `before` is the attempt it goes on from."""

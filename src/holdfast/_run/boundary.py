@@ -183,7 +183,7 @@ class Boundary:
         decision = ranks.at_boundary(mark)
         if decision is not None and session.ruling.is_stopped_as_bad(decision):
             return True
-        if decision is not None and decision.kind == "stop" and not session.loops.is_complete():
+        if decision is not None and decision.what == "stop" and not session.loops.is_complete():
             # Received after a phase at the epoch's end: all ranks hold and save the step before it.
             request = StopRequest(decision.reason, decision.status, decision.signal)
             self._stop_for(request, is_saved=self.at_epoch_end and decision.mark == mark - 1)

@@ -85,7 +85,7 @@ class LoopDriver:
 
     def set_completes_step(self, completes: bool) -> None:
         """Say whether the current batch completes an optimizer step."""
-        self._session.loops.set_completes_step(completes)
+        self._session.loops.completes_step = completes
 
     def show_batch(self, batch: Any) -> None:
         """A batch was made where `run.batches` gave only a promise of it."""
@@ -93,11 +93,11 @@ class LoopDriver:
 
     def end_epochs(self) -> None:
         """This epoch is the last one: a stop has nothing to interrupt any more."""
-        self._session.loops.set_epochs(self._run.epoch + 1)
+        self._session.loops.epochs_total = self._run.epoch + 1
 
     def forget_epochs_total(self) -> None:
         """The number of epochs is not known: a step, a time or a rule ends the fit."""
-        self._session.loops.set_epochs(None)
+        self._session.loops.epochs_total = None
         self._session.boundary.words[EPOCHS] = 0
 
     def expect_phase(self) -> None:
@@ -163,6 +163,10 @@ def replace_method(stack: ExitStack, place: Any, name: str, ours: Callable[..., 
         stack.callback(vars(place).pop, name, None)
     setattr(place, name, functools.partial(ours, original))
     return original
+
+
+def do_nothing(*_: Any, **__: Any) -> None:
+    """In place of a trainer's method that must not act."""
 
 
 def run_maker(

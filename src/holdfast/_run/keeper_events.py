@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from holdfast import _errors
 from holdfast._errors import RanksError, RunIsLive, is_interactive
 from holdfast._keeper.hangs.record import told_of
+from holdfast._keeper.protocol import DecisionForTrainer as Decision
 from holdfast._run.exit.leaving import leave_at_once, look_for_graphs
 from holdfast._run.saving.keeper_client import Handle
-from holdfast._run.saving.rank_orders import Decision
 from holdfast._run.signals.handlers import announce_signal
 from holdfast._store.folder.requests import StopRequest, stop_from_file
 from holdfast._store.memory.control import IN_LOOP, MARK, REST
@@ -66,7 +66,7 @@ class KeeperEvents:
 
     def _on_decision(self, decision: Decision) -> None:
         """All ranks will stop: say so, and leave a phase whose boundary it is."""
-        if decision.kind != "stop":
+        if decision.what != "stop":
             return
         session, words = self._session, self._session.boundary.words
         whom = f" (rank {decision.rank})" if decision.signal else ""

@@ -236,15 +236,6 @@ class Loops:
         if ranks is not None:
             ranks.show_batch(batch)
 
-    # -- what a trainer knows better --------------------------------------------------
-
-    def set_completes_step(self, completes: bool) -> None:
-        self.completes_step = completes
-
-    def set_epochs(self, total: int | None) -> None:
-        """The number of epochs; None if a step, a time or a rule ends the fit."""
-        self.epochs_total = total
-
     # -- steps of a loop that the script writes ---------------------------------------
 
     def pass_by_hand(self) -> bool:
@@ -468,7 +459,7 @@ class Loops:
             restore_generators(self._generators)
             self._generators = None
         session.log.metrics.restore(session.found.metrics, session.found.best)
-        session.ruling.restore(session.found.rules)
+        session.ruling.judge.load(session.found.rules)
 
     def restore_generators(self) -> None:
         for lost in restore_generators(self._generators or {}):

@@ -36,20 +36,17 @@ class MetricLog:
     def __init__(self, metrics: Metrics, judge: Judge) -> None:
         self.metrics = metrics
         self._judge = judge
-        self._keeper_log: Logged | None = None  # while a keeper takes it
+        self.keeper_log: Logged | None = None  # while a keeper takes it
         self._listeners: list[Listener] = []
         self.sinks: tuple[MetricSink, ...] = ()
-
-    def send_to_keeper(self, keeper_log: Logged | None) -> None:
-        self._keeper_log = keeper_log
 
     def record(self, step: int, values: dict[str, Any]) -> bool:
         """Distribute values of a step; True if the best checkpoint is to be saved."""
         metrics, judge = self.metrics, self._judge
         is_best = metrics.note(values)
-        if self._keeper_log is not None:
+        if self.keeper_log is not None:
             numbers = values if metrics.are_numbers else without_devices(values)
-            self._keeper_log.append((step, numbers))
+            self.keeper_log.append((step, numbers))
         for listen in self._listeners:
             listen(step, values)
         if judge.is_there:

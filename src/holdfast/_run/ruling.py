@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from holdfast import _errors
 from holdfast._adapters.registry import adapter_of
 from holdfast._errors import CheckpointError, Stopped
+from holdfast._keeper.protocol import DecisionForTrainer as Decision
 from holdfast._run.resume.start import Resumed
-from holdfast._run.saving.rank_orders import Decision
 from holdfast._state.capture import capture
 from holdfast._store.commit.write import Policy
 from holdfast._store.folder.layout import rank_file
@@ -104,9 +104,6 @@ class Ruling:
             reason = reason or "a rule has called it bad"
             self.bad = RuleVerdict(FAILURE, reason, step, rank=rank)
 
-    def restore(self, rules: dict[str, Any] | None) -> None:
-        self.judge.load(rules)
-
     def _take_verdict(self) -> None:
         verdict = self.judge.verdict
         if verdict is not None and verdict.is_bad and self.bad is None:
@@ -167,7 +164,7 @@ class Ruling:
         if ranks is not None:
             ranks.request("stop", self.bad.reason, status=_errors.BAD)
             decision = ranks.at_boundary(boundary.mark())
-            if decision is None or decision.kind != "stop":
+            if decision is None or decision.what != "stop":
                 boundary.poll_soon()
                 return False  # nothing is saved until then
         self.stop_bad()
@@ -175,7 +172,7 @@ class Ruling:
 
     def is_stopped_as_bad(self, decision: Decision) -> bool:
         """True if all ranks leave here since one of them has called it bad: nothing is saved."""
-        if decision.kind != "stop" or (self.bad is None and decision.status != _errors.BAD):
+        if decision.what != "stop" or (self.bad is None and decision.status != _errors.BAD):
             return False
         self.receive_bad(decision.reason, self._session.boundary.step, decision.rank)
         self.stop_bad()

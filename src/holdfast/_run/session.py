@@ -152,7 +152,7 @@ class Session:
             self.job = JobClient(self.keeper)  # a kernel and its server go on: no requeue
         words = self.keeper.words
         self.boundary.share(words, self.ranks, at_epoch_end=found.at_epoch_end)
-        self.log.send_to_keeper(self.keeper.logged)
+        self.log.keeper_log = self.keeper.logged
         words[STAYS] = is_interactive()
 
     def _start_saving(self) -> Cadence:
@@ -162,8 +162,7 @@ class Session:
         )
         self.saver = Saver(
             *(spec.state, spec.metrics, self.keeper, cadence, self.loops.where, self.ranks),
-            is_bad=self.ruling.is_bad,
-            settings=spec.settings,
+            *(self.ruling.is_bad, spec.settings),
             is_new=self.found.resumed_from is None,
         )
         self.found.hand_over(self.keeper, self.saver.snapshots)
@@ -371,7 +370,7 @@ class Session:
             error=None if clean else reason_of(outcome),
         )
         if bye is not None and bye["step"] is not None:
-            self.keeper.record_durable(bye["step"])
+            self.keeper.durable_step = bye["step"]
         if bye is not None and bye.get("said"):
             say(bye["said"])
             if isinstance(outcome, Stopped):
@@ -424,7 +423,7 @@ class Session:
             self.guard.ignore_from_now(signal.SIGTERM)  # SLURM ends what is left; we are leaving
         self.guard.remove()
         self.boundary.close()
-        self.log.send_to_keeper(None)
+        self.log.keeper_log = None
         self.keeper.release()
         self.found.release()
         if self.keeper.durable_step is not None:

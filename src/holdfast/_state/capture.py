@@ -27,6 +27,7 @@ import math
 import struct
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from holdfast._adapters.adapter import Adapter
@@ -77,6 +78,7 @@ def in_order(value: set[Any] | frozenset[Any]) -> list[Any]:
 # -- A captured state, ready to be copied -----------------------------------------------------
 
 
+@dataclass(eq=False)
 class Captured:
     """A tree of plain values, and the live tensors that it refers to.
 
@@ -84,35 +86,25 @@ class Captured:
     as no tensor has moved, so is `addresses`. Comparisons can begin with `is`.
     """
 
-    def __init__(
-        self,
-        tree: Any,
-        specs: list[TensorSpec],
-        values: list[Any],
-        left_out: int = 0,
-        *,
-        text: str | None = None,
-        addresses: list[int] | None = None,
-    ) -> None:
-        self._tree = tree
-        self._text = text  # the tree as JSON, if that is known without the tree
-        self.specs = specs
-        self.values = values
-        self.left_out = left_out  # tensors that other ranks store
-        # Where the bytes of each value are in this process, in C order; 0 if that is not known.
-        self.addresses = addresses
+    _tree: Any
+    specs: list[TensorSpec]
+    values: list[Any]
+    left_out: int = 0  # tensors that other ranks store
+    text: str | None = None  # the tree as JSON, if that is known without the tree
+    # Where the bytes of each value are in this process, in C order; 0 if that is not known.
+    addresses: list[int] | None = None
 
     @property
     def tree(self) -> Any:
-        if self._tree is None and self._text is not None:
-            self._tree = json.loads(self._text)
+        if self._tree is None and self.text is not None:
+            self._tree = json.loads(self.text)
         return self._tree
 
     def scalars(self, head: Mapping[str, Any]) -> bytes:
-        if self._text is None:
+        if self.text is None:
             return encode_scalars({**head, "tree": self._tree})
         start = encode_scalars(dict(head))[:-1]
-        return b"".join((start, b"," if head else b"", b'"tree":', self._text.encode(), b"}"))
+        return b"".join((start, b"," if head else b"", b'"tree":', self.text.encode(), b"}"))
 
     def and_one_more(
         self, name: str, value: Any, specs: list[TensorSpec], addresses: list[int] | None
@@ -120,10 +112,10 @@ class Captured:
         """The same with one more tensor, at the end of the tree's `extra`."""
         entry = {"$t": len(self.specs)}
         tree, text = None, None
-        if self._text is None:
+        if self.text is None:
             tree = {**self._tree, "extra": {**self._tree["extra"], name: entry}}
         else:
-            text = f"{self._text[:-2]},{json.dumps(name)}:{json.dumps(entry)}}}}}"
+            text = f"{self.text[:-2]},{json.dumps(name)}:{json.dumps(entry)}}}}}"
         values = [*self.values, value]
         return Captured(tree, specs, values, self.left_out, text=text, addresses=addresses)
 

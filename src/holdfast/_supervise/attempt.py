@@ -38,8 +38,6 @@ _WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class SupervisedAttempt:
-    """Follows one child to its end, and its keepers to theirs."""
-
     def __init__(
         self,
         child: int,
@@ -182,7 +180,12 @@ class SupervisedAttempt:
     def _pass_on(self, info: signal.struct_siginfo) -> None:
         number, now = info.si_signo, time.monotonic()
         self.was_asked = True
-        self._record_signal(info)
+        name = signal.Signals(number).name
+        if info.si_code in _FROM_A_PROCESS:
+            by = children.name_of(info.si_pid)
+            self._record.add_signal(name, info.si_pid, info.si_uid, by)
+        else:
+            self._record.add_signal(name, None, None, "the terminal")
         if self._child_has_it_from_the_terminal(info):
             self._observe_interrupt(number)
             return
@@ -199,19 +202,10 @@ class SupervisedAttempt:
             with contextlib.suppress(OSError):
                 os.killpg(self._child, number)
         elif self._status is None:  # afterwards, the pid may be another's
-            with contextlib.suppress(OSError):
-                os.kill(self._child, number)
+            children.send(self._child, number)
         else:
             self._observe_interrupt(number)
             self._signal_the_rest(number)
-
-    def _record_signal(self, info: signal.struct_siginfo) -> None:
-        name = signal.Signals(info.si_signo).name
-        if info.si_code in _FROM_A_PROCESS:
-            by = children.name_of(info.si_pid)
-            self._record.add_signal(name, info.si_pid, info.si_uid, by)
-        else:
-            self._record.add_signal(name, None, None, "the terminal")
 
     def _observe_interrupt(self, number: int) -> None:
         if self._status is not None:
@@ -227,8 +221,7 @@ class SupervisedAttempt:
     def _signal_the_rest(self, number: int) -> None:
         """The child is gone: trainers that it has left behind have to save and leave, too."""
         for pid in children.catchers(os.getpid(), number, self._apart):
-            with contextlib.suppress(OSError):
-                os.kill(pid, number)
+            children.send(pid, number)
 
     def _stop(self, *, with_group: bool) -> None:
         """Ctrl-Z: stop the command and ourselves, as one job; returns when we are continued."""
@@ -245,12 +238,13 @@ class SupervisedAttempt:
         self._is_stopped = False
         if self._keyboard is not None and self._status is None:
             self._keyboard.open_again()
-        if self._status is None:
+        if self._status is not None:
+            return
+        if self._streams.has_own_session:
             with contextlib.suppress(OSError):
-                if self._streams.has_own_session:
-                    os.killpg(self._child, signal.SIGCONT)
-                else:
-                    os.kill(self._child, signal.SIGCONT)
+                os.killpg(self._child, signal.SIGCONT)
+        else:
+            children.send(self._child, signal.SIGCONT)
 
     def _reap(self) -> None:
         stops = 0 if self._keyboard is None else os.WUNTRACED
@@ -301,8 +295,7 @@ class SupervisedAttempt:
         ended: set[int] = set()
         while rest := set(self._left_behind()):
             for pid in rest - ended:
-                with contextlib.suppress(OSError):
-                    os.kill(pid, signal.SIGTERM)
+                children.send(pid, signal.SIGTERM)
             ended |= rest
             if self._is_given_up or time.monotonic() >= deadline:
                 return

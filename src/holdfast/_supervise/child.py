@@ -208,9 +208,6 @@ class Streams:
         self.has_own_session = self.master is not None or not has_terminal
         ends: dict[Outlet, int] = {}
         for number, outlet in outlets.items():
-            if outlet.is_closed:
-                self.given[number] = ends.setdefault(outlet, self._open_closed())
-                continue
             if outlet not in ends:
                 ends[outlet] = self._open(number, outlet)
             self.given[number] = ends[outlet]
@@ -250,6 +247,11 @@ class Streams:
                 os.close(master)
 
     def _open(self, number: int, outlet: Outlet) -> int:
+        if outlet.is_closed:
+            ours, given = os.pipe()
+            os.close(ours)
+            self._ours.add(given)
+            return given
         if not outlet.is_terminal:
             ours, given = os.pipe()
         elif self.master is not None and _place(number) == _place(0):
@@ -260,12 +262,6 @@ class Streams:
             self._screens.append((number, ours))
         self._ours.add(given)
         self.inlets.append(Inlet(ours, outlet, self._on_output))
-        return given
-
-    def _open_closed(self) -> int:
-        ours, given = os.pipe()
-        os.close(ours)
-        self._ours.add(given)
         return given
 
 

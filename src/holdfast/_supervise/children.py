@@ -10,7 +10,7 @@ import signal
 import time
 from collections.abc import Collection
 
-from holdfast._environment.processes.proc import field, read_bytes, stat_fields
+from holdfast._environment.processes.proc import TICKS_PER_SECOND, field, read_bytes, stat_fields
 from holdfast._environment.processes.tree import children, descendants, is_guard
 from holdfast._environment.processes.tree import is_keeper as is_keeper
 from holdfast._environment.processes.tree import is_known as is_known
@@ -19,7 +19,12 @@ _WRAPPERS = ("pixi", "uv", "uvx")
 # Their work is done by processes that are not below them, mostly on other machines.
 _CLIENTS = ("srun", "ssh", "docker", "podman", "kubectl", "flux", "jsrun")
 _GUARD_SECONDS = 5.0
-_TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+
+
+def send(pid: int, number: int) -> None:
+    """A signal, if the process is still there."""
+    with contextlib.suppress(OSError):
+        os.kill(pid, number)
 
 
 def catches(pid: int, number: int) -> bool:
@@ -57,8 +62,7 @@ def end_guards(top: int) -> None:
     """Have the guards of waiting arenas remove them now, and wait until they have."""
     deadline = time.monotonic() + _GUARD_SECONDS
     for pid in filter(is_guard, descendants(top)):
-        with contextlib.suppress(OSError):
-            os.kill(pid, signal.SIGTERM)
+        send(pid, signal.SIGTERM)
         while is_guard(pid) and time.monotonic() < deadline:
             time.sleep(0.005)
 
@@ -101,7 +105,7 @@ def is_there(pid: int) -> bool:
 
 def used_seconds(pid: int) -> float:
     """The processor time of a process and of its children that have ended."""
-    return sum(map(int, stat_fields(pid)[11:15])) / _TICKS
+    return sum(map(int, stat_fields(pid)[11:15])) / TICKS_PER_SECOND
 
 
 def work_of(pid: int) -> tuple[bytes, ...]:
@@ -123,7 +127,7 @@ def is_traced(pid: int) -> bool:
 def age_seconds(pid: int) -> float:
     """For how long a process has been there; 0 for one that has ended."""
     fields = stat_fields(pid)
-    began = int(fields[19]) / _TICKS if fields else math.inf
+    began = int(fields[19]) / TICKS_PER_SECOND if fields else math.inf
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - began)
 
 

@@ -105,8 +105,6 @@ def _duration(text: str) -> float:
 
 
 class WatchedCommand(NamedTuple):
-    """The command, for those that watch it for a hang."""
-
     child: int
     leader: int
     record: SupervisionRecord
@@ -121,8 +119,6 @@ class WatchedCommand(NamedTuple):
 
 
 class CommandHangs:
-    """Watches for a hang while the command lives."""
-
     def __init__(self, command: WatchedCommand) -> None:
         self._command = command
         self._record = command.record
@@ -330,7 +326,7 @@ class HangEnding:
         if not is_killed:
             child = command.child
             for pid in (child,) if children.is_there(child) else command.rest():
-                _send(pid, signal.SIGTERM)
+                children.send(pid, signal.SIGTERM)
 
     def poll(self) -> None:
         now = time.monotonic()
@@ -341,7 +337,7 @@ class HangEnding:
             return  # a debugger is attached now
         for pid in left:
             if not children.is_doomed(pid):
-                _send(pid, signal.SIGKILL)
+                children.send(pid, signal.SIGKILL)
         if self._lost_at is None:
             self._lost_at = now + self._timeout.after_kill()
         elif now >= self._lost_at:
@@ -372,8 +368,3 @@ class KeeperWait:
         if seen != self._seen or any(state != b"D" for state, *_ in seen):
             self._seen, self._since = seen, now
         return now - self._since < self._seconds
-
-
-def _send(pid: int, number: int) -> None:
-    with contextlib.suppress(OSError):
-        os.kill(pid, number)

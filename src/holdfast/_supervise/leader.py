@@ -61,9 +61,10 @@ class Supervision:
         # Inherited as ignored, it would throw the child's status away.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         received = {*passed_on(), signal.SIGCHLD}
-        if any(os.isatty(number) for number in (0, 1, 2)):
+        terminals = [os.isatty(number) for number in (0, 1, 2)]
+        if any(terminals):
             received.add(signal.SIGWINCH)
-        if _has_own_session():
+        if not any(terminals) or (terminals[0] and terminals[1]):  # its session: see child.py
             received.add(signal.SIGTSTP)  # else the terminal stops us and the command together
         self._signals = SignalQueue(received)
         # In the background, our terminal would stop us for the output of the command, or for a
@@ -202,9 +203,3 @@ class Supervision:
                 stop_ourselves(with_group=False)
             elif info.si_signo not in harmless:
                 return False
-
-
-def _has_own_session() -> bool:
-    """Whether the command will have one: see child.py."""
-    terminals = [os.isatty(number) for number in (0, 1, 2)]
-    return not any(terminals) or (terminals[0] and terminals[1])

@@ -10,16 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from holdfast._store.folder import supervised
 from holdfast._store.folder.atomic import write_atomic
 from holdfast._store.folder.plain_file import open_plain, read_plain
-from holdfast._store.folder.supervised import (
-    led_hang,
-    led_output,
-    led_record,
-    life_folder,
-    read_runs,
-    write_led,
-)
 
 _FIRST_BYTES = 256 * 1024
 _LAST_BYTES = 4 * 1024 * 1024
@@ -84,12 +77,14 @@ class SupervisionRecord:
     """The record of one attempt; where nothing can be written, it is in memory only."""
 
     def __init__(self, supervision: Path | None, attempt: int, command: Sequence[str]) -> None:
-        self.folder = life_folder(supervision, attempt) if supervision is not None else None
+        self.folder = (
+            supervised.life_folder(supervision, attempt) if supervision is not None else None
+        )
         self.log: OutputLog | None = None
         if self.folder is not None:
             try:
                 self.folder.mkdir(mode=0o700)
-                self.log = OutputLog(led_output(self.folder))
+                self.log = OutputLog(supervised.led_output(self.folder))
             except OSError:
                 self.folder = None
         self.signals: list[dict[str, Any]] = []
@@ -126,10 +121,10 @@ class SupervisionRecord:
         if self.folder is None:
             return
         try:
-            write_led(led_record(self.folder), self._record)
+            supervised.write_led(supervised.led_record(self.folder), self._record)
         except OSError:
             with contextlib.suppress(OSError):
-                _write_over(led_record(self.folder), self._record)
+                _write_over(supervised.led_record(self.folder), self._record)
 
     def write_end(self, status: int, maxrss_bytes: int, seen: dict[str, Any]) -> None:
         if self.log is not None:
@@ -146,7 +141,7 @@ class SupervisionRecord:
         self.hang = {key: value for key, value in hang.items() if key != "looks"}
         if self.folder is not None:
             with contextlib.suppress(OSError):
-                write_led(led_hang(self.folder), hang)
+                supervised.write_led(supervised.led_hang(self.folder), hang)
         self.write(hang=self.hang)
 
     def write_decision(self, restart: bool, why: str, pause_seconds: float = 0.0) -> None:
@@ -155,7 +150,7 @@ class SupervisionRecord:
 
     def runs(self) -> list[dict[str, Any]]:
         """The runs of holdfast that opened in this attempt."""
-        return read_runs(self.folder) if self.folder is not None else []
+        return supervised.read_runs(self.folder) if self.folder is not None else []
 
     @property
     def has_run(self) -> bool:
@@ -166,7 +161,7 @@ class SupervisionRecord:
         """Whether the command itself has said this in its output."""
         with contextlib.suppress(OSError):
             if self.folder is not None:
-                return sentence.encode() in read_plain(led_output(self.folder))
+                return sentence.encode() in read_plain(supervised.led_output(self.folder))
         return False
 
     def _copy_to_run(self) -> None:
@@ -186,8 +181,8 @@ class SupervisionRecord:
                 # This folder is shared more widely than our own.
                 command = redact_words(self._record["command"]).words
                 record = self._record | {"output": output.name, "command": command}
-                write_led(layout.led(attempt, rank), record)
-                write_atomic(output, read_plain(led_output(self.folder)), durable=False)
+                supervised.write_led(layout.led(attempt, rank), record)
+                write_atomic(output, read_plain(supervised.led_output(self.folder)), durable=False)
 
 
 def _write_over(path: Path, record: dict[str, Any]) -> None:

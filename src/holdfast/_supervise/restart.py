@@ -164,10 +164,9 @@ def find_end(
 ) -> CommandEnd:
     kind = Restart.BACKOFF if verdict is None else verdict.restart
     step = began_at = None
-    for run in record.runs():
+    for run in record.runs()[:1]:
         with contextlib.suppress(OSError, ValueError, TypeError):
             step, began_at = _reached(RunLayout(Path(run["folder"])), int(run["attempt"]))
-        break
     return CommandEnd(status, kind, step=step, began_at=began_at, **known)
 
 

@@ -6,7 +6,6 @@ with its sender.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import signal
@@ -32,8 +31,6 @@ def passed_on() -> set[signal.Signals]:
 
 
 class SignalQueue:
-    """Blocks signals, and hands them out."""
-
     def __init__(self, numbers: set[signal.Signals]) -> None:
         self._numbers = numbers
         self.mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
@@ -84,11 +81,15 @@ class Warnings:
         for number in self._came:
             reached = self._reached[number]
             for pid in children.catchers(self._top, number, {*reached, *self._apart}):
-                if self._began_later(number, pid):
+                # torchrun starts its ranks together, well before the first of them catches
+                # anything. A rank that began after that was restarted in order to train: the
+                # warning was for those before. (A run of holdfast that was asked to stop leaves
+                # again by itself.)
+                given = self._given.get(number)
+                if given is not None and children.age_seconds(pid) < time.monotonic() - given:
                     continue
                 reached.add(pid)
-                with contextlib.suppress(OSError):
-                    os.kill(pid, number)
+                children.send(pid, number)
                 self._given.setdefault(number, time.monotonic())
 
     def next_poll_seconds(self) -> float | None:
@@ -97,13 +98,6 @@ class Warnings:
             return None
         is_early = time.monotonic() - max(self._came.values()) < _IMPORTS_SECONDS
         return _LOOK_SECONDS if is_early else _LOOK_SELDOM_SECONDS
-
-    def _began_later(self, number: int, pid: int) -> bool:
-        # torchrun starts its ranks together, well before the first of them catches anything. A
-        # rank that began after that was restarted in order to train: the warning was for those
-        # before. (A run of holdfast that was asked to stop leaves again by itself.)
-        given = self._given.get(number)
-        return given is not None and children.age_seconds(pid) < time.monotonic() - given
 
 
 def _signal_descriptor(numbers: set[signal.Signals]) -> int | None:

@@ -35,8 +35,6 @@ _HELD = ("PAUSED", "TRACED", "STOPPED", "FROZEN")
 
 
 class SilenceWatch:
-    """Measures for how long it has done nothing, and finds out whether it hangs."""
-
     def __init__(self, command: WatchedCommand, timeout: Timeout) -> None:
         self._command = command
         self._timeout = timeout
@@ -74,8 +72,11 @@ class SilenceWatch:
         elif now - self._since >= self._patience() and now >= self._next_inspection:
             if self._is_for_others():
                 self._start_over(now)
-            else:
-                self._start_inspection(now)
+                return
+            self._next_inspection = now + _AGAIN_SECONDS
+            with contextlib.suppress(OSError):
+                self._inspection = Inspection(self._command.child)
+                self.inspectors.add(self._inspection.pid)
 
     def close(self) -> None:
         if self._inspection is not None:
@@ -127,12 +128,6 @@ class SilenceWatch:
 
     def _used(self) -> float:
         return sum(map(children.used_seconds, (self._command.child, *self._tree.look())))
-
-    def _start_inspection(self, now: float) -> None:
-        self._next_inspection = now + _AGAIN_SECONDS
-        with contextlib.suppress(OSError):
-            self._inspection = Inspection(self._command.child)
-            self.inspectors.add(self._inspection.pid)
 
     def _judge(self, now: float) -> None:
         assert self._inspection is not None

@@ -45,13 +45,7 @@ def main() -> None:
     import contextlib
     import json
 
-    from holdfast._supervise.spare_program import (
-        ImportAudit,
-        Program,
-        SpareRefused,
-        found_alive,
-        open_files,
-    )
+    from holdfast._supervise import spare_program as spare
 
     score = ""
     with contextlib.suppress(OSError):
@@ -73,20 +67,21 @@ def main() -> None:
             main_module.__dict__[name] = value
     sys.modules["__main__"] = main_module
     sys.modules["holdfast._supervise.spare_process"] = _THIS
-    files, audit = open_files(), ImportAudit()
+    files, audit = spare.open_files(), spare.ImportAudit()
     try:
-        program = Program(module, main_module)
+        program = spare.Program(module, main_module)
         program.run_leading()
-        if why := audit.why or found_alive(files):
-            raise SpareRefused(why)
+        if why := audit.why or spare.found_alive(files):
+            raise spare.SpareRefused(why)
         later = ""
         if names:
             sets = program.import_later(names)
-            later = f"the script sets {sets} after its imports" if sets else found_alive(files)
+            later = f"the script sets {sets} after its imports" if sets else ""
+            later = later or spare.found_alive(files)
         program.add_files(audit.files)
     except BaseException as error:  # noqa: BLE001  after any error this process is of no use
-        why = str(error) if isinstance(error, SpareRefused) else f"{type(error).__name__}: {error}"
-        answer(refused=audit.why or why)
+        kind = "" if isinstance(error, spare.SpareRefused) else f"{type(error).__name__}: "
+        answer(refused=audit.why or f"{kind}{error}")
         os._exit(0)
     if later:
         answer(later=later)

@@ -241,31 +241,20 @@ def _dotted(node: ast.AST) -> str:
 
 
 _ACTS = {
-    "_thread.start_joinable_thread": "starts a thread",
-    "_thread.start_new_thread": "starts a thread",
-    "builtins.input": "asks for input",
-    "os.chdir": "changes the working folder",
-    "os.chmod": "changes a file",
-    "os.exec": "starts a program",
-    "os.fork": "starts a process",
-    "os.forkpty": "starts a process",
-    "os.kill": "sends a signal",
-    "os.killpg": "sends a signal",
-    "os.link": "makes a file",
-    "os.mkdir": "makes a folder",
-    "os.posix_spawn": "starts a process",
-    "os.remove": "removes a file",
-    "os.rename": "moves a file",
-    "os.rmdir": "removes a folder",
-    "os.symlink": "makes a link",
-    "os.system": "starts a program",
-    "os.truncate": "changes a file",
-    "os.utime": "changes a file",
+    **dict.fromkeys(
+        ("_thread.start_joinable_thread", "_thread.start_new_thread"), "starts a thread"
+    ),
+    **dict.fromkeys(("os.exec", "os.system", "subprocess.Popen"), "starts a program"),
+    **dict.fromkeys(("os.fork", "os.forkpty", "os.posix_spawn"), "starts a process"),
+    **dict.fromkeys(("os.kill", "os.killpg"), "sends a signal"),
+    **dict.fromkeys(("os.chmod", "os.truncate", "os.utime"), "changes a file"),
+    **{"os.link": "makes a file", "os.remove": "removes a file", "os.rename": "moves a file"},
+    **{"os.mkdir": "makes a folder", "os.rmdir": "removes a folder", "os.symlink": "makes a link"},
+    **dict.fromkeys(("socket.sendmsg", "socket.sendto"), "sends to another process"),
     "socket.bind": "listens on a socket",
     "socket.connect": "connects to another process",
-    "socket.sendmsg": "sends to another process",
-    "socket.sendto": "sends to another process",
-    "subprocess.Popen": "starts a program",
+    "builtins.input": "asks for input",
+    "os.chdir": "changes the working folder",
 }
 _READS = ("os.listdir", "os.scandir")
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND

@@ -158,7 +158,13 @@ class Keyboard:
     def poll(self) -> None:
         if self._stop_at is not None and time.monotonic() >= self._stop_at:
             self._stop_at = None
-            self._stop_the_command()
+            # SIGTSTP of its terminal does not stop the first group of a session: the system does
+            # so only where a shell could continue it. An interactive shell ignores it and stops
+            # others.
+            ignores_stops = children.ignores(self._child, signal.SIGTSTP)
+            with contextlib.suppress(OSError):
+                if os.tcgetpgrp(self.master) == self._child and not ignores_stops:
+                    os.killpg(self._child, signal.SIGSTOP)
         self.open()
 
     def _find_signals(self, keys: bytes) -> list[str]:
@@ -177,14 +183,6 @@ class Keyboard:
         if found:
             self.asked_at = time.monotonic()
         return found
-
-    def _stop_the_command(self) -> None:
-        # SIGTSTP of its terminal does not stop the first group of a session: the system does so
-        # only where a shell could continue it. An interactive shell ignores it and stops others.
-        ignores_stops = children.ignores(self._child, signal.SIGTSTP)
-        with contextlib.suppress(OSError):
-            if os.tcgetpgrp(self.master) == self._child and not ignores_stops:
-                os.killpg(self._child, signal.SIGSTOP)
 
 
 def _is_in_foreground(descriptor: int) -> bool:

@@ -147,16 +147,7 @@ class SpareProcess:
             self._record.add_output(data)
 
 
-def _import_ahead() -> None:
-    """Import what we need ourselves between an end and the next start."""
-    import holdfast._diagnose.deaths.judge
-    import holdfast._diagnose.evidence.gather
-    import holdfast._supervise.restart  # noqa: F401  only loaded
-
-
 class WarmSpare:
-    """Starts one spare per attempt, and hands it over."""
-
     def __init__(
         self,
         command: PythonCommand,
@@ -274,7 +265,11 @@ class WarmSpare:
             return
         if "ready" in answer:
             self._is_ready = True
-            _import_ahead()
+            # What we need ourselves between an end and the next start.
+            import holdfast._diagnose.deaths.judge
+            import holdfast._diagnose.evidence.gather
+            import holdfast._supervise.restart  # noqa: F401  only loaded
+
             if self._record is not None:
                 self._record.write(spare={"pid": process.pid, "memory": answer["ready"]})
             if "ready" not in self._said:
@@ -283,12 +278,10 @@ class WarmSpare:
             return
         if "later" in answer:
             self._why_no_later, self._is_due = answer["later"], True
-            self.close()
-            return
-        self._is_refused = True
-        self._say_once(
-            f"no spare: {answer.get('refused')}.\n  A restart is a plain start, as without --spare."
-        )
+        else:
+            self._is_refused = True
+            why = f"no spare: {answer.get('refused')}."
+            self._say_once(f"{why}\n  A restart is a plain start, as without --spare.")
         self.close()
 
     def _say_ready(self, pid: int, answer: dict[str, Any]) -> None:

@@ -22,8 +22,6 @@ _HURRY_FOR_SECONDS = 3.0  # after the failure of a process
 
 
 class CommandWatch:
-    """Memory, counters of the OOM killer, and the ends of all processes of the command."""
-
     def __init__(self, child: int, me: int, is_ours: Callable[[int], bool]) -> None:
         self._child = child
         self._is_ours = is_ours  # not part of the command
@@ -100,7 +98,10 @@ class CommandWatch:
             if self._counted is not None:
                 counters |= {"start": self._counted.start, "before": self._counted.before}
             if self._descendants is not None:
-                seen["processes"] = self._ends()
+                seen["processes"] = [e for e in self._descendants.ended() if self._is_told(e)]
+                for each in seen["processes"]:
+                    if each.get("status") is None:
+                        each["status"] = self._reaped.get(each["pid"])
                 seen["memory"] = self._history.recent()
                 self._descendants.close()
                 self._descendants = None
@@ -136,14 +137,6 @@ class CommandWatch:
         self._history.add(self._sampler.take())
         self._descendants.look()
         self.observe_ends()
-
-    def _ends(self) -> list[dict[str, Any]]:
-        assert self._descendants is not None
-        found = [each for each in self._descendants.ended() if self._is_told(each)]
-        for each in found:
-            if each.get("status") is None:
-                each["status"] = self._reaped.get(each["pid"])
-        return found
 
     def _is_told(self, ended: dict[str, Any]) -> bool:
         return not self._is_ours(ended["pid"]) and not self._is_ours(ended["ppid"])

@@ -152,14 +152,13 @@ def find_in_folder(run: RunAtRest) -> Iterator[Litter]:
             yield run.item(path, "unfinished", "a checkpoint that was begun and never finished")
     for path in layout.half_removed_folders():
         yield run.item(path, "half-removed", "an old checkpoint whose removal was cut short")
-    for path in layout.fetching_folders():
-        yield _judge_small(
-            run, path, "unfinished", "a checkpoint that was never fetched to the end"
-        )
-    for path in layout.claims():
-        yield _judge_small(run, path, "claim", "a start that was cut short")
-    for path in layout.temporary_files():
-        yield _judge_small(run, path, "temporary", "a file that was begun and never finished")
+    small = (
+        (layout.fetching_folders(), "unfinished", "a checkpoint that was never fetched to the end"),
+        (layout.claims(), "claim", "a start that was cut short"),
+        (layout.temporary_files(), "temporary", "a file that was begun and never finished"),
+    )
+    for paths, kind, why in small:
+        yield from (_judge_small(run, path, kind, why) for path in paths)
 
 
 def _judge_set_aside(run: RunAtRest, path: Path) -> Litter:
@@ -210,9 +209,6 @@ def _remove(path: Path) -> bool:
     return not os.path.lexists(path)
 
 
-# -- in shared memory -------------------------------------------------------------
-
-
 def find_of_run(run: RunAtRest, *, drop: bool) -> Iterator[Litter]:
     if sys.platform != "linux":
         return
@@ -233,7 +229,8 @@ def find_of_run(run: RunAtRest, *, drop: bool) -> Iterator[Litter]:
             yield run.item(path, "memory", "holds no snapshot that a start would use")
         elif whole is not None and newest <= whole:
             why = f"its step {newest[1]} is on disk, or a later one"
-            if left := _waits(path):
+            untils = [arena.waits_until or 0.0 for arena in _opened(path)]
+            if (left := max(untils, default=0.0) - time.time()) > 0:
                 why = f"kept for the next attempt, for {_text.duration(left)} more; "
                 why += f"step {newest[1]} is on disk too"
             yield run.item(path, "memory", why)
@@ -298,12 +295,6 @@ def _newest_state(
                 is_part = world_of(arena, record) > 1
                 found.append(((arena.attempt, record.step, folder.name), is_part))
     return max(found, default=(None, False))
-
-
-def _waits(path: Path) -> float:
-    """For how many seconds an arena still waits for the next attempt."""
-    untils = [arena.waits_until or 0.0 for arena in _opened(path)]
-    return max([0.0, *(until - time.time() for until in untils)])
 
 
 def _opened(path: Path) -> Iterator[Arena]:

@@ -14,18 +14,8 @@ from holdfast._errors import FolderError, HoldfastError, MirrorError, NoGoodChec
 from holdfast._run.resume.from_mirror import refuse_inside
 from holdfast._settings import Settings
 from holdfast._store.commit.retention import Kept
-from holdfast._store.folder import journal
+from holdfast._store.folder import attempts, journal
 from holdfast._store.folder.atomic import create_atomic
-from holdfast._store.folder.attempts import (
-    find_run,
-    is_live,
-    known_origins,
-    lease_holder,
-    lives_elsewhere,
-    read_json,
-    refuse_links,
-    write_json,
-)
 from holdfast._store.folder.layout import RunLayout
 from holdfast._store.folder.lineage import is_on_line, trace_line
 from holdfast._store.mirror.child import Service, describe_trouble
@@ -60,7 +50,7 @@ def address_of(folder: Path, given: str | None) -> str:
         assert found is not None
         refuse_inside(folder.absolute(), found)
         return found
-    known = read_json(RunLayout(folder.absolute()).mirror).get("address")
+    known = attempts.read_json(RunLayout(folder.absolute()).mirror).get("address")
     if not isinstance(known, str):
         raise FolderError(
             f"{folder}: no mirror of this run is known here.\n"
@@ -98,11 +88,11 @@ def push(
         if kind == "damaged":
             tell_damage(fields["text"])
 
-    layout, run_id = find_run(folder)
+    layout, run_id = attempts.find_run(folder)
     numbers = layout.attempt_numbers()
     if not layout.checkpoint_folders():
         raise FolderError(f"{folder}: there is no checkpoint to copy yet.")
-    known = read_json(layout.mirror)
+    known = attempts.read_json(layout.mirror)
     keep, best = known.get("keep_last"), known.get("best")
     service = Service(
         folder=str(layout.folder),
@@ -135,20 +125,20 @@ def fetch(
 ) -> Fetched:
     """Fetch the newest whole checkpoint, or that of a step, into the run folder."""
     layout = RunLayout(folder.absolute())
-    refuse_links(layout)
+    attempts.refuse_links(layout)
     with _store_errors(address):
         index = MirrorIndex(open_store(address))
         run_id = index.identity()
         if run_id is None:
             raise MirrorError(f"{address}: there is no run in this mirror.")
         wanted = candidates(index)
-        attempts = index.newest_attempt()
+        newest = index.newest_attempt()
         if step is not None:
             wanted = [each for each in wanted if each.step == step]
         if not wanted:
             what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
             raise MirrorError(f"{address}: there is {what} in this mirror.")
-        _admit(layout, folder, run_id, attempts)
+        _admit(layout, folder, run_id, newest)
         _refuse_strange(index, layout, folder, wanted[0])
         with alone(layout):
             found = fetch_newest(index, layout, tell_damage, lambda *_: None, step)
@@ -156,16 +146,16 @@ def fetch(
         raise NoGoodCheckpoint(f"{address}: none of the checkpoints that were asked for is whole.")
     journal.append(layout.journal, "restored", address=address, **asdict(found))
     if not layout.mirror.exists():
-        write_json(layout.mirror, {"address": address, "time": time.time()}, durable=False)
+        attempts.write_json(layout.mirror, {"address": address, "time": time.time()}, durable=False)
     return found
 
 
-def _admit(layout: RunLayout, folder: Path, run_id: str, attempts: int) -> None:
+def _admit(layout: RunLayout, folder: Path, run_id: str, elsewhere: int) -> None:
     """Give a new folder the identity of this run; refuse another run, or a live one."""
-    own = read_json(layout.identity).get("run_id")
+    own = attempts.read_json(layout.identity).get("run_id")
     if own is None:
         layout.checkpoints.mkdir(parents=True, exist_ok=True)
-        identity = {"run_id": run_id, "created": time.time(), "attempts_elsewhere": attempts}
+        identity = {"run_id": run_id, "created": time.time(), "attempts_elsewhere": elsewhere}
         create_atomic(layout.identity, (json.dumps(identity, indent=1) + "\n").encode())
         return
     if own != run_id:
@@ -174,8 +164,8 @@ def _admit(layout: RunLayout, folder: Path, run_id: str, attempts: int) -> None:
             "Fetch it into a folder that does not exist yet."
         )
     numbers = layout.attempt_numbers()
-    if numbers and is_live(layout, numbers[-1]):
-        holder = lease_holder(layout, numbers[-1])
+    if numbers and attempts.is_live(layout, numbers[-1]):
+        holder = attempts.lease_holder(layout, numbers[-1])
         assert holder is not None  # a live run has one
         raise RunIsLive(
             f"{folder}: the run trains now, and would not see it.\nStop it first (holdfast stop "
@@ -190,8 +180,8 @@ def _refuse_strange(index: MirrorIndex, layout: RunLayout, folder: Path, wanted:
     attempt, step = wanted.attempt, wanted.step
     numbers = layout.attempt_numbers()
     newest = max([0, *numbers, *(number for _, number, _ in layout.checkpoint_folders())])
-    line = trace_line(known_origins(layout), newest)
-    holder = Holder.of(layout, str(read_json(layout.identity)["run_id"]), newest)
+    line = trace_line(attempts.known_origins(layout), newest)
+    holder = Holder.of(layout, str(attempts.read_json(layout.identity)["run_id"]), newest)
     claims = index.claims().get(attempt, set())
     is_ours = not claims or any(holder.knows(attempt, each) for each in claims)
     # A folder in which no training has begun yet has no lineage.
@@ -200,10 +190,10 @@ def _refuse_strange(index: MirrorIndex, layout: RunLayout, folder: Path, wanted:
             f"{folder}: has gone its own way since (attempt {newest} here, step {step} of attempt "
             f"{attempt} there).\nFetch it into a folder that does not exist yet."
         )
-    attempts = index.newest_attempt()
-    if attempts > lives_elsewhere(layout) and attempts > newest:
-        identity = {**read_json(layout.identity), "attempts_elsewhere": attempts}
-        write_json(layout.identity, identity)
+    elsewhere = index.newest_attempt()
+    if elsewhere > max(newest, attempts.lives_elsewhere(layout)):
+        identity = {**attempts.read_json(layout.identity), "attempts_elsewhere": elsewhere}
+        attempts.write_json(layout.identity, identity)
 
 
 @contextlib.contextmanager

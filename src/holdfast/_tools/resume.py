@@ -27,13 +27,7 @@ from holdfast._environment.slurm import controller
 from holdfast._environment.started import environment_again
 from holdfast._errors import FolderError, SettingsError
 from holdfast._report.status.gather import summarize
-from holdfast._store.folder.attempts import (
-    find_run,
-    identity_in,
-    is_live_here,
-    lease_holder,
-    read_json,
-)
+from holdfast._store.folder import attempts
 from holdfast._store.folder.layout import RunLayout
 from holdfast._store.folder.plain_file import open_plain, read_plain
 
@@ -64,11 +58,12 @@ def plan_resumption(folder: Path, given: Sequence[str] = ()) -> Resumption:
 
     `given` is a command that takes the place of the recorded one.
     """
-    layout, _ = find_run(folder)
+    layout, _ = attempts.find_run(folder)
     _refuse_if_live_or_finished(folder)
     attempt, record = _newest_record(layout, folder)
     started = _text.record(record.get("start"))
-    if _is_of_another_user(layout.start(attempt)):
+    # Another user could have written the command that would run as this user.
+    if hasattr(os, "geteuid") and layout.start(attempt).lstat().st_uid != os.geteuid():
         return _by_given_command(layout, attempt, folder, given)
     _refuse_another_folder(layout, folder, record)
     _refuse_if_launched(folder, started)
@@ -100,11 +95,6 @@ def plan_resumption(folder: Path, given: Sequence[str] = ()) -> Resumption:
     found = Resumption(layout, attempt, launcher, command, place, environment, script, notes)
     _refuse_missing(found, folder)
     return found
-
-
-def _is_of_another_user(path: Path) -> bool:
-    """True if another user could have written the command that would run as this user."""
-    return hasattr(os, "geteuid") and path.lstat().st_uid != os.geteuid()
 
 
 def _by_given_command(
@@ -161,12 +151,12 @@ def _newest_record(layout: RunLayout, folder: Path) -> tuple[int, dict[str, Any]
     """The newest attempt that began to train and has a record; else the newest with one."""
     found: tuple[int, dict[str, Any]] | None = None
     for number in reversed(layout.attempt_numbers()):
-        record = read_json(layout.start(number))
+        record = attempts.read_json(layout.start(number))
         used = [record.get(key) for key in ("start", "batch", "environment", "folder", "job")]
         if not _text.record(used[0]) or not _can_be_passed(used):
             continue
         found = found or (number, record)
-        how = str(read_json(layout.exit(number)).get("how", ""))
+        how = str(attempts.read_json(layout.exit(number)).get("how", ""))
         if not how.startswith("could not start"):
             return number, record
     if found is None:
@@ -190,7 +180,7 @@ def _refuse_another_folder(layout: RunLayout, folder: Path, record: dict[str, An
 
 def _refuse_if_launched(folder: Path, started: dict[str, Any]) -> None:
     """A launcher that lives may start the run again by itself."""
-    process = identity_in(started.get("process"))
+    process = attempts.identity_in(started.get("process"))
     if process is not None and process.is_here() and process.is_alive():
         raise FolderError(
             f"{folder}: the process that started it still runs (pid {process.pid}), and may start "
@@ -221,8 +211,8 @@ def _refuse_what_no_command_starts(
     now: dict[str, str],
 ) -> None:
     launcher, job = _text.text(record.get("launcher")), _text.text(record.get("job"))
-    process = identity_in(_text.record(record.get("start")).get("process"))
-    holder = lease_holder(layout, attempt)
+    process = attempts.identity_in(_text.record(record.get("start")).get("process"))
+    holder = attempts.lease_holder(layout, attempt)
     ranks = _text.whole(record.get("ranks")) or 1
     is_by_hand = launcher == "python" and process == holder and ranks > 1
     how = ""
@@ -336,9 +326,6 @@ def _refuse_missing(found: Resumption, folder: Path) -> None:
             break
 
 
-# -- starting ------------------------------------------------------------------------------------
-
-
 def replace_this_process(found: Resumption) -> None:
     """Become the command: it gets our terminal, our signals and our exit status."""
     os.chdir(found.cwd)
@@ -376,7 +363,7 @@ def start_detached(found: Resumption) -> Detached:
     deadline = time.monotonic() + _OPEN_SECONDS
     while time.monotonic() < deadline:
         newest = found.layout.attempt_numbers()[-1]
-        if newest > before and is_live_here(found.layout, newest) is not False:
+        if newest > before and attempts.is_live_here(found.layout, newest) is not False:
             return Detached(process.pid, None, newest)
         if process.poll() is not None:
             return Detached(process.pid, process.returncode, newest if newest > before else None)

@@ -20,10 +20,10 @@ from pathlib import PurePath
 from holdfast._environment.slurm.job import says_where_to_meet, starts_torchrun
 from holdfast._environment.slurm.options import batch_options, parse_signal, parse_time_limit
 from holdfast._errors import TERMINATED, SettingsError
+from holdfast._tools.lint.finding import SLACK_SECONDS
 
 MARK = "# Written by holdfast submit"
 LEAD_SECONDS = 120
-_SLACK_SECONDS = 30  # SLURM checks every 30 s, so the warning may come that much earlier
 _EXAMPLE = "holdfast submit --time=8:00:00 -- python train.py"
 _HEEDED = ("USR1", "USR2", "TERM", "INT")
 _APART = ("docker", "podman")  # their containers are no children of the command
@@ -50,7 +50,15 @@ def write_script(
             f"There is no command to submit.\nWrite it after --, for example: {_EXAMPLE}"
         )
     given = batch_options("\n".join(lines))
-    _refuse(given, lead_seconds)
+    if "wrap" in given:
+        raise SettingsError(
+            f"--wrap: holdfast writes the script itself.\nPut the command after --: {_EXAMPLE}"
+        )
+    if lead_seconds is not None and "signal" in given:
+        raise SettingsError(
+            "--lead and --signal both say how long before its end the job is warned.\n"
+            "Give one of them; --lead 300 is --signal=USR2@300."
+        )
     notes: list[str] = []
     for name, value in _defaults(given, command, lead_seconds, notes).items():
         lines.append(f"#SBATCH --{name}={value}" if value else f"#SBATCH --{name}")
@@ -161,18 +169,6 @@ def _quote(text: str) -> str:
     return f'"{escaped}"'
 
 
-def _refuse(given: Mapping[str, str], lead_seconds: int | None) -> None:
-    if "wrap" in given:
-        raise SettingsError(
-            f"--wrap: holdfast writes the script itself.\nPut the command after --: {_EXAMPLE}"
-        )
-    if lead_seconds is not None and "signal" in given:
-        raise SettingsError(
-            "--lead and --signal both say how long before its end the job is warned.\n"
-            "Give one of them; --lead 300 is --signal=USR2@300."
-        )
-
-
 def _defaults(
     given: Mapping[str, str], command: Sequence[str], lead_seconds: int | None, notes: list[str]
 ) -> dict[str, str]:
@@ -200,9 +196,9 @@ def _choose_lead(limit: float | None, wished: int | None) -> tuple[int, str]:
     """How long before the end SLURM warns, and a note about it."""
     if wished is not None:
         return wished, ""
-    if limit is None or limit >= 2 * LEAD_SECONDS + _SLACK_SECONDS:
+    if limit is None or limit >= 2 * LEAD_SECONDS + SLACK_SECONDS:
         return LEAD_SECONDS, ""
-    lead = max(1, int(limit - _SLACK_SECONDS) // 2)
+    lead = max(1, int(limit - SLACK_SECONDS) // 2)
     return lead, (
         f"--signal=USR2@{lead}: the limit of {limit:.0f} s is short, so the warning comes later "
         f"than the usual {LEAD_SECONDS} s before the end."
@@ -230,7 +226,6 @@ def _clean(name: str) -> str:
 
 
 def _options_that_hurt(options: Mapping[str, str]) -> Iterator[str]:
-    """The user's own options that defeat the script's purpose."""
     text = options["signal"]
     warning = parse_signal(text)
     if warning is not None and warning.to_batch:
@@ -242,11 +237,11 @@ def _options_that_hurt(options: Mapping[str, str]) -> Iterator[str]:
         heeded = f"{', '.join(_HEEDED[:-1])} or {_HEEDED[-1]}"
         yield f"--signal={text}: holdfast stops at {heeded}. Leave it out, for USR2."
     limit = parse_time_limit(options.get("time", ""))
-    if warning is not None and limit is not None and warning.seconds >= limit - _SLACK_SECONDS:
+    if warning is not None and limit is not None and warning.seconds >= limit - SLACK_SECONDS:
         yield (
             f"--signal={text}: with a limit of {limit:.0f} s the warning can come before the "
             "training begins, and is lost then. "
-            f"Choose less than {max(1, limit - _SLACK_SECONDS):.0f} s."
+            f"Choose less than {max(1, limit - SLACK_SECONDS):.0f} s."
         )
     if "no-requeue" in options:
         yield "--no-requeue: interrupted, the job ends and does not come back by itself."

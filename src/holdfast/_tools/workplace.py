@@ -41,7 +41,10 @@ def open_workplace(prefix: str, keep: Path | None) -> Iterator[Path]:
     finally:
         _wait_for_keepers(folder)
         if keep is None:
-            _remove_memory(folder)
+            # The memory that waits for another attempt of these runs: none will come.
+            for path in folder.rglob(RunLayout(Path()).identity.name):
+                with contextlib.suppress(HoldfastError, OSError):
+                    remove_leftovers(find_run(path.parent)[1], sys.maxsize, ())
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -65,13 +68,6 @@ def ended_by_signals() -> Iterator[None]:
     finally:
         for name, handler in former.items():
             signal.signal(getattr(signal, name), handler)
-
-
-def _remove_memory(folder: Path) -> None:
-    """Remove the memory that waits for another attempt of these runs: none will come."""
-    for path in folder.rglob(RunLayout(Path()).identity.name):
-        with contextlib.suppress(HoldfastError, OSError):
-            remove_leftovers(find_run(path.parent)[1], sys.maxsize, ())
 
 
 def _wait_for_keepers(folder: Path) -> None:

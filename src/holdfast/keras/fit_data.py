@@ -144,19 +144,16 @@ class FitData:
         """All batches of the epoch are used."""
         known = self._epochs._num_batches
         if not self._epochs.steps_per_epoch or (known and self.used >= known):
-            self._next_pass()
+            self.end_pass()
         with self._hooks(self._ended, 1):
             self._epochs.data_adapter.on_epoch_end()
-
-    def run_dry(self) -> None:
-        """The iterator has ended, and EpochIterator has ended the epoch."""
-        self._next_pass()
 
     def end_epoch(self) -> None:
         self._ended += 1
         self._done = 0
 
-    def _next_pass(self) -> None:
+    def end_pass(self) -> None:
+        """The iterator has ended."""
         self.iterator = None
         self._pass += 1
         self.used = 0

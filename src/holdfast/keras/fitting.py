@@ -21,7 +21,7 @@ from keras.src.trainers.epoch_iterator import EpochIterator
 
 from holdfast._errors import HoldfastError
 from holdfast._run.driver import LoopDriver
-from holdfast._text import say
+from holdfast._text import count, say
 from holdfast.keras.adapter import is_whole, settle_waiting
 from holdfast.keras.fit_data import BatchCounter, FitData
 from holdfast.keras.fit_others import Others, prepare, without_arrays
@@ -189,8 +189,7 @@ class _Fit:
         self._others.load(self._record.get("others", {}))
         self._driver.pass_over()
         folder = self._driver.folder
-        epochs = "1 epoch" if made == 1 else f"{made} epochs"
-        say(f"{folder}: this fit was finished after {epochs}; nothing left to fit.")
+        say(f"{folder}: this fit was finished after {count(made, 'epoch')}; nothing left to fit.")
         self._model._initial_epoch = self._epochs
 
     def _recall(self) -> None:
@@ -316,7 +315,7 @@ class _Fit:
             self._data.use(self._source.steps_per_execution)
             self._take()
         else:
-            self._data.run_dry()
+            self._data.end_pass()  # EpochIterator has ended the epoch
         self._lap = None
         lap.close()
 

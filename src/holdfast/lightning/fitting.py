@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from holdfast._errors import HoldfastError, Stopped
-from holdfast._run.driver import LoopDriver, replace_method
+from holdfast._run.driver import LoopDriver, do_nothing, replace_method
 from holdfast._run.run import Run
 from holdfast._text import say
 from holdfast.lightning.feeding import Fetcher, LengthOnly, LightningData
@@ -65,10 +65,10 @@ class Fit:
     def _switch_off_signals(self) -> None:
         """Keep Lightning from installing its handlers in this fit."""
         trainer, stack = self._trainer, self._replaced
-        replace_method(stack, trainer._signal_connector, "register_signal_handlers", _do_nothing)
+        replace_method(stack, trainer._signal_connector, "register_signal_handlers", do_nothing)
         if hasattr(self._epoch_loop, "_broadcast_sigterm_tensor"):
             # A collective in each step, about a signal that Lightning does not receive here.
-            replace_method(stack, self._epoch_loop, "_broadcast_sigterm_tensor", _do_nothing)
+            replace_method(stack, self._epoch_loop, "_broadcast_sigterm_tensor", do_nothing)
         environment = trainer._accelerator_connector.cluster_environment
         slurm = part_of(trainer, "plugins.environments").SLURMEnvironment
         if isinstance(environment, slurm) and environment.auto_requeue:
@@ -379,7 +379,3 @@ def _wait_for(children: list[subprocess.Popen[bytes]]) -> None:
     for child in children:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(_EXIT_SECONDS)
-
-
-def _do_nothing(*_: Any, **__: Any) -> None:
-    pass

@@ -322,22 +322,16 @@ class _OneDevice:
         self._groups = list(groups.values())
 
 
+@dataclass(eq=False)
 class _StagedCopy:
-    def __init__(
-        self,
-        timing: Timing,
-        stream: torch.cuda.Stream,
-        pieces: list[tuple[torch.Tensor, torch.Tensor]],
-        register: Callable[[], None] | None,
-        changed: torch.Tensor | None,
-    ) -> None:
-        self._changed = changed
-        self.found_change = False
-        self._timing = timing
-        self._stream = stream
-        self._pieces = pieces
-        self._register = register
-        self.stall_seconds = self.cost_seconds = 0.0
+    _timing: Timing
+    _stream: torch.cuda.Stream
+    _pieces: list[tuple[torch.Tensor, torch.Tensor]]
+    _register: Callable[[], None] | None
+    _changed: torch.Tensor | None
+    found_change: bool = False
+    stall_seconds: float = 0.0
+    cost_seconds: float = 0.0
 
     def send_home(self) -> None:
         """Queue the copies; if the memory cannot be registered, this waits for them."""
@@ -457,22 +451,19 @@ def _find_cuts(places: Sequence[tuple[TensorSpec, int]]) -> dict[int, list[tuple
     }
 
 
+@dataclass(eq=False)
 class HeldBack:
     """Copies the tensors of one device."""
 
-    def __init__(
-        self,
-        device: torch.device,
-        stream: torch.cuda.Stream,
-        places: Sequence[tuple[TensorSpec, int]],
-    ) -> None:
+    _device: torch.device
+    _stream: torch.cuda.Stream
+    _places: Sequence[tuple[TensorSpec, int]]
+
+    def __post_init__(self) -> None:
         global _hook
         if _hook is None:
             _hook = register_optimizer_step_pre_hook(_before_step)
-        self._device = device
-        self._stream = stream
-        self._places = places
-        self._cuts = _find_cuts(places)
+        self._cuts = _find_cuts(self._places)
         self._steps = _watch.steps
         self._may_hold_back = True
 

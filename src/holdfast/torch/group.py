@@ -30,8 +30,3 @@ class GroupStore:
     def get(self, keys: list[str]) -> list[bytes]:
         """The values of keys that exist."""
         return [bytes(self._store.get(key)) for key in keys]
-
-
-def group_store() -> GroupStore | None:
-    """The store of the default process group, if there is one."""
-    return GroupStore() if rank_and_size() is not None else None

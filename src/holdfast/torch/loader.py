@@ -139,7 +139,8 @@ class Tickets:
         is_batched: bool,
     ) -> None:
         self._sampler = sampler
-        self._size_of = _length_of_draw if is_batched else _one
+        # A loader without batches draws one index at a time.
+        self._size_of = _length_of_draw if is_batched else lambda _: 1
         self._sow = seed
         self._apart = apart
         self._drawing: Drawing | None = None
@@ -177,21 +178,17 @@ class Tickets:
         return len(self._sampler)
 
 
+@dataclass(eq=False)
 class Drawing:
     """One pass of a sampler."""
 
-    def __init__(
-        self,
-        draws: Iterator[Any],
-        skip: int,
-        ticket: Callable[[Any, int], Ticket],
-        size_of: Callable[[Any], int],
-    ) -> None:
-        self._size_of = size_of
-        self._draws = draws
-        self._skip = skip
-        self._number = skip
-        self._ticket = ticket
+    _draws: Iterator[Any]
+    _skip: int
+    _ticket: Callable[[Any, int], Ticket]
+    _size_of: Callable[[Any], int]
+
+    def __post_init__(self) -> None:
+        self._number = self._skip
         self._has_drawn = False
         self._ahead: deque[int] = deque()  # the sizes of batches that were drawn but not used
         self._used = 0
@@ -234,10 +231,6 @@ class Drawing:
 def _length_of_draw(drawn: Any) -> int:
     """The number of samples of a batch; -1 if it is unknown."""
     return len(drawn) if hasattr(drawn, "__len__") else -1
-
-
-def _one(_: Any) -> int:
-    return 1  # a loader without batches draws one index at a time
 
 
 def _draw_apart(sampler: Any, apart: Apart) -> Iterator[Any]:

@@ -68,19 +68,6 @@ def put_in_place(source: Any, batch: Any) -> Any:
     return send_to_device(batch, source.device, non_blocking=soon)
 
 
-def begin(source: Any) -> None:
-    """Make this the accelerator's active loader."""
-    source.begin()
-
-
-def tell_last(source: Any, is_last: bool) -> None:
-    source.end_of_dataloader = is_last
-
-
-def end(source: Any) -> None:
-    source.end()
-
-
 def accumulated(source: Any) -> int:
     """How many batches make one step."""
     return int(source.gradient_state.num_steps)

@@ -26,7 +26,7 @@ import transformers.trainer as trainer_module
 from holdfast._run.data.course import Lap
 from holdfast._run.data.feed import Feed, FeedAround, Seeds
 from holdfast._run.data.session_feeds import Feeds
-from holdfast._run.driver import LoopDriver, replace_method
+from holdfast._run.driver import LoopDriver, do_nothing, replace_method
 from holdfast._run.run import Run
 from holdfast._text import say
 from holdfast.transformers.record import TrainerRecord, without_times
@@ -126,7 +126,7 @@ class Training:
                 ("_finalize_training", self._end),
             ):
                 replace_method(stack, self.trainer, name, ours)
-            self._load_rng = replace_method(stack, self.trainer, "_load_rng_state", _do_nothing)
+            self._load_rng = replace_method(stack, self.trainer, "_load_rng_state", do_nothing)
             replace_method(stack, self.trainer.callback_handler, "on_epoch_end", self._end_lap)
             # The name by which the Trainer finds it.
             self._skip = replace_method(stack, trainer_module, "skip_first_batches", _skip_others)
@@ -367,7 +367,3 @@ class Training:
 def _skip_others(skip: Any, dataloader: Any, num_batches: int = 0) -> Any:
     """Accelerate's `skip_first_batches`; ours is at the right batch already."""
     return dataloader if isinstance(dataloader, TrainLoader) else skip(dataloader, num_batches)
-
-
-def _do_nothing(*_: Any, **__: Any) -> None:
-    pass

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.tables import ATTEMPT, Table
+from tests.unit.tables import Table
 
 # -- agreement ------------------------------------------------------------------------
 
@@ -66,7 +68,7 @@ def test_rounds_of_a_hub_that_replaced_another_have_other_numbers():
     table.wish(0, "save")
     again = Table()
     again.now = table.now + 5.0
-    again.hub = type(again.hub)(2, ATTEMPT, again._send, again.shelf, lambda: again.now)
+    again.hub = type(again.hub)(replace(again.hub.state))  # begins at this moment
     for rank in range(2):
         again.say(rank, "hello", who={}, held=[])
     again.wish(0, "save")

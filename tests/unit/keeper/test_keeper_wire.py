@@ -6,6 +6,7 @@ import random
 import socket
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -185,6 +186,31 @@ def test_a_connection_that_hangs_is_noticed_and_mail_goes_on(begin, mail):
     assert [what for what, _ in other.events][:3] == ["found", "lost", "found"]
     assert [what for what, _ in center.events][:3] == ["found", "lost", "found"]
     wait_until(lambda: not list(mail.glob("to-*/*")), 10, "the end of the mail")
+
+
+def test_an_acknowledgement_that_empties_the_queue_lets_the_next_messages_follow(begin, mail):
+    center, addresses = begin(hub(mail, 2)), []
+    other = begin(member(mail, 1, addresses=lambda: addresses))
+    for number in range(40):  # more than a connection takes at once
+        other.send(0, "up", value=[number, "x" * 300_000])
+    may_read = threading.Event()
+
+    def ask_and_read_nothing(rank, message):
+        if message["value"][0] == 0:
+            center.post.send(1, "down", value=0)
+            may_read.wait(30)
+
+    def acknowledge_when_there_is_room(*_):
+        may_read.set()
+        before = -1
+        while len(center.heard) > before:  # until all that was on its way has arrived
+            before = len(center.heard)
+            time.sleep(0.2)
+        other.post.tick(time.monotonic() + 1)
+
+    center.answer, other.answer = ask_and_read_nothing, acknowledge_when_there_is_room
+    addresses.append(("127.0.0.1", center.post.port))
+    assert [value[0] for value in center.wait_for_values(40, 1)] == list(range(40))
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -116,7 +116,7 @@ def test_a_decision_is_told_and_the_hold_stays_until_the_trainer_has_heard_it(ke
     assert keeper.words[control.HOLD] == 5
     assert keeper.words[control.DUE] == 10
     ((kind, told),) = keeper.told
-    assert (kind, told["mark"], told["round"], told["wish_kind"]) == ("decide", 10, 5, "stop")
+    assert (kind, told["mark"], told["round"], told["what"]) == ("decide", 10, 5, "stop")
 
 
 def test_when_a_decision_is_carried_out_the_trainer_need_not_look_up_any_more(keeper):

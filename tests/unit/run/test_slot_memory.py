@@ -323,7 +323,7 @@ def test_an_arena_of_an_earlier_attempt_is_taken_over_with_its_slots(make):
     again = Arena(os.dup(arena.descriptor))
     snapshots = make()
     snapshots._sequence = 2
-    snapshots._builder._built = snapshots._builder._take_over(
+    snapshots._builder.built = snapshots._builder._take_over(
         again, backing.Backing(again.descriptor, place.path), again.plan(0)
     )
     assert [record.step for record in again.whole()] == [2, 1]

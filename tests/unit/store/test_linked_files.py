@@ -18,7 +18,8 @@ from holdfast._store.read import files
 from holdfast._store.read.merge_ranks import FileSource, read_checkpoint
 from holdfast._store.read.verify import find_damage, read_manifest
 from holdfast._tools.cli.checkpoints import list_with_reasons, verify_all
-from holdfast._tools.convert.export import ExportRequest, export
+from holdfast._tools.convert.export import export
+from holdfast._tools.convert.writers import ExportRequest
 from tests.linked_files import link_unchanged, make_checkpoint
 
 FROZEN = np.arange(3_000_001, dtype=np.float32)

@@ -36,7 +36,9 @@ class Writing:
         monkeypatch.setattr(writer_module, "keep_checkpoint", self._keep)
         monkeypatch.setattr(writer_module, "remove_old", lambda *_: None)
         policy = Policy(RunLayout(tmp_path), "a", 1, {1: None}, 3, best=None, version="0")
-        self.writer = CheckpointWriter(policy, self.outcomes.append, newest=lambda: self._slot(99))
+        self.writer = CheckpointWriter(
+            policy, self.outcomes.append, lambda *_: None, lambda: self._slot(99)
+        )
 
     def _keep(self, _policy, state, _source, threads, _former, order):
         self.hurried.append(not threads._is_background)

@@ -62,7 +62,7 @@ def test_on_a_full_disk_the_end_is_noted_where_the_beginning_was(tmp_path, monke
 
     book = SupervisionRecord(tmp_path, 1, ["true"])
     book.write(child_pid=4711)
-    monkeypatch.setattr(record, "write_led", fail)
+    monkeypatch.setattr(record.supervised, "write_led", fail)
     book.write_end(-9, 100, {"memory": [{"t": 1.0}] * 1000, "processes": []})
     noted = json.loads((tmp_path / "life-0001" / "led.json").read_text())
     assert (noted["child_pid"], noted["status"], noted["memory"]) == (4711, -9, [])

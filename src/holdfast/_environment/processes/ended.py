@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import os
 import select
-import signal
 import struct
 import time
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 from holdfast._environment.processes.proc import stat_fields
 from holdfast._environment.processes.threads import name_of
 from holdfast._environment.processes.tree import Tree, parent, rank_of
+from holdfast._text import signal_name
 
 # struct pidfd_info of Linux 6.15 and later: the status that waitpid gives the parent.
 _INFO = struct.Struct("<QQ11Ii")
@@ -29,9 +29,7 @@ def how_it_died(pidfd: int | None, pid: int) -> str | None:
         return None
     if code >= 0:
         return f"ended with status {code}"
-    with contextlib.suppress(ValueError):
-        return f"was killed by {signal.Signals(-code).name}"
-    return f"was killed by signal {-code}"
+    return f"was killed by {signal_name(code)}"
 
 
 def exit_code(pidfd: int | None, pid: int) -> int | None:

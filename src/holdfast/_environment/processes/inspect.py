@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from holdfast._environment.processes.activity import (
@@ -95,7 +96,8 @@ class Looker:
         Class.method; faulthandler has only the last part, and only the main thread's "tid". A
         value that is not known is None.
         """
-        look = _Look(self._pid, self._tree, self._faults, seconds, self._get_on)
+        window = max(seconds, _APART_SECONDS)
+        look = _Look(self._pid, self._tree, self._faults, window, self._get_on)
         self._get_on()
         if self._stuck is not None and self._stuck.is_alive():
             return look.without_stacks("an earlier look still waits for the system")
@@ -116,22 +118,19 @@ class Looker:
         self.alive_at = time.monotonic()
 
 
+@dataclass(eq=False)
 class _Look:
-    def __init__(
-        self,
-        pid: int,
-        tree: Tree,
-        faults: FaultStacks | None,
-        seconds: float,
-        get_on: Callable[[], None],
-    ) -> None:
-        self._pid, self._tree, self._faults = pid, tree, faults
-        self._get_on = get_on  # reports progress
-        self._seconds = max(seconds, _APART_SECONDS)
+    _pid: int
+    _tree: Tree
+    _faults: FaultStacks | None
+    _seconds: float
+    _get_on: Callable[[], None]  # reports progress
+
+    def __post_init__(self) -> None:
         self._before: dict[int, ProcessSample] = {}
         self._after: dict[int, ProcessSample] = {}
         self._dumps: tuple[dict[int, Dump], dict[int, Dump]] = ({}, {})
-        self._pids = [pid]
+        self._pids = [self._pid]
         self._by = "none"
         self._error: str | None = "the look did not come to an end"
         self._calls: dict[int, tuple[str | None, str | None]] = {}

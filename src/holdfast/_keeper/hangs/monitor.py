@@ -15,6 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from holdfast._environment import variables
@@ -24,16 +25,14 @@ from holdfast._environment.processes.proc import waited_seconds
 from holdfast._keeper import protocol
 from holdfast._keeper.hangs.judge import HangJudge
 from holdfast._keeper.hangs.record import file_hang, file_look, say_in_place_of, shorten, told_of
-from holdfast._keeper.storage import Storage
-from holdfast._keeper.trainer import Trainer, TrainerLink, age_of, is_stopped_or_traced, state_of
-from holdfast._store.commit.write import Policy
+from holdfast._keeper.trainer import age_of, is_stopped_or_traced, state_of
 from holdfast._store.folder import journal
 from holdfast._store.folder.supervised import tell_leader_of_hang
 from holdfast._store.memory import control
 
 if TYPE_CHECKING:
     from holdfast._environment.processes.inspect import Looker
-    from holdfast._keeper.decider import Decider
+    from holdfast._keeper.keeper import Keeper
 
 _TELL_AGAIN_SECONDS = 10.0  # the judge may have been replaced
 _LOOK_SECONDS = 8.0  # without progress, after which an inspection is abandoned
@@ -44,20 +43,16 @@ _DEAF_SECONDS = 5.0  # without a pulse, at a hang: no Python code of the trainer
 _STALE_SECONDS = 10.0  # without a pulse: then the trainer's word about a debugger is outdated
 
 
+@dataclass(eq=False)
 class Inspections:
     """Inspections of one tree of processes, in a thread that may never come back."""
 
-    def __init__(
-        self,
-        pid: int,
-        make_looker: Callable[[], Looker],
-        answer: Callable[[list[int], dict[str, Any]], None],
-        ranks: int,
-    ) -> None:
-        self._pid = pid
-        self._ranks = ranks
-        self._make_looker = make_looker
-        self._answer = answer
+    _pid: int
+    _make_looker: Callable[[], Looker]
+    _answer: Callable[[list[int], dict[str, Any]], None]
+    _ranks: int
+
+    def __post_init__(self) -> None:
         self._looker: Looker | None = None
         self._rounds: list[int] = []  # that wait for the inspection in progress
         self._began = self._reported_at = 0.0
@@ -320,20 +315,13 @@ _BLIND_SECONDS = 60.0  # after an unexpected error
 class HangMonitor:
     """The watch and the judge of one keeper. An error here never ends the keeper."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        link: TrainerLink,
-        trainer: Trainer,
-        storage: Storage,
-        decider: Decider,
-    ) -> None:
-        self._policy = policy
-        self._link = link
-        self._trainer = trainer
-        self._storage = storage
-        self._decider = decider
-        self._watch = HangWatch(
+    def __init__(self, keeper: Keeper) -> None:
+        self._policy = policy = keeper.policy
+        self._link = keeper.link
+        self._trainer = trainer = keeper.trainer
+        self._storage = keeper.storage
+        self._decider = keeper.decider
+        self.watch = HangWatch(
             trainer.words,
             trainer.pid,
             policy.rank,
@@ -362,7 +350,7 @@ class HangMonitor:
         trainer = self._trainer
         is_leaving = trainer.is_leaving or trainer.leave_status is not None
         is_over = is_leaving or self._decider.is_trainer_gone
-        self._watch.observe(now, trainer.phase, is_over=is_over)
+        self.watch.observe(now, trainer.phase, is_over=is_over)
         if self._judge is not None:
             while not self._explained.empty():
                 self._judge.explained(*self._explained.get_nowait())
@@ -383,11 +371,11 @@ class HangMonitor:
         """Do what the judge orders for this rank."""
         match order:
             case protocol.LookOrder():
-                self._watch.inspections.ask(order.round)
+                self.watch.inspections.ask(order.round)
             case protocol.RestartClock():
-                self._watch.restart_clock()
+                self.watch.restart_clock()
             case protocol.GuardOrder():
-                self._watch.hold(order.by, is_seen=order.is_seen)
+                self.watch.hold(order.by, is_seen=order.is_seen)
 
     def ask_stacks(self, details: dict[str, Any]) -> None:
         """`holdfast stacks` asks what all ranks do now."""
@@ -396,17 +384,12 @@ class HangMonitor:
         self._judge.ask(lambda looks, missing: file_look(layout, attempt, token, looks, missing))
 
     @property
-    def is_paused(self) -> bool:
-        """True if a debugger holds this trainer."""
-        return self._watch.is_paused
-
-    @property
     def is_hung(self) -> bool:
         """True while a hang is found and not over."""
         return self._judge is not None and self._judge.beat()["hang"] is not None
 
     def beat(self) -> dict[str, Any]:
-        found = self._watch.beat()
+        found = self.watch.beat()
         if self._judge is None:
             return {**found, "hang": None}
         judged = self._judge.beat()
@@ -441,7 +424,7 @@ class HangMonitor:
         if "sentence" in fields:
             fields["sentence"] = fields["sentence"][:_MOST_SAID]  # a message has its bounds
         fields["folder"] = str(self._policy.layout.folder)
-        if kind == "hang" and self._watch.is_deaf and variables.led_folder() is None:
+        if kind == "hang" and self.watch.is_deaf and variables.led_folder() is None:
             # The trainer could print it only when the hang is over. A leader prints it by itself.
             say_in_place_of(self._trainer.pid, told_of(fields))
             return

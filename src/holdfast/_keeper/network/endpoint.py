@@ -262,7 +262,7 @@ class Post:
     def _beat(self, peer: Peer) -> None:
         if peer.channel is not None:
             peer.channel.put(b'{"a":%d}' % peer.ledger.had(peer.channel.life))
-            peer.channel.flush()
+            self._pump(peer)  # if this empties the queue, no event asks for more
 
     def _look(self, now: float) -> None:
         """Read the mail of peers that are not connected, or only since a moment."""

@@ -7,6 +7,7 @@ is in a long call.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from holdfast._keeper import protocol
@@ -20,22 +21,18 @@ if TYPE_CHECKING:
 _MOMENT_SECONDS = 0.002  # until the trainer's stores are visible here: memory order is weak
 
 
+@dataclass(eq=False)
 class RankAgent:
     """The position of one rank, its plans and the decisions that are not carried out yet."""
 
-    def __init__(
-        self,
-        attempt: int,
-        words: Any,
-        send: Callable[[protocol.ToHub], None],
-        actions: RankActions,
-        who: dict[str, Any],
-    ) -> None:
-        self._attempt = attempt
-        self._words = words
-        self._send = send
-        self._actions = actions
-        self._who = who
+    _attempt: int
+    _words: Any
+    _send: Callable[[protocol.ToHub], None]
+    _actions: RankActions
+    _who: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        words = self._words
         self._is_held = False  # an agreement is in progress
         self._asked = self._answered = 0  # the newest agreements that were asked, and answered
         self._decided: int | None = None  # the mark of a decision that is not carried out yet
@@ -158,9 +155,7 @@ class RankAgent:
         wish = dict(decision.wish)
         kind = wish.pop("kind")
         self._actions.tell(
-            protocol.DecisionForTrainer(
-                mark=decision.mark, round=decision.round, wish_kind=kind, **wish
-            )
+            protocol.DecisionForTrainer(mark=decision.mark, round=decision.round, what=kind, **wish)
         )
 
     def _on_plan(self, mark: int) -> None:
@@ -201,7 +196,7 @@ class RankActions:
 
     def tell(self, message: protocol.ToTrainer) -> None:
         if isinstance(message, protocol.DecisionForTrainer):
-            if message.wish_kind == "stop":
+            if message.what == "stop":
                 self._storage.hasten()
                 self.stop_reason = message.reason
             else:
@@ -280,13 +275,13 @@ class RankActions:
     # -- the end ----------------------------------------------------------------
 
     def send_away(self, order: protocol.LeaveOrder) -> None:
-        self._member.departure.release()
+        self._member.departure.is_released = True
         self._storage.learn_durable(order.step)
         if not self._member.departure.is_trainer_gone:
             told = {**order.values(), "step": self._storage.durable_step}
             self._trainer.order_to_leave(**told)
 
     def say_bye(self, bye: protocol.RankBye) -> None:
-        self._member.departure.release()
+        self._member.departure.is_released = True
         requeued: dict[str, Any] = {"said": bye.said, "status": bye.status} if bye.said else {}
         self._trainer.send(protocol.TrainerBye(step=bye.step, reason=bye.reason, **requeued))

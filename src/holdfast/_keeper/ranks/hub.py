@@ -12,7 +12,6 @@ trainer ended. It asks no trainer, so a long call there delays no answer. Every 
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +21,7 @@ from holdfast._keeper import protocol
 from holdfast._keeper.ranks.agreement import Agreement
 from holdfast._keeper.ranks.commits import Commits
 from holdfast._keeper.ranks.comparison import Comparison
-from holdfast._keeper.ranks.state import EndCause, HubState, KeeperServices, RankEntry, RankRequest
+from holdfast._keeper.ranks.state import EndCause, HubState, RankEntry, RankRequest
 from holdfast._store.commit.retention import MEMORY
 
 _SAY_AGAIN_SECONDS = 60.0
@@ -32,15 +31,9 @@ class Hub:
     """Receives what the ranks' keepers report, and passes it to the part that decides."""
 
     def __init__(
-        self,
-        size: int,
-        attempt: int,
-        send: Callable[[int, protocol.FromHub], None],
-        services: KeeperServices,
-        clock: Callable[[], float] = time.monotonic,
-        unreachable_seconds: float = protocol.UNREACHABLE_SECONDS,
+        self, state: HubState, unreachable_seconds: float = protocol.UNREACHABLE_SECONDS
     ) -> None:
-        self.state = state = HubState(size, attempt, send, services, clock)
+        self.state = state
         self.agreement = Agreement(state, self)
         self.commits = Commits(state, self)
         self.comparison = Comparison(state)

@@ -21,7 +21,7 @@ from holdfast._keeper.memory_alarm import Alarm
 from holdfast._keeper.network.endpoint import HubPost, MemberPost
 from holdfast._keeper.ranks.agent import RankActions, RankAgent
 from holdfast._keeper.ranks.hub import Hub, looks_like_a_lost_peer
-from holdfast._keeper.ranks.state import EndCause, KeeperServices
+from holdfast._keeper.ranks.state import EndCause, HubState, KeeperServices
 from holdfast._keeper.storage import HeldArena
 from holdfast._keeper.trainer import PostMortem, SignalArrival
 from holdfast._keeper.writer import Closing, WriteOutcome
@@ -69,13 +69,13 @@ class Member:
         """Open the way to the hub, or the hub itself."""
         keeper, policy = self._keeper, self._keeper.policy
         if policy.rank == 0:
-            self.hub = Hub(
+            state = HubState(
                 policy.size,
                 policy.attempt,
                 lambda rank, message: self.link.from_hub(rank, message),
                 KeeperServices(keeper),
-                unreachable_seconds=self._config.unreachable_seconds,
             )
+            self.hub = Hub(state, self._config.unreachable_seconds)
         self.link = HubLink(keeper, self._config, self)
         if self.hub is not None:
             invalid_from = void_steps(policy.layout).get(policy.attempt)
@@ -301,7 +301,7 @@ class Departure:
         self._member = member
         self.is_trainer_gone = False
         self.farewell: protocol.RankFarewell | None = None  # with which the trainer left
-        self.is_released = False
+        self.is_released = False  # True: the hub needs this keeper no more
         self._gone_at = 0.0
         self._has_died = False
         self._death: PostMortem | None = None
@@ -380,10 +380,6 @@ class Departure:
         trainer.order_to_leave(cause.sentence(), _errors.REQUEUE, step, asked=False, speaks=speaks)
 
     # -- the keeper's end -------------------------------------------------------
-
-    def release(self) -> None:
-        """The hub needs this keeper no more."""
-        self.is_released = True
 
     def stop_lingering(self) -> None:
         """Nothing will start the ranks again."""

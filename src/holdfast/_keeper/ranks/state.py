@@ -14,7 +14,6 @@ from holdfast._keeper.timers import in_background
 from holdfast._keeper.writer import Closing
 from holdfast._store.commit.write import State, begin_checkpoint, explain, refuse_if_replaced
 from holdfast._store.commit.write_queue import Key
-from holdfast._store.folder import journal
 from holdfast._store.folder.atomic import remove_folder
 from holdfast._store.folder.layout import writer_of
 from holdfast._store.folder.lineage import set_aside_void
@@ -89,23 +88,18 @@ class RankRequest:
     rank: int = 0
 
 
+@dataclass(eq=False)
 class HubState:
     """The ranks, and what the parts of the hub reach the outside with."""
 
-    def __init__(
-        self,
-        size: int,
-        attempt: int,
-        send: Callable[[int, FromHub], None],
-        services: KeeperServices,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.size = size
-        self.attempt = attempt
-        self.send = send
-        self.services = services
-        self.clock = clock
-        self.entries = {rank: RankEntry(rank) for rank in range(size)}
+    size: int
+    attempt: int
+    send: Callable[[int, FromHub], None]
+    services: KeeperServices
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self.entries = {rank: RankEntry(rank) for rank in range(self.size)}
 
     def send_all(self, message: FromHub) -> None:
         for rank in self.entries:
@@ -123,6 +117,7 @@ class KeeperServices:
     """The hub's access to run folder, writer and scheduler."""
 
     def __init__(self, keeper: Keeper) -> None:
+        self.note = keeper.journal
         self._policy = keeper.policy
         self._storage = keeper.storage
         self._limit = keeper.time_limit
@@ -165,10 +160,6 @@ class KeeperServices:
         self._closing.add(partial.name)
         closing = Closing(state, partial, parts, self._began.pop(key, time.monotonic()))
         self._storage.writer.submit(closing)
-
-    def note(self, event: str, **fields: Any) -> None:
-        fields.setdefault("attempt", self._policy.attempt)
-        journal.append(self._policy.layout.journal, event, **fields)
 
     def set_aside_void(self) -> None:
         """Set invalid checkpoints aside before a rank leaves because of them."""

@@ -50,15 +50,7 @@ class Keys:
 
 
 @dataclass(frozen=True)
-class Refusal:
-    status: int
-    sentence: str
-
-
-@dataclass(frozen=True)
 class RequestHead:
-    """What decides whether a request is let in."""
-
     method: str
     path: str
     query: bytes
@@ -84,8 +76,6 @@ class RequestHead:
 
 
 class Gate:
-    """Decides which requests to one port are let in."""
-
     def __init__(self, keys: Keys, port: int) -> None:
         self.keys = keys
         self.cookie = f"holdfast-{port}"
@@ -94,23 +84,23 @@ class Gate:
         if port == 80:
             self._hosts |= {host.removesuffix(":80") for host in self._hosts}
 
-    def refuse(self, asked: RequestHead) -> Refusal | None:
-        """Why a request is refused, even with the right secrets; None if those are checked next."""
+    def refuse(self, asked: RequestHead) -> tuple[int, str] | None:
+        """Status and sentence for one that not even the right secrets let in; None: check them."""
         host = (asked.header("host") or "").lower()
         if host not in self._hosts:
-            return Refusal(421, "This server answers only to 127.0.0.1 and localhost.")
+            return 421, "This server answers only to 127.0.0.1 and localhost."
         origin = asked.header("origin")
         if origin is not None and origin.lower() != f"http://{host}":
-            return Refusal(403, "Requests from other origins are refused.")
+            return 403, "Requests from other origins are refused."
         site = asked.header("sec-fetch-site")
         is_visit = asked.method == "GET" and asked.header("sec-fetch-mode") == "navigate"
         if site not in (None, "none", "same-origin") and not is_visit:
-            return Refusal(403, "Requests from other sites are refused.")
+            return 403, "Requests from other sites are refused."
         length = asked.header("content-length")
         if length is not None and not _is_small(length):
-            return Refusal(413, "That is more than this server takes.")
+            return 413, "That is more than this server takes."
         if asked.method not in ("GET", "HEAD", "POST"):
-            return Refusal(405, "There is no such request here.")
+            return 405, "There is no such request here."
         return None
 
     def has_token(self, asked: RequestHead) -> bool:
@@ -140,7 +130,6 @@ class Gate:
         )
 
     def cookie_header(self) -> str:
-        """A cookie for this session of the browser."""
         where = f"Path=/{self.keys.place}/; HttpOnly; SameSite=Strict"
         return f"{self.cookie}={self.keys.session}; {where}"
 

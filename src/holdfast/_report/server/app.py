@@ -11,7 +11,9 @@ import gzip
 import json
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -20,35 +22,35 @@ from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
 from holdfast import __version__, _text
-from holdfast._errors import HoldfastError
+from holdfast._diagnose.hangs.stacks import merge_looks
+from holdfast._errors import HoldfastError, SettingsError
 from holdfast._report import html as report_page
 from holdfast._report import openmetrics
 from holdfast._report.compare import MOST_RUNS
+from holdfast._report.labels import change_labels
 from holdfast._report.output import read_output
-from holdfast._report.server.access import (
-    HEADERS,
-    MOST_BODY_BYTES,
-    NO_CONTENT_POLICY,
-    Gate,
-    RequestHead,
-)
-from holdfast._report.server.actions import ACTIONS, act
+from holdfast._report.server import access
 from holdfast._report.server.find import Odd
 from holdfast._report.server.index import RunIndex, Watched
 from holdfast._report.server.live import Comparisons, LiveViews, Sent, ThreadLimit, TooBusy
+from holdfast._report.status.ask import ask_look
+from holdfast._store.folder.attempts import lease_holder
+from holdfast._store.folder.layout import RunLayout
+from holdfast._store.folder.requests import ask
 
 _MOST_ROWS = 1000  # of one answer
 _FIRST_ROWS = 100  # in the page itself
 _BODY_SECONDS = 5.0
 _PAGE_SECONDS = 0.3  # that a page waits for its view
 _PACKED_BYTES = 8192  # smaller answers are not compressed
+_MOST_STACK_CHARACTERS = 2_000_000
 _NEED_TOKEN = "Open the address that holdfast ui printed: it has the key to this page."
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class Application:
-    def __init__(self, index: RunIndex, gate: Gate, *, is_read_only: bool) -> None:
+    def __init__(self, index: RunIndex, gate: access.Gate, *, is_read_only: bool) -> None:
         self._index = index
         self._gate = gate
         self._is_read_only = is_read_only
@@ -75,19 +77,21 @@ class Application:
         if scope["type"] != "http":
             return
         response = await self._answer(scope, receive)
-        for name, value in HEADERS.items():
+        for name, value in access.HEADERS.items():
             response.headers.setdefault(name, value)
-        response.headers.setdefault("content-security-policy", NO_CONTENT_POLICY)
+        response.headers.setdefault("content-security-policy", access.NO_CONTENT_POLICY)
         if response.status_code in (400, 401, 403, 405, 413, 421):
             # A refused client must not keep one of the few connections.
             response.headers["connection"] = "close"
         await response(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive) -> Response:
-        asked = RequestHead(scope["method"], scope["path"], scope["query_string"], scope["headers"])
+        asked = access.RequestHead(
+            scope["method"], scope["path"], scope["query_string"], scope["headers"]
+        )
         refusal = self._gate.refuse(asked)
         if refusal is not None:
-            return _words(refusal.status, refusal.sentence, asked)
+            return _words(*refusal, asked)
         request = Request(scope, receive)
         try:
             return await self._answer_known(request, asked)
@@ -107,7 +111,7 @@ class Application:
             said = "This could not be answered; the terminal of holdfast ui says why."
             return _words(500, said, asked)
 
-    async def _answer_known(self, request: Request, asked: RequestHead) -> Response:
+    async def _answer_known(self, request: Request, asked: access.RequestHead) -> Response:
         gate = self._gate
         if asked.path == "/" and asked.method == "GET" and gate.has_token(asked):
             headers = {"location": f"/{gate.keys.place}/", "set-cookie": gate.cookie_header()}
@@ -252,20 +256,19 @@ class Application:
 
 
 async def _read_body(request: Request) -> bytes:
-    """The body of a request, with limits on size and time."""
     body = b""
     try:
         async with asyncio.timeout(_BODY_SECONDS):
             async for piece in request.stream():
                 body += piece
-                if len(body) > MOST_BODY_BYTES:
+                if len(body) > access.MOST_BODY_BYTES:
                     raise HTTPException(413, "That is more than this server takes.")
     except TimeoutError:
         raise HTTPException(408, "The request did not come to its end.") from None
     return body
 
 
-def _words(status: int, sentence: str, asked: RequestHead) -> Response:
+def _words(status: int, sentence: str, asked: access.RequestHead) -> Response:
     """A sentence: as a page for people, as JSON for scripts."""
     if "text/html" in (asked.header("accept") or ""):
         return HTMLResponse(report_page.short_page(sentence), status)
@@ -291,3 +294,88 @@ def _send(request: Request, sent: Sent) -> Response:
 
 def _takes_packed(request: Request) -> bool:
     return "gzip" in request.headers.get("accept-encoding", "")
+
+
+# The buttons of a run's page: the same requests that the command line writes.
+Answer = dict[str, Any]
+
+
+def act(kind: str, watched: Watched, body: bytes) -> Answer:
+    """Called in a thread: a run of another machine is watched for some seconds."""
+    try:
+        # Requests are written into the folder: never through a link.
+        watched.follower.check()
+        return ACTIONS[kind](watched, body)
+    except (Odd, HoldfastError) as error:
+        sentence = str(error).partition("\n")[0]
+        # The page shows the name of the run, not its path.
+        return {"ok": False, "sentence": sentence.removeprefix(f"{watched.follower.folder}: ")}
+
+
+def _label(watched: Watched, body: bytes) -> Answer:
+    try:
+        change = json.loads(body)
+    except ValueError:
+        raise SettingsError("The request is not JSON.") from None
+    found = change_labels(watched.follower.layout, _text.record(change))
+    return {"ok": True, "sentence": "Written into the run folder.", "labels": asdict(found)}
+
+
+def _stop(watched: Watched, _: bytes) -> Answer:
+    who = _ask(watched, "stop", reason="holdfast ui", now=False)
+    what = "It ends the step that it is in, makes it durable and leaves."
+    return {"ok": True, "sentence": f"Asked to stop ({who}). {what}"}
+
+
+def _save(watched: Watched, _: bytes) -> Answer:
+    who = _ask(watched, "save")
+    what = "It is taken at the end of the step."
+    return {"ok": True, "sentence": f"Asked for a checkpoint ({who}). {what}"}
+
+
+def _stacks(watched: Watched, _: bytes) -> Answer:
+    found = ask_look(watched.follower.folder)
+    if found is None:
+        return {"ok": False, "sentence": "Nothing of its processes can be read from here."}
+    looks = found["looks"]
+    lines = [_text.name(line) for line in merge_looks(looks, found["missing"])]
+    text = "\n".join([*lines, *_lines_of(looks)])[:_MOST_STACK_CHARACTERS]
+    # The first line may name a thousand ranks; the text below has all of it.
+    sentence = (lines[0] if lines else "Looked at its processes.")[:300]
+    return {"ok": True, "sentence": sentence, "stacks": text, "lines": lines}
+
+
+ACTIONS: dict[str, Callable[[Watched, bytes], Answer]] = {
+    "stop": _stop,
+    "save": _save,
+    "stacks": _stacks,
+    "labels": _label,
+}
+
+
+def _ask(watched: Watched, kind: str, **details: object) -> str:
+    folder = watched.follower.folder
+    attempt = ask(folder, kind, **details)
+    holder = lease_holder(RunLayout(folder), attempt)
+    where = f", pid {holder.pid} on {_text.name(holder.host)}" if holder is not None else ""
+    return f"attempt {attempt}{where}"
+
+
+def _lines_of(looks: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Every process and thread, innermost call first."""
+    for look in looks:
+        rank = look.get("rank")
+        of = f"rank {rank}, " if isinstance(rank, int) else ""
+        if look.get("stacks_error"):
+            yield _text.name(f"{of}not all stacks: {look['stacks_error']}")
+        for process in look.get("processes") or []:
+            yield ""
+            named = process.get("command") or process.get("name") or "?"
+            yield _text.name(f"{of}pid {process.get('pid')}: {named}")
+            for thread in process.get("threads") or []:
+                name = thread.get("name") or ("main" if thread.get("is_main") else "?")
+                holds = ", holds the GIL" if thread.get("owns_gil") else ""
+                yield _text.name(f"  thread {thread.get('tid')} {name}{holds}")
+                for frame in thread.get("frames") or []:
+                    place = f"{frame.get('file')}:{frame.get('line')}"
+                    yield _text.name(f"    {frame.get('name')} ({place})")

@@ -21,14 +21,7 @@ from pathlib import Path
 import uvicorn
 
 from holdfast._errors import FolderError, SettingsError
-from holdfast._report.server.access import (
-    HEAD_BYTES,
-    HEAD_SECONDS,
-    LOOPBACK,
-    BoundedProtocol,
-    Gate,
-    Keys,
-)
+from holdfast._report.server import access
 from holdfast._report.server.app import Application
 from holdfast._report.server.index import RunIndex
 
@@ -51,22 +44,19 @@ class Address:
 
 def open_root(folder: Path) -> Path:
     """The folder without links in its path; FolderError if there is none."""
+    hint = "Name one with runs in it: holdfast ui runs"
     try:
         root = folder.resolve(strict=True)
     except (OSError, RuntimeError) as error:
-        raise FolderError(
-            f"{folder}: there is no such folder.\nName one with runs in it: holdfast ui runs"
-        ) from error
+        raise FolderError(f"{folder}: there is no such folder.\n{hint}") from error
     if not root.is_dir():
-        raise FolderError(
-            f"{folder}: this is not a folder.\nName one with runs in it: holdfast ui runs"
-        )
+        raise FolderError(f"{folder}: this is not a folder.\n{hint}")
     return root
 
 
 def listen(host: str, port: int) -> socket.socket:
     """A socket that only this machine can reach; SettingsError if the port is taken."""
-    if host not in LOOPBACK:
+    if host not in access.LOOPBACK:
         raise SettingsError(
             f"--host {host}: the page is for this machine only, at 127.0.0.1 or ::1.\n"
             "From elsewhere, use a tunnel: ssh -L 8000:127.0.0.1:8000 HOST, "
@@ -101,16 +91,16 @@ def serve(
     """Serve until a signal comes, and return the exit status for it."""
     root = open_root(folder)
     listener = listen(host, port)
-    address = Address(host, listener.getsockname()[1], (keys := Keys()).token)
+    address = Address(host, listener.getsockname()[1], (keys := access.Keys()).token)
     index = RunIndex(root)
-    gate = Gate(keys, address.port)
+    gate = access.Gate(keys, address.port)
     app = Application(index, gate, is_read_only=is_read_only)
     _silence()
     sys.setswitchinterval(_SWITCH_SECONDS)
     server = _Server(
         uvicorn.Config(
             app,
-            http=BoundedProtocol,
+            http=access.BoundedProtocol,
             ws="none",
             loop="asyncio",
             lifespan="off",
@@ -120,8 +110,8 @@ def serve(
             proxy_headers=False,  # there is no proxy
             server_header=False,
             backlog=_BACKLOG,
-            timeout_keep_alive=int(HEAD_SECONDS),
-            h11_max_incomplete_event_size=HEAD_BYTES,
+            timeout_keep_alive=int(access.HEAD_SECONDS),
+            h11_max_incomplete_event_size=access.HEAD_BYTES,
         )
     )
     index.start()
@@ -164,7 +154,7 @@ class _Server(uvicorn.Server):
         for each in sockets or ():
             each.close()
         for connection in list(self.server_state.connections):
-            if isinstance(connection, BoundedProtocol):
+            if isinstance(connection, access.BoundedProtocol):
                 connection.transport.abort()
         for task in list(self.server_state.tasks):
             task.cancel()

@@ -153,7 +153,9 @@ def _await_answer(layout: RunLayout, attempt: int, token: str, seconds: float) -
         answer = read_json(layout.look(attempt))
         if answer.get("token") == token and isinstance(answer.get("looks"), list):
             return answer
-        if deadline.is_over() or _is_gone(keeper_of(layout, attempt)):
+        keeper = keeper_of(layout, attempt)
+        is_gone = keeper is not None and keeper.is_here() and not keeper.is_alive()
+        if is_gone or deadline.is_over():
             return None
         time.sleep(_POLL_SECONDS)
 
@@ -166,10 +168,6 @@ def _at_work(keeper: ProcessIdentity | None) -> list[int]:
     return [keeper.pid, *map(int, started)]
 
 
-def _is_gone(process: ProcessIdentity | None) -> bool:
-    return process is not None and process.is_here() and not process.is_alive()
-
-
 def _look_from_here(layout: RunLayout, attempt: int) -> tuple[list[Look], list[int]]:
     """The ranks on this machine, and the numbers of the others."""
     trainers = _trainers(layout, attempt)
@@ -178,7 +176,10 @@ def _look_from_here(layout: RunLayout, attempt: int) -> tuple[list[Look], list[i
     looks = []
     for (rank, pid), look in zip(here.items(), _bounded(list(here.values())), strict=True):
         if look is not None:
-            looks.append({**_standing(beat, rank), "pid": pid, **look})
+            ranks = beat.get("ranks")
+            each = ranks[rank] if isinstance(ranks, list) and rank < len(ranks) else beat
+            standing = {"rank": rank, "step": each.get("step"), "phase": each.get("phase")}
+            looks.append({**standing, "pid": pid, **look})
     seen = {look["rank"] for look in looks}
     return looks, [rank for rank in trainers if rank not in seen]
 
@@ -186,8 +187,7 @@ def _look_from_here(layout: RunLayout, attempt: int) -> tuple[list[Look], list[i
 def _trainers(layout: RunLayout, attempt: int) -> dict[int, int | None]:
     """The process of each rank; None if it is on another machine."""
     found: dict[int, int | None] = {}
-    folder = layout.ranks(attempt)
-    for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
+    for path in sorted(layout.ranks(attempt).glob("*.json")):  # none, if it is not there
         record = read_json(path)
         keeper, pid = identity_in(record.get("keeper")), _text.whole(record.get("trainer_pid"))
         if keeper is not None and path.stem.isdecimal():
@@ -199,16 +199,9 @@ def _trainers(layout: RunLayout, attempt: int) -> dict[int, int | None]:
     return dict(sorted(found.items()))
 
 
-def _standing(beat: Look, rank: int) -> Look:
-    ranks = beat.get("ranks")
-    each = ranks[rank] if isinstance(ranks, list) and rank < len(ranks) else beat
-    return {"rank": rank, "step": each.get("step"), "phase": each.get("phase")}
-
-
 def _bounded(pids: list[int]) -> list[Look | None]:
     """Inspect all at once, in daemon threads: one that blocks in the kernel is left behind."""
     found: list[Look | None] = [None] * len(pids)
-
     lookers = [Looker(pid) for pid in pids]
 
     def look(at: int) -> None:

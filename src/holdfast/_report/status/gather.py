@@ -12,40 +12,12 @@ from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast import _errors, _text
 from holdfast._errors import CheckpointError, HoldfastError, NotARun
-from holdfast._report.status.parts import (
-    Disturbed,
-    JobSummary,
-    MirrorSummary,
-    Paused,
-    RankDeath,
-    RankSummary,
-    Straggler,
-    Stuck,
-    read_death,
-    read_disturbed,
-    read_job,
-    read_mirror,
-    read_paused,
-    read_progress,
-    read_ranks,
-    read_straggler,
-    read_stuck,
-    seconds_left,
-)
-from holdfast._store.folder import journal
-from holdfast._store.folder.attempts import (
-    find_run,
-    identity_in,
-    is_live,
-    is_live_here,
-    known_origins,
-    lease_holder,
-    read_json,
-)
+from holdfast._report.status import parts
+from holdfast._store.folder import attempts, journal
 from holdfast._store.folder.layout import RunLayout
 from holdfast._store.folder.lineage import is_on_line, trace_line
 from holdfast._store.format import manifest
@@ -80,18 +52,18 @@ def states_in_memory(
 
     While a run trains, its newest snapshots have no checksums yet.
     """
-    parts: dict[tuple[int, int, int], dict[int, float]] = {}
+    by_state: dict[tuple[int, int, int], dict[int, float]] = {}
     for leftover in open_leftovers(run_id):
         arena = leftover.arena
         for record in on_this_line(arena, line):
             if are_checked and not record.is_hashed:
                 continue
             key = (arena.attempt, record.mark, world_of(arena, record))
-            parts.setdefault(key, {})[leftover.rank] = record.captured_at
+            by_state.setdefault(key, {})[leftover.rank] = record.captured_at
         arena.close()
     return sorted(
         InMemory(attempt, mark, max(ranks.values()))
-        for (attempt, mark, size), ranks in parts.items()
+        for (attempt, mark, size), ranks in by_state.items()
         if set(ranks) == set(range(size))
     )
 
@@ -184,7 +156,7 @@ class SafeStates:
     slots: int | None = None
     slots_bytes: int | None = None  # the memory that they take
     in_shm: bool | None = None  # None: no snapshots yet
-    mirror: MirrorSummary | None = None
+    mirror: parts.MirrorSummary | None = None
     waiting: WaitingMemory | None = None
 
 
@@ -197,17 +169,15 @@ class RunProcess:
 
 @dataclass(frozen=True, slots=True)
 class RunTrouble:
-    deaths: list[RankDeath] = field(default_factory=list)  # of ranks, in the newest attempt
-    straggler: Straggler | None = None  # of a live run, as the next ones
-    stuck: Stuck | None = None
-    paused: Paused | None = None
-    disturbed: Disturbed | None = None
+    deaths: list[parts.RankDeath] = field(default_factory=list)  # of ranks, in the newest attempt
+    straggler: parts.Straggler | None = None  # of a live run, as the next ones
+    stuck: parts.Stuck | None = None
+    paused: parts.Paused | None = None
+    disturbed: parts.Disturbed | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """One run at one moment."""
-
     folder: str
     run_id: str
     state: str  # new, starting, training, stuck, paused, stopping, finished, stopped, failed, …
@@ -220,8 +190,8 @@ class RunSummary:
     process: RunProcess = field(default_factory=RunProcess)
     trouble: RunTrouble = field(default_factory=RunTrouble)
     last_exit: Exit | None = None
-    ranks: list[RankSummary] = field(default_factory=list)  # of one process alone: none
-    job: JobSummary | None = None  # of SLURM
+    ranks: list[parts.RankSummary] = field(default_factory=list)  # of one process alone: none
+    job: parts.JobSummary | None = None  # of SLURM
 
     def as_record(self) -> dict[str, Any]:
         """For `holdfast status --json`: without the groups."""
@@ -242,7 +212,7 @@ class JournalHistory:
     keep_best: str | None = None
     finished_step: int | None = None  # of the newest `finished`, in any attempt
     asked_to_stop: bool = False
-    deaths: list[RankDeath] = field(default_factory=list)
+    deaths: list[parts.RankDeath] = field(default_factory=list)
 
     def take_lines(self, data: bytes) -> None:
         """The next whole lines of the journal, most of which do not matter here."""
@@ -275,7 +245,7 @@ class JournalHistory:
         elif kind in _ASKED or (kind == "request" and event.get("kind") == "stop"):
             self.asked_to_stop = True
         elif kind == "rank-died":
-            self.deaths.append(read_death(event))
+            self.deaths.append(parts.read_death(event))
 
 
 def read_history(layout: RunLayout) -> JournalHistory:
@@ -287,7 +257,7 @@ def read_history(layout: RunLayout) -> JournalHistory:
 
 def find_runs(path: Path) -> list[Path]:
     """The run folder at `path`, or those in the folders below it."""
-    if _is_run(path):
+    if is_run(path):
         return [path]
     found = sorted(runs_below(path))
     if not found:
@@ -310,8 +280,8 @@ def only_run(path: Path) -> Path:
     return found[0]
 
 
-def _is_run(path: Path) -> bool:
-    return bool(read_json(RunLayout(path).identity).get("run_id"))
+def is_run(path: Path) -> bool:
+    return bool(attempts.read_json(RunLayout(path).identity).get("run_id"))
 
 
 def runs_below(
@@ -326,7 +296,7 @@ def runs_below(
     except OSError:  # not a folder, or not readable
         return
     for name in names:
-        if _is_run(path / name):
+        if is_run(path / name):
             yield path / name
         elif depth > 1:
             yield from runs_below(path / name, depth - 1, deadline_seconds)
@@ -357,7 +327,7 @@ def summarize_all(folders: list[Path]) -> list[RunSummary]:
 
 
 def _look_here(layout: RunLayout, attempt: int) -> bool:
-    if (known := is_live_here(layout, attempt)) is None:
+    if (known := attempts.is_live_here(layout, attempt)) is None:
         raise _OfAnotherMachine
     return known
 
@@ -365,7 +335,7 @@ def _look_here(layout: RunLayout, attempt: int) -> bool:
 def summarize(
     folder: Path,
     *,
-    look: Callable[[RunLayout, int], bool] = is_live,
+    look: Callable[[RunLayout, int], bool] = attempts.is_live,
     history: JournalHistory | None = None,
     with_arenas: Collection[str] | None = None,
 ) -> RunSummary:
@@ -374,33 +344,37 @@ def summarize(
     A follower has its own `look` at whether an attempt lives, and has read its `history`. For many
     runs, the ids of those `with_arenas` are listed once.
     """
-    layout, run_id = find_run(folder)
+    layout, run_id = attempts.find_run(folder)
     numbers = layout.attempt_numbers()
     attempt = numbers[-1] if numbers else 0
     live = bool(attempt) and look(layout, attempt)
     history = read_history(layout) if history is None else history
-    beat = read_json(layout.heartbeat(attempt)) if attempt else {}
+    beat = attempts.read_json(layout.heartbeat(attempt)) if attempt else {}
     ended = next((e for n in reversed(numbers) if (e := _read_exit(layout, n))), None)
     if attempt and not live and (ended is None or ended.attempt < attempt):
         ended = Exit(attempt, None, "died", _text.whole(beat.get("step")), None, None)
     has_arenas = with_arenas is None or run_id in with_arenas
     in_memory = {attempt} if live else attempts_in_memory(run_id) if has_arenas else set()
-    line = trace_line(known_origins(layout, in_memory), attempt)
+    line = trace_line(attempts.known_origins(layout, in_memory), attempt)
     disk_step, disk_age, disk_size = _newest_on_disk(layout, line)
     in_shm = _newest_in_memory(live, run_id, line, beat) if live or in_memory else (None, None)
     safe_step = max((s for s in (disk_step, in_shm[0]) if s is not None), default=None)
-    step = _newest_step(live, attempt, beat, ended, history, safe_step)
-    holder = lease_holder(layout, attempt) if attempt else None
-    keeper = identity_in(beat.get("keeper"))
+    known = _Known(layout, attempt, live, beat, ended, history)
+    step = _newest_step(known, safe_step)
+    holder = attempts.lease_holder(layout, attempt) if attempt else None
+    keeper = attempts.identity_in(beat.get("keeper"))
     keeper_here = keeper is not None and keeper.is_here() and keeper.is_alive()
     slots = _text.whole(beat.get("slots")) if live else None
-    pace, metrics = read_progress(layout.series(attempt), time.time()) if attempt else (None, {})
+    pace, metrics = (
+        parts.read_progress(layout.series(attempt), time.time()) if attempt else (None, {})
+    )
     rate = pace if live else None
     shown = beat if live else {}
+    then, aged = _text.real(shown.get("boundary_age_seconds")), _age(shown.get("time"))
     return RunSummary(
         folder=str(folder),
         run_id=run_id,
-        state=_state(layout, attempt, live, step, ended, history, beat),
+        state=_state(known, step),
         is_live=live,
         step=step,
         total=history.total,
@@ -409,9 +383,9 @@ def summarize(
             epoch=_text.whole(shown.get("epoch")),
             epochs=_text.whole(shown.get("epochs")),
             phase=_text.text(shown.get("phase")) or None,
-            boundary_age_seconds=_boundary_age(shown),
+            boundary_age_seconds=None if then is None or aged is None else then + aged,
             rate_per_second=rate,
-            eta_seconds=seconds_left(step, history.total, rate),
+            eta_seconds=parts.seconds_left(step, history.total, rate),
             metrics=metrics,
         ),
         safe=SafeStates(
@@ -423,7 +397,7 @@ def summarize(
             slots=slots,
             slots_bytes=_text.whole(shown.get("slots_bytes")),
             in_shm=None if slots is None else bool(beat.get("in_shm")),
-            mirror=read_mirror(layout),
+            mirror=parts.read_mirror(layout),
             waiting=find_waiting(run_id) if in_memory and not live else None,
         ),
         process=RunProcess(
@@ -433,26 +407,28 @@ def summarize(
         ),
         trouble=RunTrouble(
             deaths=history.deaths if history.attempt == attempt else [],
-            straggler=read_straggler(shown),
-            stuck=read_stuck(shown),
-            paused=read_paused(shown),
-            disturbed=read_disturbed(shown),
+            straggler=parts.read_straggler(shown),
+            stuck=parts.read_stuck(shown),
+            paused=parts.read_paused(shown),
+            disturbed=parts.read_disturbed(shown),
         ),
         last_exit=ended,
-        ranks=read_ranks(beat),
-        job=read_job(layout, attempt, beat, live),
+        ranks=parts.read_ranks(beat),
+        job=parts.read_job(layout, attempt, beat, live),
     )
 
 
-def _state(
-    layout: RunLayout,
-    attempt: int,
-    live: bool,
-    step: int | None,
-    ended: Exit | None,
-    history: JournalHistory,
-    beat: dict[str, Any],
-) -> str:
+class _Known(NamedTuple):
+    layout: RunLayout
+    attempt: int  # the newest; 0: there is none
+    live: bool
+    beat: dict[str, Any]
+    ended: Exit | None
+    history: JournalHistory
+
+
+def _state(known: _Known, step: int | None) -> str:
+    layout, attempt, live, beat, ended, history = known
     if not attempt:
         return "new"
     if live and history.attempt != attempt:
@@ -464,7 +440,7 @@ def _state(
     if live:
         if history.asked_to_stop or layout.request("stop", attempt).exists():
             return "stopping"
-        held = "stuck" if read_stuck(beat) else "paused" if read_paused(beat) else ""
+        held = "stuck" if parts.read_stuck(beat) else "paused" if parts.read_paused(beat) else ""
         return held or "training"
     assert ended is not None
     if ended.status is None or (history.deaths and history.attempt == attempt):
@@ -476,7 +452,7 @@ def _state(
 
 def _read_exit(layout: RunLayout, attempt: int) -> Exit | None:
     path = layout.exit(attempt)
-    record = read_json(path)
+    record = attempts.read_json(path)
     if not record:
         return None
     ended_at = _text.real(record.get("time"))
@@ -493,14 +469,8 @@ def _read_exit(layout: RunLayout, attempt: int) -> Exit | None:
     )
 
 
-def _newest_step(
-    live: bool,
-    attempt: int,
-    beat: dict[str, Any],
-    ended: Exit | None,
-    history: JournalHistory,
-    safe_step: int | None,
-) -> int | None:
+def _newest_step(known: _Known, safe_step: int | None) -> int | None:
+    _, attempt, live, beat, ended, history = known
     if not attempt:
         return None
     if not live and ended is not None and ended.attempt == attempt:
@@ -511,8 +481,8 @@ def _newest_step(
             return ended.step
     # The first beat can come before the trainer has sent the step where it begins.
     start = history.start_step if history.attempt == attempt else None
-    known = [step for step in (_text.whole(beat.get("step")), start) if step is not None]
-    return max(known, default=None)
+    steps = (_text.whole(beat.get("step")), start)
+    return max((step for step in steps if step is not None), default=None)
 
 
 def _newest_on_disk(
@@ -542,11 +512,6 @@ def _newest_in_memory(
         return _text.whole(beat.get("memory_step")), beat.get("memory_time")
     found = states_in_memory(run_id, line)
     return (found[-1].step, found[-1].captured_at) if found else (None, None)
-
-
-def _boundary_age(beat: dict[str, Any]) -> float | None:
-    then, at = _text.real(beat.get("boundary_age_seconds")), _age(beat.get("time"))
-    return None if then is None or at is None else then + at
 
 
 def _age(moment: object) -> float | None:

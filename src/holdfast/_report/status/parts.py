@@ -44,8 +44,6 @@ class RankSummary:
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """The rank that the others wait for."""
-
     rank: int
     host: str | None
     seconds: float  # that they wait in each step
@@ -53,8 +51,6 @@ class Straggler:
 
 @dataclass(frozen=True, slots=True)
 class RankDeath:
-    """A rank that died, by the journal."""
-
     rank: int
     host: str | None
     how: str
@@ -62,7 +58,6 @@ class RankDeath:
 
 
 def read_death(event: dict[str, Any]) -> RankDeath:
-    """From an event `rank-died` of the journal."""
     rank, step = _text.whole(event.get("rank")), _text.whole(event.get("step"))
     host, how = _text.text(event.get("host")), _text.text(event.get("how"))
     return RankDeath(-1 if rank is None else rank, host or None, how or "died", step)
@@ -102,10 +97,8 @@ def read_straggler(beat: dict[str, Any]) -> Straggler | None:
 
 def keepers_of(layout: RunLayout, attempt: int) -> list[ProcessIdentity]:
     """The keepers of all ranks of an attempt, as far as they have left a record."""
-    found = [keeper_of(layout, attempt)]
-    folder = layout.ranks(attempt)
-    for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
-        found.append(identity_in(read_json(path).get("keeper")))
+    paths = sorted(layout.ranks(attempt).glob("*.json"))
+    found = [keeper_of(layout, attempt), *(identity_in(read_json(p).get("keeper")) for p in paths)]
     return list(dict.fromkeys(each for each in found if each is not None))
 
 
@@ -281,8 +274,6 @@ def describe_disturbed(found: Disturbed | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class JobSummary:
-    """One job of SLURM, at one moment."""
-
     id: str
     restarts: int
     seconds_left: float | None  # None: it is over, has no limit, or SLURM did not say
@@ -394,8 +385,6 @@ def describe_mirror(mirror: MirrorSummary | None) -> str:
 
 
 # -- How fast it is, and its newest metrics, by the end of its series ------------------------------
-
-
 _TAIL_BYTES = 16 << 10  # about a minute of rows
 _RATE_SECONDS = 60.0
 _MOST_METRICS = 50
@@ -406,7 +395,14 @@ BAR_CELLS = 20
 def read_progress(path: Path, now: float) -> tuple[float | None, dict[str, float]]:
     """Steps in a second and the newest finite value of each metric, by the end of a series."""
     rows = _last_rows(path)
-    return _rate(rows, now), _newest(rows)
+    newest: dict[str, float] = {}
+    for row in rows:
+        for name, values in _text.record(row.get("m")).items():
+            value = _text.real(values[0]) if isinstance(values, list) and values else None
+            is_known = name in newest or len(newest) < _MOST_METRICS
+            if value is not None and is_known and len(name) <= _MOST_NAME:
+                newest[name] = value
+    return _rate(rows, now), newest
 
 
 def seconds_left(step: int | None, total: int | None, rate: float | None) -> float | None:
@@ -474,14 +470,3 @@ def _rate(rows: list[Record], now: float) -> float | None:
     if now - end > 2 * _RATE_SECONDS or seconds <= 0 or steps <= 0:
         return None
     return float(steps / seconds)
-
-
-def _newest(rows: list[Record]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for row in rows:
-        for name, values in _text.record(row.get("m")).items():
-            value = _text.real(values[0]) if isinstance(values, list) and values else None
-            is_known = name in found or len(found) < _MOST_METRICS
-            if value is not None and is_known and len(name) <= _MOST_NAME:
-                found[name] = value
-    return found

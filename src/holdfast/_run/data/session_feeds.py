@@ -153,16 +153,16 @@ class PreparedFeed(FeedAround):
         return self._each(source, batches, lap.skip)
 
     def _each(self, source: Any, batches: Iterator[Any], number: int) -> Iterator[Any]:
-        self._accelerate.begin(source)
+        source.begin()  # from now on it is the active loader of the accelerator
         try:
             found = (
                 self._look_ahead(batches) if self.length is None else self._count(batches, number)
             )
             for batch, is_last in found:
-                self._accelerate.tell_last(source, is_last)
+                source.end_of_dataloader = is_last
                 yield self._accelerate.put_in_place(source, batch)
         finally:
-            self._accelerate.end(source)
+            source.end()
 
     def _count(self, batches: Iterator[Any], number: int) -> Iterator[tuple[Any, bool]]:
         for batch in batches:

@@ -32,6 +32,7 @@ from holdfast._store.folder import journal
 from holdfast._store.folder.atomic import wait_for_writes, write_atomic
 from holdfast._store.folder.attempts import read_json, release, write_json
 from holdfast._store.folder.layout import RunLayout
+from holdfast._store.format.threads import start_thread
 from holdfast._text import say
 
 _WRITE_SECONDS = 1.0  # at most, for a record that another thread is writing
@@ -422,19 +423,16 @@ def record_exception(error: BaseException, context: ErrorContext) -> dict[str, A
                 with contextlib.suppress(BaseException):  # code of the user may run here
                     record.update(each())
 
-        with contextlib.suppress(RuntimeError):  # no more threads
-            thread = threading.Thread(target=observe, name="holdfast-last-words", daemon=True)
-            thread.start()
-            _join([thread], _SECONDS)
+        _join([start_thread(observe, name="holdfast-last-words")], _SECONDS)
         known = dict(record)  # a thread that hangs may still write to it
         write_json(context.layout.error(context.attempt, context.rank), known)
         known["is_recorded"] = True
     return known
 
 
-def _join(threads: list[threading.Thread], seconds: float) -> None:
+def _join(started: list[threading.Thread | None], seconds: float) -> None:
     """Wait for threads, without counting the time in which they wait for a processor."""
-    deadline = FairDeadline(seconds, lambda: [os.getpid()])
+    deadline, threads = FairDeadline(seconds, lambda: [os.getpid()]), list(filter(None, started))
     while (left := [each for each in threads if each.is_alive()]) and not deadline.is_over():
         left[0].join(_JOIN_SECONDS)
 
@@ -488,13 +486,7 @@ def _of_disks(folder: Path, errors: list[BaseException]) -> dict[str, Any]:
         if figures is not None:
             found[number] = {**figures, "role": role}
 
-    threads = [
-        threading.Thread(target=look, args=(number, *place), daemon=True)
-        for number, place in enumerate(places)
-    ]
-    with contextlib.suppress(RuntimeError):
-        for thread in threads:
-            thread.start()
+    threads = [start_thread(look, number, *place) for number, place in enumerate(places)]
     _join(threads, _DISK_SECONDS)
     return {"disks": [each for each in found if each], "shm": shm_room()}
 
@@ -543,8 +535,7 @@ _SUSPECTS_SECONDS = 1.0
 def look_for_graphs(context: ErrorContext, thread: int) -> None:
     """Search a thread's variables in the background, and say what keeps graphs."""
     if "torch" in sys.modules:
-        with contextlib.suppress(RuntimeError):  # no more threads
-            threading.Thread(target=_find_suspects, args=(context, thread), daemon=True).start()
+        start_thread(_find_suspects, context, thread)
 
 
 def _find_suspects(context: ErrorContext, thread: int) -> None:

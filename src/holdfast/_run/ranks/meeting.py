@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from holdfast._environment import variables
 from holdfast._errors import FolderError, RanksError, Stopped
@@ -43,21 +43,14 @@ from holdfast._store.folder.plain_file import open_plain, read_plain
 from holdfast._store.format.tree import tensor_leaves
 from holdfast._text import say
 
+if TYPE_CHECKING:
+    from holdfast.torch.group import GroupStore
+
 _PATIENCE_SECONDS = 120.0
 _POLL_SECONDS = 0.005
 _BEAT_SECONDS = 0.2
 _TELL_SECONDS = 10.0
 _openings = 0  # by this process: all ranks open their runs in the same order
-
-
-class KeyValueStore(Protocol):
-    """Values under names, which all ranks can read."""
-
-    def put(self, key: str, value: bytes) -> None: ...
-
-    def has(self, keys: list[str]) -> bool: ...
-
-    def get(self, keys: list[str]) -> list[bytes]: ...
 
 
 class RankGroup:
@@ -80,7 +73,7 @@ class RankGroup:
             self._prefix = (
                 f"holdfast/{variables.whole_number('TORCHELASTIC_RESTART_COUNT')}/{_openings}"
             )
-            self._store: KeyValueStore = store
+            self._store: GroupStore | _FileStore = store
         else:
             self._prefix = ""
             self._store = _FileStore(world, layout, folder)
@@ -233,12 +226,12 @@ def make_key(layout: RunLayout) -> None:
         )
 
 
-def _find_store() -> KeyValueStore | None:
+def _find_store() -> GroupStore | None:
     if "torch.distributed" not in sys.modules:
         return None
     from holdfast.torch import group
 
-    return group.group_store()
+    return group.GroupStore() if group.rank_and_size() is not None else None
 
 
 class _FileStore:

@@ -28,6 +28,7 @@ from holdfast._store.folder.attempts import known_origins, note_origin, read_jso
 from holdfast._store.folder.layout import RunLayout
 from holdfast._store.folder.lineage import is_on_line, trace_line, void_steps, without_void
 from holdfast._store.format.checksum import digest_all
+from holdfast._store.format.threads import start_thread
 from holdfast._store.read import find
 from holdfast._store.read.find import Candidate, Found, Leftover
 from holdfast._store.read.verify import check_file, read_manifest
@@ -416,15 +417,13 @@ class PreviousDeath:
         self._folder = folder
         self._may_speak = threading.Event()
         self._thread: threading.Thread | None = None
-        with contextlib.suppress(OSError, RuntimeError):  # no start fails for an old death
+        with contextlib.suppress(OSError):  # no start fails for an old death
             self._number = max((n for n in layout.attempt_numbers() if n < attempt), default=0)
             # Under `holdfast run` the supervisor has said it.
             was_wanted = read_json(layout.exit(self._number)).get("status") in _WANTED
             is_said = variables.whole_number("HOLDFAST_RESTART")
             if self._number and not was_wanted and not is_said:
-                thread = threading.Thread(target=self._tell, name="holdfast-before", daemon=True)
-                thread.start()
-                self._thread = thread
+                self._thread = start_thread(self._tell, name="holdfast-before")
 
     def tell(self) -> None:
         """Say it, now or as soon as it is known."""

@@ -11,7 +11,8 @@ import contextlib
 import functools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast._adapters.registry import adapter_of
@@ -29,41 +30,28 @@ _SMALL_TENSORS = 2000
 _MOST_IN_VAIN = 3
 
 
+@dataclass(eq=False)
 class ArenaBuilder:
     """Builds one arena at a time, and holds it until it is taken."""
 
-    def __init__(
-        self,
-        owner: tuple[str, int, int],
-        say: Callable[[str], None],
-        *,
-        folder: str = "",
-        most_bytes: int | None = None,
-        has_peers: bool = False,
-    ) -> None:
-        self._owner = owner  # run, attempt and rank
-        self._say = say
-        self._folder = folder
-        self._most_bytes = most_bytes  # that the slots may take
-        self._has_peers = has_peers  # there are other ranks
-        self._thread: threading.Thread | None = None
-        self._built: Generation | None = None
-        self._waiting: WaitingArena | None = None  # of the previous attempt; see `adopt`
-        self._frozen: list[int] = []  # tensors of the layout that probably never change
-        self._number = 0
-        self._in_vain = 0  # arenas in a row whose layout changed before they were used
-        self._has_built = False
-        self.impossible = False  # there is no memory for slots: checkpoints only
+    _owner: tuple[str, int, int]  # run, attempt and rank
+    _say: Callable[[str], None]
+    folder: str = ""
+    most_bytes: int | None = None  # that the slots may take
+    has_peers: bool = False  # there are other ranks
+    impossible: bool = False  # there is no memory for slots: checkpoints only
+    built: Generation | None = None  # and not taken yet
+    _thread: threading.Thread | None = None
+    _waiting: WaitingArena | None = None  # of the previous attempt; see `adopt`
+    _frozen: Collection[int] = ()  # tensors of the layout that probably never change
+    _number: int = 0
+    _in_vain: int = 0  # arenas in a row whose layout changed before they were used
+    _has_built: bool = False
 
     @property
     def is_building(self) -> bool:
         """True while the first slot of an arena gets its memory."""
         return self._thread is not None and self._thread.is_alive()
-
-    @property
-    def built(self) -> Generation | None:
-        """An arena that is not taken yet."""
-        return self._built
 
     def adopt(self, waiting: WaitingArena) -> None:
         """Use the arena of the previous attempt from the first snapshot on, if it fits."""
@@ -71,7 +59,7 @@ class ArenaBuilder:
         self._number = 1
         try:
             waiting.repair_headers()
-            self._built = self._take_over(waiting.arena, waiting.backing, waiting.plan)
+            self.built = self._take_over(waiting.arena, waiting.backing, waiting.plan)
         except Exception as error:  # noqa: BLE001  an arena of our own is built instead
             self._say(f"the memory of the previous attempt cannot be used: {error}")
             self._drop_waiting()
@@ -95,22 +83,26 @@ class ArenaBuilder:
                 self._thread = None
             if self._fits(captured, scalars_bytes) and self._claim():
                 self._in_vain = 0
-                found, self._built = self._built, None
+                found, self.built = self.built, None
                 return found
         return None
 
     def close(self) -> None:
         """Wait for the thread, and remove an arena that was not taken."""
         self.join()
-        if self._built is not None:
-            self._built.close()
-            self._built.backing.remove()
-            self._built = None
+        self._remove_built()
         self._drop_waiting()
 
     def join(self) -> None:
         if self._thread is not None:
             self._thread.join()
+
+    def _remove_built(self) -> bool:
+        built, self.built = self.built, None
+        if built is not None:
+            built.close()
+            built.backing.remove()
+        return built is not None
 
     def _claim(self) -> bool:
         """False if what was built is the arena of the previous attempt, and that is gone."""
@@ -125,19 +117,16 @@ class ArenaBuilder:
         if self._waiting is not None:
             self._waiting.drop()
             self._waiting = None
-            if self._built is not None:
-                self._built.close()
-                self._built = None
+            if self.built is not None:
+                self.built.close()
+                self.built = None
 
     def _fits(self, captured: Captured, scalars_bytes: int) -> bool:
-        return self._built is not None and self._built.fits(captured, scalars_bytes)
+        return self.built is not None and self.built.fits(captured, scalars_bytes)
 
     def _start_building(self, specs: list[TensorSpec], scalars_bytes: int) -> None:
         self._drop_waiting()
-        if self._built is not None:  # its layout changed before it was ready
-            self._built.close()
-            self._built.backing.remove()
-            self._built = None
+        if self._remove_built():  # its layout changed before it was ready
             self._in_vain += 1
             if self._in_vain >= _MOST_IN_VAIN:
                 self._give_up("the state changes its tensors' names or sizes too often")
@@ -158,13 +147,13 @@ class ArenaBuilder:
         run_id, attempt, rank = self._owner
         plan = plan_image(specs, scalars_bytes)
         bytes_of = [arena_bytes(plan.size_bytes, len(specs) + 2, slots) for slots in range(4)]
-        most = float("inf") if self._most_bytes is None else self._most_bytes
+        most = float("inf") if self.most_bytes is None else self.most_bytes
         allowed = max((slots for slots in (1, 2, 3) if bytes_of[slots] <= most), default=0)
         is_small = _is_small(specs, scalars_bytes)
-        frozen = [] if is_small else self._frozen
+        frozen = () if is_small else self._frozen
         shared_bytes = sum(size for _, size in shareable(plan, frozen))
-        wanted = 3 if self._has_peers or is_small else 2
-        least = 2 if self._has_peers else 1
+        wanted = 3 if self.has_peers or is_small else 2
+        least = 2 if self.has_peers else 1
         if allowed < least:
             self._give_up(f"memory={size(most)} is too little ({_slots_of(least, plan)})")
             return
@@ -190,14 +179,14 @@ class ArenaBuilder:
             self._give_up(f"too little memory ({_slots_of(least, plan)})")
             return
         try:
-            self._built = self._format(
+            self.built = self._format(
                 backing, plan, number, slots, usual, frozen, is_small=is_small
             )
         except Exception as error:  # noqa: BLE001  a thread's error would be lost
             backing.remove()
             self._give_up(f"{type(error).__name__}: {error}")
             return
-        if self._built is None:
+        if self.built is None:
             backing.remove()
             self._give_up(f"too little memory ({_slots_of(least, plan)})")
             return
@@ -229,7 +218,7 @@ class ArenaBuilder:
         number: int,
         slots: int,
         usual: int,
-        frozen: list[int],
+        frozen: Collection[int],
         *,
         is_small: bool,
     ) -> Generation | None:
@@ -242,14 +231,14 @@ class ArenaBuilder:
             generation=number,
             slots=slots,
             plan=plan,
-            folder=self._folder,
+            folder=self.folder,
             present=0,
         )
         memory = SlotMemory(arena, backing, plan.header, usual, self._say)
         generation = Generation(arena, backing, plan, memory)
         generation.share(frozen)
         # A rank needs two: it may not write over the one that all ranks have.
-        first = usual if is_small else 2 if self._has_peers else 1
+        first = usual if is_small else 2 if self.has_peers else 1
         if not all(memory.build(slot) for slot in range(first)):
             generation.close()
             return None
@@ -258,7 +247,7 @@ class ArenaBuilder:
     def _take_over(self, arena: Arena, backing: Backing, plan: ImagePlan) -> Generation:
         """A generation in the arena of an earlier attempt: slots without memory get it."""
         is_small = _is_small(list(plan.specs), plan.scalars.size_bytes)
-        usual = min(arena.slots, 3 if self._has_peers or is_small else 2)
+        usual = min(arena.slots, 3 if self.has_peers or is_small else 2)
         memory = SlotMemory(arena, backing, plan.header, usual, self._say)
         generation = Generation(arena, backing, plan, memory)
         memory.take_over()

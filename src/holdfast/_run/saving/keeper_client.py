@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import InitVar, asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from holdfast import _errors
@@ -114,22 +114,19 @@ class _Order:
             handle.resolve(error)
 
 
+@dataclass(eq=False)
 class KeeperClient:
     """The connection to the keeper of one attempt, and the orders that are open."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        grace_seconds: float | None,
-        numbers: tuple[int, ...],
-        hear: Callable[[dict[str, Any]], None],
-        ranks: dict[str, Any] | None = None,
-    ) -> None:
-        self.policy = policy
-        self.grace_seconds = grace_seconds  # after a SIGTERM
+    policy: Policy
+    grace_seconds: float | None  # after a SIGTERM
+    numbers: InitVar[tuple[int, ...]]  # of the signals that ask for a stop
+    _hear_run: Callable[[dict[str, Any]], None]
+    ranks: InitVar[dict[str, Any] | None] = None
+
+    def __post_init__(self, numbers: tuple[int, ...], ranks: dict[str, Any] | None) -> None:
         self._is_one_of_many = ranks is not None
-        self._hear_run = hear
-        self._snapshots: Snapshots | None = None
+        self.snapshots: Snapshots | None = None
         self._link: KeeperLink | None = None
         self._orders: dict[int, _Order] = {}
         self._count = 0
@@ -148,13 +145,12 @@ class KeeperClient:
         if sys.platform == "linux":
             from holdfast._run.saving.launch import KeeperPlan
 
-            self._plan = KeeperPlan(
-                policy, grace_seconds, numbers, ranks, find_job(variables.of_job())
-            )
+            job = find_job(variables.of_job())
+            self._plan = KeeperPlan(self.policy, self.grace_seconds, numbers, ranks, job)
             self.words = self._plan.control.words
             self.words[WORK] = OPENS
             self._start()
-            if policy.rank == 0:
+            if self.policy.rank == 0:
                 self.logged = Logged(ready)
             self._pulse = Pulse(self.words, self._send_logged)
         else:
@@ -186,9 +182,6 @@ class KeeperClient:
         """For a FairDeadline, which does not count the time in which these wait for a processor."""
         return [self._link.pid] if self._link else []
 
-    def use_snapshots(self, snapshots: Snapshots) -> None:
-        self._snapshots = snapshots
-
     # -- orders ---------------------------------------------------------------
 
     def announce(self, arena: Arena, backing: Backing) -> None:
@@ -218,9 +211,6 @@ class KeeperClient:
             self._orders[number] = order
         self._send_order(number, order)
 
-    def record_durable(self, step: int) -> None:
-        self.durable_step = step
-
     def record_written(self, step: int, sequence: int) -> None:
         """The trainer made a step durable itself; the snapshots up to `sequence` are older."""
         self.durable_step = step
@@ -234,8 +224,8 @@ class KeeperClient:
     def make_way(self) -> None:
         """The last state is about to be taken: waiting orders give up their slots."""
         self.send("last")
-        if self._is_one_of_many and self._snapshots is not None:
-            self._snapshots.release_slots()  # other ranks' keepers hold no slot while they wait
+        if self._is_one_of_many and self.snapshots is not None:
+            self.snapshots.release_slots()  # other ranks' keepers hold no slot while they wait
 
     def void_from(self, step: int, reason: str) -> None:
         """A rule has called everything from this step on bad."""
@@ -335,7 +325,7 @@ class KeeperClient:
             self._go_on_alone(f"{how}, and another cannot be started ({error.strerror})")
             return
         say(f"{how}; started another (pid {self.keeper_pid}). Nothing is lost.")
-        arena = self._snapshots.arena if self._snapshots else None
+        arena = self.snapshots.arena if self.snapshots else None
         if arena is not None:
             self.announce(*arena)
         self._salvage_again()
@@ -363,8 +353,8 @@ class KeeperClient:
             else:
                 link.send("leaving", status=leaving[0], seconds=leaving[1])
                 self._leaving = link
-        elif self._snapshots is not None and self._snapshots.arena is not None:
-            self._snapshots.arena[1].remove()
+        elif self.snapshots is not None and self.snapshots.arena is not None:
+            self.snapshots.arena[1].remove()
         if self._pulse is not None:
             self._pulse.stop()
         self._oom_score.take_back()
@@ -407,10 +397,9 @@ class KeeperClient:
         number = message.get("order")
         if message["kind"] == "waits":
             order = self._orders.get(message["order"])
-            if order is not None and self._snapshots is not None:
-                self._snapshots.release_slot(
-                    order.taken.sequence
-                )  # the newest slot is written instead
+            if order is not None and self.snapshots is not None:
+                # The newest slot is written instead.
+                self.snapshots.release_slot(order.taken.sequence)
             return
         if number is not None:
             with self._lock:
@@ -422,8 +411,8 @@ class KeeperClient:
 
     def _resolve(self, order: _Order, message: dict[str, Any]) -> None:
         sequence = order.taken.sequence
-        if self._snapshots is not None:
-            self._snapshots.release_slot(sequence)
+        if self.snapshots is not None:
+            self.snapshots.release_slot(sequence)
         # An order that waited writes the newest slot of that moment.
         written = message.get("sequence", sequence)
         if message["kind"] == "durable" and written > self.durable_sequence:

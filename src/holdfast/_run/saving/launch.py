@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -33,25 +33,20 @@ _GOODBYE_SECONDS = 600.0
 _SEND_SECONDS = 5.0
 
 
+@dataclass(eq=False)
 class KeeperPlan:
     """What a keeper gets; a keeper that replaces another gets the same."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        grace_seconds: float | None,
-        numbers: Sequence[int],
-        ranks: dict[str, Any] | None = None,
-        job: Job | None = None,
-    ) -> None:
-        self.policy = policy
-        self.job = job
-        self.ranks = ranks  # with several ranks
-        self.grace_seconds = grace_seconds
-        self.numbers = list(numbers)
+    policy: Policy
+    grace_seconds: float | None
+    numbers: Sequence[int]
+    ranks: dict[str, Any] | None  # with several ranks
+    job: Job | None
+    counters: dict[str, Any] | None = None  # of OOM kills, when the first keeper started
+
+    def __post_init__(self) -> None:
         self.control = ControlPage.create()
         self.dump = StackDump()
-        self.counters: dict[str, Any] | None = None  # of OOM kills, when the first keeper started
         # Part of the plan, so that the wakeup descriptor stays the same for all keepers.
         self.signals_read, self.signals_write = os.pipe()
         os.set_blocking(self.signals_read, False)
@@ -78,7 +73,7 @@ class KeeperLink:
         config = KeeperConfig(
             policy=policy,
             grace_seconds=plan.grace_seconds,
-            numbers=plan.numbers,
+            numbers=list(plan.numbers),
             trainer_pid=os.getpid(),
             counters=counters,
             job=None if plan.job is None else asdict(plan.job),

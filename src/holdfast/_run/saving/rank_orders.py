@@ -10,11 +10,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from holdfast._environment.processes.proc import FairDeadline
 from holdfast._errors import RanksError
+from holdfast._keeper.protocol import DecisionForTrainer as Decision
 from holdfast._keeper.protocol import RankConfig
 from holdfast._run.ranks.meeting import RankGroup, make_key
 from holdfast._run.ranks.world import addresses
@@ -30,20 +30,6 @@ _JOIN_SECONDS = 60.0
 _LOOK_SECONDS = 0.05
 _HOLD_SECONDS = 0.001  # for the rank that asked, until it sees the hold
 _DUE_SECONDS = 0.25  # between two proposals for the same snapshot
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What all ranks do at the first boundary from a mark on."""
-
-    mark: int
-    round: int
-    kind: str
-    reason: str
-    status: int = 0
-    signal: int = 0
-    grace: float | None = None
-    rank: int = 0
 
 
 class RankAgreement:
@@ -75,8 +61,7 @@ class RankAgreement:
         decision: Decision | bool = True
         with self._changed:
             if kind == "decide":
-                fields = {k: v for k, v in message.items() if k not in ("kind", "wish_kind")}
-                decision = Decision(kind=message["wish_kind"], **fields)
+                decision = Decision(**{k: v for k, v in message.items() if k != "kind"})
                 if decision.round in self._heard:
                     return True  # sent again, by a new keeper
                 self._heard.add(decision.round)
@@ -100,7 +85,7 @@ class RankAgreement:
     def request(self, kind: str, reason: str, **details: Any) -> None:
         """Ask that all ranks stop, or save, at one boundary."""
         with self._changed:
-            is_decided = any(each.kind in (kind, "stop") for each in self._decided)
+            is_decided = any(each.what in (kind, "stop") for each in self._decided)
         if kind not in self._requested and not is_decided:
             self._stops = False  # an earlier stop came with the last step of a loop
             self._requested[kind] = {"kind": kind, "reason": reason, **details}
@@ -117,15 +102,16 @@ class RankAgreement:
         with self._changed:
             ripe = [each for each in self._decided if mark >= each.mark]
             self._decided = [each for each in self._decided if mark < each.mark]
-        self._stops = self._stops or any(each.kind == "stop" for each in ripe)
+        self._stops = self._stops or any(each.what == "stop" for each in ripe)
         # A stop saves too.
-        return max(ripe, key=lambda each: each.kind == "stop", default=None)
+        return max(ripe, key=lambda each: each.what == "stop", default=None)
 
     def stands_at(self) -> Decision | None:
         """A stop that is decided for a boundary that is passed: asked from within a phase."""
         with self._changed:
             mark = self._words[MARK]
-            return next((d for d in self._decided if d.kind == "stop" and d.mark <= mark), None)
+            reached = (each for each in self._decided if each.mark <= mark)
+            return next((each for each in reached if each.what == "stop"), None)
 
     def _wait_for_decision(self) -> None:
         deadline = FairDeadline(_DECISION_SECONDS, self._keeper.keeper_pids)
@@ -149,7 +135,7 @@ class RankAgreement:
 
     def _is_decided(self) -> bool:
         """True if the agreement under way is decided, and all requests of this rank."""
-        kinds = {each.kind for each in self._decided}
+        kinds = {each.what for each in self._decided}
         is_granted = "stop" in kinds or set(self._requested) <= kinds
         return self._round >= self._words[HOLD] and is_granted
 

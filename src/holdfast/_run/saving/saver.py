@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import InitVar, dataclass
 from typing import TYPE_CHECKING, Any
 
 from holdfast._adapters.metrics import Metrics
@@ -70,38 +71,31 @@ class TimedHandle(Handle):
         return WriteTiming(self._began, self._began_step, *ended)
 
 
+@dataclass(eq=False)
 class Saver:
     """Saves the state of one attempt: in memory, and through the keeper on disk."""
 
-    def __init__(
-        self,
-        state: dict[str, Any],
-        metrics: Metrics,
-        keeper: KeeperClient,
-        cadence: Cadence,
-        where: Callable[[], Mapping[str, Any]],
-        ranks: RankAgreement | None = None,
-        is_bad: Callable[[], bool] = lambda: False,
-        settings: Settings | None = None,
-        *,
-        is_new: bool = False,
-    ) -> None:
-        self._is_bad = is_bad  # a state that a rule has called bad is never saved
-        self._state = state
-        self._metrics = metrics
-        self._where = where  # gives the position in data and loops
-        self._keeper = keeper
-        self._cadence = cadence
-        self._ranks = ranks
-        self._shares = Shares(ranks.rank, ranks.size, state) if ranks is not None else None
+    _state: dict[str, Any]
+    _metrics: Metrics
+    _keeper: KeeperClient
+    _cadence: Cadence
+    _where: Callable[[], Mapping[str, Any]]  # gives the position in data and loops
+    _ranks: RankAgreement | None
+    _is_bad: Callable[[], bool]  # a state that a rule has called bad is never saved
+    _settings: Settings
+    is_new: InitVar[bool]
+
+    def __post_init__(self, is_new: bool) -> None:
+        state, keeper, ranks = self._state, self._keeper, self._ranks
+        # Of several ranks each captures its share.
+        self._cache = CaptureCache() if ranks is None else Shares(ranks.rank, ranks.size, state)
         self._wanted: list[Handle] = []
         self._timed: TimedHandle | None = None  # the last one that the cadence asked for
-        self._recall = CaptureCache()
         self.forgotten = ForgottenState(state, is_new=is_new)
         self._beside_tensors = ObjectGraphCache()
         self._beside: dict[str, Any] = {}  # the part of the head that `where` gives
         self._trainer = threading.current_thread()
-        self._snapshots: Snapshots | None = None
+        self.snapshots: Snapshots | None = None  # none without a keeper
         self._failed_at: int | None = None  # the step that was to be the last one
         self._ordered: dict[int, list[Handle]] = {}  # by sequence: those whose copy is in flight
         self._in_flight_lock = threading.Lock()
@@ -110,7 +104,7 @@ class Saver:
             from holdfast._store.memory.backing import total_bytes
 
             policy = keeper.policy
-            self._snapshots = Snapshots(
+            self.snapshots = Snapshots(
                 run_id=policy.run_id,
                 attempt=policy.attempt,
                 announce=keeper.announce,
@@ -121,20 +115,15 @@ class Saver:
                 landed=self._on_copied,
                 attend=keeper.check_keeper,
                 readers=keeper.keeper_pids,
-                most_bytes=None if settings is None else settings.memory_bytes(total_bytes),
+                most_bytes=self._settings.memory_bytes(total_bytes),
                 has_peers=ranks is not None,
             )
-            keeper.use_snapshots(self._snapshots)
-
-    @property
-    def snapshots(self) -> Snapshots | None:
-        """What takes them; None without a keeper."""
-        return self._snapshots
+            keeper.snapshots = self.snapshots
 
     @property
     def newest(self) -> Taken | None:
         """The newest whole snapshot."""
-        return self._snapshots.newest if self._snapshots else None
+        return self.snapshots.newest if self.snapshots else None
 
     def want(self, handle: Handle) -> Handle:
         """Take a checkpoint at the next boundary; from any thread."""
@@ -146,7 +135,7 @@ class Saver:
 
     def _measure(self, step: int) -> None:
         """See whether the last snapshot, and the building of slots, are over."""
-        snapshots, meter = self._snapshots, self._cadence.meter
+        snapshots, meter = self.snapshots, self._cadence.meter
         if snapshots is None:
             return
         if (ended := snapshots.hashed_at()) is not None:
@@ -197,7 +186,7 @@ class Saver:
     @uninterruptible
     def rest_at(self, step: int, *, at_any_cost: bool = False) -> None:
         """Have this boundary in memory: no other comes for a while, and a stop needs it."""
-        in_flight = None if self._snapshots is None else self._snapshots.in_flight
+        in_flight = None if self.snapshots is None else self.snapshots.in_flight
         if any(each is not None and each.step == step for each in (self.newest, in_flight)):
             return
         if at_any_cost:
@@ -225,8 +214,8 @@ class Saver:
 
     def keep_last(self, reason: str) -> bool:
         """Make the last whole snapshot durable."""
-        if self._snapshots is not None:
-            self._snapshots.wait_for_copies(_IN_FLIGHT_SECONDS)
+        if self.snapshots is not None:
+            self.snapshots.wait_for_copies(_IN_FLIGHT_SECONDS)
         newest = self.newest
         if newest is None or newest.sequence <= self._keeper.durable_sequence:
             return True
@@ -249,7 +238,7 @@ class Saver:
 
     def slots(self) -> list[tuple[int, memoryview]]:
         """The step and the image of each whole slot in memory."""
-        arena = None if self._snapshots is None else self._snapshots.arena
+        arena = None if self.snapshots is None else self.snapshots.arena
         if arena is None:
             return []
         return [(record.step, arena[0].image(record.slot)) for record in arena[0].whole()]
@@ -259,15 +248,15 @@ class Saver:
         for handle in self._wanted:
             handle.resolve(_BAD)
         self._wanted.clear()
-        if self._snapshots is not None:
-            self._snapshots.void_from(step)
+        if self.snapshots is not None:
+            self.snapshots.void_from(step)
 
     def close(self) -> None:
         for handle in self._wanted:
             handle.resolve("the run was closed before the next boundary")
         self._wanted.clear()
-        if self._snapshots is not None:
-            self._snapshots.close()
+        if self.snapshots is not None:
+            self.snapshots.close()
 
     def _begin_in_time(self, now: float, step: int) -> None:
         """A checkpoint is due by the clock; the previous one gives the cost."""
@@ -317,19 +306,14 @@ class Saver:
 
     def _can_snapshot(self) -> bool:
         return (
-            self._keeper.has_keeper
-            and self._snapshots is not None
-            and not self._snapshots.impossible
+            self._keeper.has_keeper and self.snapshots is not None and not self.snapshots.impossible
         )
 
     def _capture(self, step: int) -> Captured:
         where = self._where()
         self._beside = where["head"]
         extra = {"generators": capture_generators(), "position": where["position"]}
-        if self._shares is None:
-            captured = self._recall.capture(self._state, extra)
-        else:
-            captured = self._shares.capture(self._state, extra)
+        captured = self._cache.capture(self._state, extra)
         for line in self.forgotten.check(captured, step, in_first_epoch=where["in_first_epoch"]):
             say(line)
         is_first = self._ranks is None or self._ranks.rank == 0
@@ -339,7 +323,7 @@ class Saver:
         return {
             "attempt": self._keeper.policy.attempt,
             "world": self._keeper.policy.size,
-            "common": "" if self._shares is None else self._shares.print,
+            "common": self._cache.print,
             "classes": class_names(self._state),
             "metrics": self._metrics.values(),
             "best": self._metrics.best,
@@ -352,10 +336,10 @@ class Saver:
             return None
         if self._is_bad():
             return None
-        assert self._snapshots is not None
+        assert self.snapshots is not None
         # Others wait until the one before is hashed; a checkpoint that is due by count is exact.
         is_counted = self._cadence.counts_steps and self._cadence.checkpoint_due(0.0, step)
-        if patience_seconds == 0 and not self._snapshots.can_take(is_counted=is_counted):
+        if patience_seconds == 0 and not self.snapshots.can_take(is_counted=is_counted):
             self._cadence.missed_snapshot(time.monotonic())
             return None
         began = time.perf_counter()
@@ -364,13 +348,13 @@ class Saver:
             captured, head = self._capture(step), self._head()
             capturing = time.perf_counter() - began
             mark = mark_of(step, bool(self._beside.get("at_turn")))
-            taken = self._snapshots.take(
+            taken = self.snapshots.take(
                 captured, head, mark, patience_seconds=patience_seconds, is_counted=is_counted
             )
         if self._keeper.logged is not None and (late := self._metrics.take_late()):
             self._keeper.logged.append((step - 1, late))
         if taken is None:
-            if self._snapshots.is_building:
+            if self.snapshots.is_building:
                 meter.begin_building(step)
             waited = patience_seconds > 0  # that time was asked for
             spent = 0.0 if waited else time.perf_counter() - began
@@ -378,7 +362,7 @@ class Saver:
             return None
         meter.begin_snapshot(step)
         self._keeper.words[SNAPSHOTS] += 1
-        if taken is self._snapshots.newest:
+        if taken is self.snapshots.newest:
             self._keeper.snapshot_taken(taken)
         if self._ranks is not None:
             self._ranks.taken()
@@ -396,20 +380,20 @@ class Saver:
             if handles:
                 self._keeper.order(taken, handles)
             return
-        if self._snapshots is not None:
-            self._snapshots.release_slot(taken.sequence)
+        if self.snapshots is not None:
+            self.snapshots.release_slot(taken.sequence)
         if self._ranks is not None:
             self._ranks.missed(taken.mark, "the copy from the device was lost")
         for handle in handles:
             handle.resolve("the copy from the device was lost")
 
     def _order(self, taken: Taken, handles: list[Handle]) -> None:
-        assert self._snapshots is not None
-        self._snapshots.promise(taken)
+        assert self.snapshots is not None
+        self.snapshots.promise(taken)
         for handle in handles:
             handle.step = taken.step
         with self._in_flight_lock:
-            if self._snapshots.in_flight is taken:
+            if self.snapshots.in_flight is taken:
                 self._ordered[taken.sequence] = handles
                 return
         self._keeper.order(taken, handles)

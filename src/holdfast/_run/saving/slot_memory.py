@@ -28,6 +28,7 @@ from collections.abc import Callable, Collection
 from typing import Protocol
 
 from holdfast._store.commit.fault_points import fault_point
+from holdfast._store.format.threads import start_thread
 from holdfast._store.memory.arena import Arena
 from holdfast._store.memory.backing import NO_ROOM, Backing, has_memory, has_plenty
 from holdfast._store.memory.pages import Piece, give_memory, pieces_of, take_memory, touch
@@ -256,13 +257,9 @@ class SlotMemory:
 
         if self._thread is not None:
             self._thread.join()
-        thread = threading.Thread(target=run, name="holdfast-slots", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:  # no more threads: the trainer waits
+        self._thread = start_thread(run, name="holdfast-slots")
+        if self._thread is None:  # no more threads: the trainer waits
             run()
-        else:
-            self._thread = thread
 
 
 def only_one(why: str) -> str:

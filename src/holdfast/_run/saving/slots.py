@@ -17,7 +17,7 @@ from holdfast._adapters.registry import adapter_of
 from holdfast._run.saving.slot_memory import Registry, SlotMemory
 from holdfast._state.capture import Captured
 from holdfast._store.format.image import PAGE, ImagePlan, TensorSpec
-from holdfast._store.format.threads import run_all
+from holdfast._store.format.threads import run_all, start_thread
 from holdfast._store.memory.arena import MAX_SHARED, Arena, Range
 from holdfast._store.memory.backing import Backing
 from holdfast._store.memory.pages import split
@@ -408,13 +408,10 @@ class AsyncCopies:
     def expect(self, copy: AsyncCopy, then: Callable[[bool], None]) -> None:
         """Call `then` in the thread when a copy has ended: with True if it succeeded."""
         if self._thread is None:
-            thread = threading.Thread(target=self._work, name="holdfast-copies", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError:  # no more threads: the trainer waits
-                self._finish(copy, then)
-                return
-            self._thread = thread
+            self._thread = start_thread(self._work, name="holdfast-copies")
+        if self._thread is None:  # no more threads: the trainer waits
+            self._finish(copy, then)
+            return
         self._is_free.clear()
         self._queue.put((copy, then))
 

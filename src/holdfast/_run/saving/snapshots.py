@@ -77,7 +77,7 @@ class Snapshots:
         self._readers = readers  # pids of the processes that hold slots for a while
         self._landed = landed  # called with a copy of a device that has ended, and its success
         self._copies_in_flight = AsyncCopies(say)
-        self._in_flight: Taken | None = None
+        self.in_flight: Taken | None = None
         self._whole = threading.Lock()  # while a slot becomes whole, or void
         self.newest: Taken | None = None
 
@@ -160,7 +160,7 @@ class Snapshots:
         if copy is None:
             self._finish(generation, taken)
         else:
-            self._in_flight = taken
+            self.in_flight = taken
             self._copies_in_flight.expect(copy, lambda good: self._land(generation, taken, good))
         return taken
 
@@ -236,10 +236,6 @@ class Snapshots:
         return has_free
 
     @property
-    def in_flight(self) -> Taken | None:
-        return self._in_flight
-
-    @property
     def is_busy(self) -> bool:
         """True while a device copies: another snapshot cannot begin."""
         return not self._copies_in_flight.is_free
@@ -258,7 +254,7 @@ class Snapshots:
     def hashed_at(self) -> float | None:
         """When the newest snapshot was hashed, by the monotonic clock; None if it is not."""
         newest, generation = self.newest, self._current
-        if newest is None or generation is None or self._in_flight is not None:
+        if newest is None or generation is None or self.in_flight is not None:
             return None
         if newest.generation != generation.arena.generation:
             return None
@@ -273,8 +269,8 @@ class Snapshots:
     def _land(self, generation: Generation, taken: Taken, good: bool) -> None:
         """In the thread of the copies: the device has copied, or failed."""
         with self._whole:
-            good = good and self._in_flight is taken  # else it has become void
-            self._in_flight = None
+            good = good and self.in_flight is taken  # else it has become void
+            self.in_flight = None
             if good:
                 self._finish(generation, taken)
             else:
@@ -286,8 +282,8 @@ class Snapshots:
     def void_from(self, step: int) -> None:
         """Drop all snapshots from this step on."""
         with self._whole:
-            if self._in_flight is not None and self._in_flight.step >= step:
-                self._in_flight = None
+            if self.in_flight is not None and self.in_flight.step >= step:
+                self.in_flight = None
             if self._current is None:
                 return
             arena = self._current.arena

@@ -214,10 +214,9 @@ def write_part(
         hashing.finish()  # also if the disk is full: it holds the memory
     if unsynced is None:
         fault_point("synced")
-    rows = zip(source.ranges.names, source.ranges.offsets, source.ranges.sizes, strict=True)
-    checksums = _in_hex(hashing.digests())
-    parts = tuple(Part(*row, checksum) for row, checksum in zip(rows, checksums, strict=True))
-    return DataFile(data.name, size, parts)
+    ranges, checksums = source.ranges, map(bytes.hex, hashing.digests())
+    rows = zip(ranges.names, ranges.offsets, ranges.sizes, checksums, strict=True)
+    return DataFile(data.name, size, tuple(Part(*row) for row in rows))
 
 
 def _write_changed(
@@ -235,14 +234,10 @@ def _write_changed(
     for index in own:
         offsets[index] = position
         position += ranges.sizes[index]
-    checksums = _in_hex(source.hashing.digests())
+    checksums = map(bytes.hex, source.hashing.digests())
     rows = zip(ranges.names, offsets, ranges.sizes, checksums, sharing.files, strict=True)
     top = Part("wrapper", 0, len(wrapper), digest(wrapper).hex())
     return DataFile(data.name, size, tuple(map(Part._make, rows)), sharing.linked, top)
-
-
-def _in_hex(digests: Sequence[bytes]) -> list[str]:
-    return [each.hex() for each in digests]
 
 
 def close_checkpoint(

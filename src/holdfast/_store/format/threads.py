@@ -1,4 +1,4 @@
-"""Work that several threads of this process share. Standard library only: the keeper uses it."""
+"""Threads, and work that several of them share. Standard library only: the keeper uses it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,19 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
+
+
+def start_thread(
+    work: Callable[..., object], *arguments: Any, name: str | None = None
+) -> threading.Thread | None:
+    """A thread that does this work, unless the process ends; None if the system has no more."""
+    thread = threading.Thread(target=work, args=arguments, name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        return None
+    return thread
 
 
 def by_threads(

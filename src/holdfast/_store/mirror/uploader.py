@@ -23,6 +23,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -314,22 +315,18 @@ class StoreDiffers(OSError):
     """The store does not return what it was given."""
 
 
+@dataclass(eq=False)
 class Upload:
     """The copying of one checkpoint folder."""
 
-    def __init__(
-        self,
-        index: MirrorIndex,
-        folder: Path,
-        verified: set[str],
-        progress: Callable[[int, int], None] = lambda *_: None,
-    ) -> None:
-        self._index = index
-        self._store = index.store
-        self._folder = folder
+    _index: MirrorIndex
+    _folder: Path
+    _verified: set[str]  # chunks that this process knows to be complete there
+    _progress: Callable[[int, int], None]
+
+    def __post_init__(self) -> None:
+        self._store = self._index.store
         self._chunk_bytes = variables.whole_number("HOLDFAST_MIRROR_PIECE_BYTES") or _CHUNK_BYTES
-        self._verified = verified  # chunks that this process knows to be complete there
-        self._progress = progress
         self._sent: dict[str, str] = {}  # by key, the MD5 of what was sent
         self._done = 0
         self._lock = threading.Lock()

@@ -231,7 +231,7 @@ class _Source:
 
     def pieces(self, wanted: list[_Wanted]) -> list[_FilePiece]:
         """The pieces to read for these parts; each knows the parts that are in it."""
-        wanted = sorted((each for each in wanted if each.size_bytes), key=_Wanted.first_byte)
+        wanted = sorted((each for each in wanted if each.size_bytes), key=lambda each: each.start)
         for each in wanted:
             self._end_of(each.part)
         pieces = [_FilePiece(self, *span) for span in _spans([each.part for each in wanted])]
@@ -301,9 +301,6 @@ class _Wanted:
         self.end = part.offset + part.size_bytes
         self._source = source
         self._in_order: InOrder | None = None
-
-    def first_byte(self) -> int:
-        return self.start
 
     def hash_in_order(self) -> None:
         """It arrives in several pieces in any order."""

@@ -71,8 +71,6 @@ def verify(run: Path, as_json: bool) -> int:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSummary:
-    """One checkpoint of a run."""
-
     folder: str
     step: int
     at_turn: bool  # of an epoch
@@ -97,8 +95,6 @@ class CheckpointList:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """One checkpoint after `verify`."""
-
     folder: str
     step: int
     attempt: int

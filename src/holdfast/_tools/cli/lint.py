@@ -37,8 +37,6 @@ _STYLES = {ERROR: "bold red", WARNING: "yellow", HINT: "cyan"}
 
 @dataclass
 class _Checked:
-    """One script, before and after."""
-
     name: str
     text: str
     around: Surroundings

@@ -18,18 +18,8 @@ from rich.text import Text
 from holdfast import _text
 from holdfast._environment import variables
 from holdfast._errors import HoldfastError, SettingsError, install_command
+from holdfast._report import compare as comparison
 from holdfast._report import html, openmetrics
-from holdfast._report.compare import (
-    MOST_RUNS,
-    ComparedFacts,
-    ComparedRun,
-    Result,
-    RunComparison,
-    assemble_comparison,
-    best_run,
-    gather_facts,
-    is_higher_better,
-)
 from holdfast._report.model import RunModel
 from holdfast._report.status.gather import find_runs, only_run, summarize_all
 from holdfast._report.view import View
@@ -116,7 +106,7 @@ def metrics(path: Path, output: Path | None) -> None:
     click.echo(f"{_text.name(output)}: the state of {_text.count(len(runs), 'run')}.")
 
 
-def _json(found: View | RunComparison) -> str:
+def _json(found: View | comparison.RunComparison) -> str:
     return json.dumps(html.finite(found), indent=1) + "\n"
 
 
@@ -165,9 +155,6 @@ def _open(path: Path) -> None:
         click.echo("No browser could be opened here: open that file in one.", err=True)
 
 
-# -- compare ----------------------------------------------------------------------
-
-
 _MOST_METRICS = 8  # in the terminal, without --all
 
 
@@ -208,7 +195,7 @@ def compare(
     found = _gather(paths, metric)
     is_higher = highest
     if not lowest and not highest and found["metric"] is not None:
-        is_higher = is_higher_better(found["metric"])
+        is_higher = comparison.is_higher_better(found["metric"])
     if as_json:
         click.echo(_json(found), nl=False)
         return
@@ -224,28 +211,28 @@ def compare(
         _open(path)
 
 
-def _gather(paths: Sequence[Path], metric: str | None) -> RunComparison:
+def _gather(paths: Sequence[Path], metric: str | None) -> comparison.RunComparison:
     folders = list(dict.fromkeys(folder for path in paths for folder in find_runs(path)))
-    if len(folders) > MOST_RUNS:
+    if len(folders) > comparison.MOST_RUNS:
         raise SettingsError(
-            f"{len(folders)} runs are more than the {MOST_RUNS} that fit side by side.\n"
-            "Name fewer of them. To choose on a page: holdfast ui"
+            f"{len(folders)} runs are more than the {comparison.MOST_RUNS} that fit side by "
+            "side.\nName fewer of them. To choose on a page: holdfast ui"
         )
-    facts: list[ComparedFacts] = []
+    facts: list[comparison.ComparedFacts] = []
     for folder in folders:
         model = RunModel(folder)
         model.update()
-        facts.append(gather_facts(model, str(len(facts)), _text.name(folder)))
-    found = assemble_comparison(facts, metric)
+        facts.append(comparison.gather_facts(model, str(len(facts)), _text.name(folder)))
+    found = comparison.assemble_comparison(facts, metric)
     if metric is not None and metric not in found["metrics"]:
         known = ", ".join(map(_text.name, found["metrics"][:20])) or "none at all"
         raise SettingsError(f"No run has a metric {metric!r}.\nThere are: {known}")
     return found
 
 
-def _show_comparison(found: RunComparison, is_higher: bool, wants_all: bool) -> None:
+def _show_comparison(found: comparison.RunComparison, is_higher: bool, wants_all: bool) -> None:
     runs, metric, keys = found["runs"], found["metric"], found["differing"]
-    best = None if metric is None else best_run(runs, metric, is_higher=is_higher)
+    best = None if metric is None else comparison.best_run(runs, metric, is_higher=is_higher)
     ordered = (
         runs if metric is None else sorted(runs, key=lambda run: _rank(run, metric, is_higher))
     )
@@ -265,7 +252,11 @@ def _show_comparison(found: RunComparison, is_higher: bool, wants_all: bool) -> 
 
 
 def _cells(
-    run: ComparedRun, metric: str | None, is_higher: bool, metrics: list[str], keys: list[str]
+    run: comparison.ComparedRun,
+    metric: str | None,
+    is_higher: bool,
+    metrics: list[str],
+    keys: list[str],
 ) -> Iterator[str]:
     total = "" if run["total"] is None else f"/{run['total']}"
     yield "" if run["step"] is None else f"{run['step']}{total}"
@@ -280,7 +271,7 @@ def _cells(
 
 
 def _remarks(
-    found: RunComparison, best: int | None, is_higher: bool, wants_all: bool
+    found: comparison.RunComparison, best: int | None, is_higher: bool, wants_all: bool
 ) -> Iterator[str]:
     runs, metric = found["runs"], found["metric"]
     if best is not None and metric is not None:
@@ -294,13 +285,13 @@ def _remarks(
         yield f"{_text.count(same, 'setting')} the same in all runs; --all shows them too."
 
 
-def _best(result: Result | None, is_higher: bool) -> float | None:
+def _best(result: comparison.Result | None, is_higher: bool) -> float | None:
     if result is None:
         return None
     return result["high"] if is_higher else result["low"]
 
 
-def _rank(run: ComparedRun, metric: str, is_higher: bool) -> tuple[bool, float, str]:
+def _rank(run: comparison.ComparedRun, metric: str, is_higher: bool) -> tuple[bool, float, str]:
     value = _best(run["results"].get(metric), is_higher)
     # A run without a value comes last.
     return value is None, 0.0 if value is None else -value if is_higher else value, run["name"]
@@ -308,9 +299,6 @@ def _rank(run: ComparedRun, metric: str, is_higher: bool) -> tuple[bool, float, 
 
 def _figure(value: float | None) -> str:
     return "" if value is None else _text.number(value)
-
-
-# -- ui ---------------------------------------------------------------------------
 
 
 _REDIRECT_SECONDS = 60.0

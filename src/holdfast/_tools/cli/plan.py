@@ -30,10 +30,7 @@ def _reader(parse: Callable[..., float], **more: Any) -> Callable[..., float | N
     return read
 
 
-def _count(_: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
-    if text is None:
-        return None
-    option = parameter.opts[0]
+def _parse_count(text: str, option: str) -> int:
     try:
         number = int(text.replace(",", "").replace("_", ""))
     except ValueError:
@@ -45,21 +42,20 @@ def _count(_: click.Context, parameter: click.Parameter, text: str | None) -> in
     return number
 
 
-def _number(_: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
-    if text is None:
-        return None
+def _parse_number(text: str, option: str) -> float:
     try:
         number = float(text.replace(",", ""))
     except ValueError:
         number = math.nan
     if not 0 < number < math.inf:
         raise SettingsError(
-            f"{parameter.opts[0]} {text}: this must be a number above 0.\n"
+            f"{option} {text}: this must be a number above 0.\n"
             "If there was none yet, say how rare they are: --mtbf-per-gpu 5y"
         )
     return number
 
 
+_count, _number = _reader(_parse_count), _reader(_parse_number)
 _duration = _reader(units.parse_duration)
 _duration_or_none = _reader(units.parse_duration, may_be_zero=True)
 _share = _reader(units.parse_share)
@@ -142,9 +138,6 @@ def plan(seed: int, output: Path | None, as_json: bool, gpus: int | None, **said
     show_plan(found)
     if output is not None:
         click.echo(f"Drawn: {_text.name(output)}")
-
-
-# -- The output -----------------------------------------------------------------------------------
 
 
 _NOWHERE = 0.001  # less of the time makes progress

@@ -19,14 +19,7 @@ from rich.status import Status
 from rich.text import Text
 
 from holdfast import _text
-from holdfast._tools.cli.group import (
-    AS_JSON,
-    COMMAND,
-    COMMAND_SETTINGS,
-    FOLDER,
-    complete_runs,
-    print_json,
-)
+from holdfast._tools.cli import group
 from holdfast._tools.cli.show import Screen
 from holdfast._tools.prove import report
 from holdfast._tools.prove.options import make_request, parse_ranks
@@ -46,8 +39,8 @@ from holdfast._tools.workplace import ended_by_signals
 _LEAST_SECONDS = 1.0  # of a budget that is used up: enough to say so
 
 
-@click.command(context_settings=COMMAND_SETTINGS)
-@COMMAND
+@click.command(context_settings=group.COMMAND_SETTINGS)
+@group.COMMAND
 @click.option("--kills", metavar="N", default="20", help="How many interruptions (20).")
 @click.option(
     "--signals",
@@ -73,12 +66,12 @@ _LEAST_SECONDS = 1.0  # of a budget that is used up: enough to say so
 @click.option(
     "--reference",
     metavar="RUN",
-    type=FOLDER,
-    shell_complete=complete_runs,
+    type=group.FOLDER,
+    shell_complete=group.complete_runs,
     help="A finished run to compare with.",
 )
-@click.option("--keep", metavar="DIR", type=FOLDER, help="Keep all runs there, to look at.")
-@AS_JSON
+@click.option("--keep", metavar="DIR", type=group.FOLDER, help="Keep all runs there, to look at.")
+@group.AS_JSON
 def prove(command: tuple[str, ...], ranks: str | None, as_json: bool, **options: Any) -> int:
     """Show that your script can be interrupted anywhere, or where it cannot.
 
@@ -125,7 +118,7 @@ def prove(command: tuple[str, ...], ranks: str | None, as_json: bool, **options:
         return 130
     if as_json:
         trees = [proof.to_json() for proof in proofs]
-        print_json(trees[0] if ranks is None else {"proofs": trees})
+        group.print_json(trees[0] if ranks is None else {"proofs": trees})
     return proofs[-1].exit_status
 
 
@@ -146,15 +139,11 @@ def _list_requests(
     ]
 
 
-# -- output -----------------------------------------------------------------------
-
-
 _STYLES = {EQUAL: "bold green", DIFFERS: "bold red", UNREPEATABLE: "bold yellow"}
 _DRAW_SECONDS = 0.1
 
 
 def show_proof(proof: Proof, *, with_ranks: bool = False) -> None:
-    """All interruptions, then the verdict."""
     if proof.verdict == UNTRIED:
         for line in report.plain_text(proof).splitlines():
             click.echo(_text.name(line), err=True)

@@ -15,20 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast import _text
+from holdfast._report.status import parts
 from holdfast._report.status.gather import RunSummary, describe_waiting
-from holdfast._report.status.parts import (
-    bar,
-    describe_death,
-    describe_disturbed,
-    describe_job,
-    describe_mirror,
-    describe_paused,
-    describe_ranks,
-    describe_straggler,
-    describe_stuck,
-    main_metric,
-    share_done,
-)
 
 _STYLES = {
     **dict.fromkeys(("training", "starting"), "green"),
@@ -77,7 +65,6 @@ class Screen(Console):
         self._fill(Table.grid(padding=(0, gap)), kinds, rows)
 
     def labelled(self, rows: Iterable[tuple[str, str]]) -> None:
-        """Rows of a dim label and a text."""
         self.grid("= ", ((Text(f"  {label}", "dim"), text) for label, text in rows))
 
     def write(self, text: str | Text = "", style: str = "") -> None:
@@ -126,19 +113,19 @@ def show_run(screen: Screen, run: RunSummary) -> None:
         checkpoint = f"{age} old, {size}"
     rows = [
         ("progress", _outlook(run)),
-        ("newest", _newest(run)),
-        ("stuck", describe_stuck(run.trouble.stuck, folder)),
-        ("paused", describe_paused(run.trouble.paused, has_ranks=bool(run.ranks))),
-        ("slowed", describe_disturbed(run.trouble.disturbed)),
+        ("newest", some(_newest_values(run), _MOST_METRICS) if run.is_live else ""),
+        ("stuck", parts.describe_stuck(run.trouble.stuck, folder)),
+        ("paused", parts.describe_paused(run.trouble.paused, has_ranks=bool(run.ranks))),
+        ("slowed", parts.describe_disturbed(run.trouble.disturbed)),
         ("safe", _safe(run)),
         ("checkpoint", checkpoint),
-        ("mirror", describe_mirror(run.safe.mirror)),
+        ("mirror", parts.describe_mirror(run.safe.mirror)),
         ("snapshots", _snapshots(run)),
         ("memory", describe_waiting(run.safe.waiting)),
         ("process", _process(run)),
-        ("ranks", describe_ranks(run.ranks, run.trouble.deaths, is_live=run.is_live)),
-        ("straggler", describe_straggler(run.trouble.straggler)),
-        ("slurm", describe_job(run.job, is_live=run.is_live)),
+        ("ranks", parts.describe_ranks(run.ranks, run.trouble.deaths, is_live=run.is_live)),
+        ("straggler", parts.describe_straggler(run.trouble.straggler)),
+        ("slurm", parts.describe_job(run.job, is_live=run.is_live)),
         ("last exit", _last_exit(run)),
         ("why", _why(run, folder)),
         ("next", _next(run, folder)),
@@ -164,26 +151,21 @@ def _progress(run: RunSummary) -> str:
 
 def _outlook(run: RunSummary) -> str:
     """How far a live run is, how fast, and how long it will take."""
-    share = share_done(run.step, run.total)
+    share = parts.share_done(run.step, run.total)
     if not run.is_live or share is None:
         return ""
-    parts = [f"{bar(share)} {int(100 * share)}%"]
+    told = [f"{parts.bar(share)} {int(100 * share)}%"]
     if run.outlook.eta_seconds is not None and share < 1:
-        parts.append(f"about {_text.duration(run.outlook.eta_seconds)} left")
+        told.append(f"about {_text.duration(run.outlook.eta_seconds)} left")
     if (rate := run.outlook.rate_per_second) is not None:
         per_second = f"{_text.number(float(f'{rate:.3g}'))} steps/s"
-        parts.append(per_second if rate >= 1 else f"{_text.duration(1 / rate)} per step")
-    return ", ".join(parts)
-
-
-def _newest(run: RunSummary) -> str:
-    """The newest values of a live run, the loss first."""
-    shown = _newest_values(run) if run.is_live else []
-    return some(shown, _MOST_METRICS)
+        told.append(per_second if rate >= 1 else f"{_text.duration(1 / rate)} per step")
+    return ", ".join(told)
 
 
 def _newest_values(run: RunSummary) -> list[str]:
-    first = main_metric(run.outlook.metrics)
+    """The newest value of each metric, the loss first."""
+    first = parts.main_metric(run.outlook.metrics)
     names = sorted(run.outlook.metrics, key=lambda name: name != first)
     return [f"{_text.name(name)} {_text.number(run.outlook.metrics[name])}" for name in names]
 
@@ -238,7 +220,7 @@ def _last_exit(run: RunSummary) -> str:
     if ended.status is None:
         what = "died without a message (killed, out of memory, or a crash outside Python)"
         if run.trouble.deaths and ended.attempt == run.attempt:
-            what = describe_death(run.trouble.deaths[0])
+            what = parts.describe_death(run.trouble.deaths[0])
     elif ended.how == "closed":
         what = "left"
     text = f"attempt {ended.attempt}"
@@ -298,7 +280,9 @@ def show_runs(screen: Screen, runs: Sequence[RunSummary]) -> None:
         # In a narrow terminal fewer columns, or names would be broken.
         is_wide = screen.width >= _WIDE_COLUMNS
         outlooks = {"progress": _short_bar} if is_wide else {"done": _percent}
-        outlooks |= {"left": _left, "newest": _newest_value} if is_wide else {"left": _left}
+        outlooks["left"] = _left
+        if is_wide:
+            outlooks["newest"] = lambda run: ", ".join(_newest_values(run)[:1])
     labels = ("step", *outlooks, "memory", "disk", "age")
     rows = [_row(run, list(outlooks.values())) for run in runs]
     if len(runs) > _MOST_ROWS:
@@ -322,21 +306,17 @@ def _row(run: RunSummary, outlooks: Sequence[Callable[[RunSummary], str]]) -> tu
 
 
 def _percent(run: RunSummary) -> str:
-    share = share_done(run.step, run.total)
+    share = parts.share_done(run.step, run.total)
     return "" if share is None else f"{int(100 * share):3}%"
 
 
 def _short_bar(run: RunSummary) -> str:
-    share = share_done(run.step, run.total)
-    return "" if share is None else f"{bar(share, _SHORT_BAR)} {_percent(run)}"
+    share = parts.share_done(run.step, run.total)
+    return "" if share is None else f"{parts.bar(share, _SHORT_BAR)} {_percent(run)}"
 
 
 def _left(run: RunSummary) -> str:
     return "" if run.outlook.eta_seconds is None else _text.duration(run.outlook.eta_seconds)
-
-
-def _newest_value(run: RunSummary) -> str:
-    return ", ".join(_newest_values(run)[:1])
 
 
 def _show_plainly(screen: Screen, rows: Sequence[tuple[str, ...]]) -> None:

@@ -67,9 +67,6 @@ def stacks(what: str, wants_all: bool, as_json: bool) -> None:
         screen.write(f"Every process and thread: {again} --all", "dim")
 
 
-# -- finding -------------------------------------------------------------------------
-
-
 def _of_run(path: Path) -> Record:
     folder = only_run(path)
     layout = RunLayout(folder)
@@ -110,9 +107,6 @@ def _of_number(what: str) -> Record:
     return {"subject": what, "looks": looks, "missing": [], "by": "here"}
 
 
-# -- in few lines ----------------------------------------------------------------------
-
-
 def _headline(found: Record) -> str:
     looks = found["looks"]
     ranks = len(looks) + len(found["missing"])
@@ -151,9 +145,6 @@ def _children(looks: Sequence[Record]) -> Iterator[str]:
         shown = ", ".join(pids[:_MOST_PIDS]) + (", …" if len(pids) > _MOST_PIDS else "")
         who = "1 child" if len(pids) == 1 else f"{len(pids)} children"
         yield f"{who} (pid {shown}) {line}"
-
-
-# -- all of it -------------------------------------------------------------------------
 
 
 def _show_all(screen: Screen, looks: Sequence[Record]) -> None:

@@ -210,9 +210,6 @@ def _with_ages(run: RunSummary, more_seconds: float | None) -> RunSummary:
     )
 
 
-# -- showing ----------------------------------------------------------------------
-
-
 def _lines(path: Path, runs: Sequence[RunSummary]) -> list[str]:
     text = io.StringIO()
     screen = Screen(into=text)

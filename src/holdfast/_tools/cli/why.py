@@ -22,8 +22,7 @@ from holdfast._environment.processes.activity import Activity, activity_of
 from holdfast._environment.slurm.controller import can_ask
 from holdfast._errors import HoldfastError, NotARun, SettingsError
 from holdfast._report.status.ask import ask_look, look_at_process
-from holdfast._report.status.gather import only_run, runs_below
-from holdfast._store.folder.attempts import read_json
+from holdfast._report.status.gather import is_run, only_run, runs_below
 from holdfast._store.folder.layout import RunLayout
 from holdfast._store.folder.supervised import led_record, lives, supervisions
 from holdfast._tools.cli.group import AS_JSON, print_json
@@ -155,7 +154,7 @@ _KINDS = "Name a run folder, a log file, a process or a job: holdfast why --help
 def _of_newest(attempt: int | None, wants_all: bool) -> list[Evidence]:
     """What ended last: of the runs here, and of all that `holdfast run` has led."""
     here = Path()
-    runs = [here] if _is_run(here) else list(runs_below(here))
+    runs = [here] if is_run(here) else list(runs_below(here))
     places: list[tuple[float, Path]] = []
     for run in runs:
         layout = RunLayout(run)
@@ -179,15 +178,11 @@ def _written(path: Path) -> float:
         return 0.0
 
 
-def _is_run(path: Path) -> bool:
-    return bool(read_json(RunLayout(path).identity).get("run_id"))
-
-
 def _of_path(path: Path, attempt: int | None, wants_all: bool) -> list[Evidence]:
-    if path.is_dir() and _is_run(path):
+    if path.is_dir() and is_run(path):
         return _of_run(path, attempt, wants_all)
     run = path.absolute().parent.parent
-    if path.is_dir() and path.absolute().name.isdigit() and _is_run(run):
+    if path.is_dir() and path.absolute().name.isdigit() and is_run(run):
         return _of_run(run, int(path.absolute().name), False)
     if attempt is not None:
         raise NotARun(f"{path}: there is no run here.\n--attempt is for run folders. {_KINDS}")
@@ -201,11 +196,6 @@ def _of_path(path: Path, attempt: int | None, wants_all: bool) -> list[Evidence]
                 f"holdfast run -- python {path}"
             )
         return [gather_log(path)]
-    return _of_folder(path, wants_all)
-
-
-def _of_folder(path: Path, wants_all: bool) -> list[Evidence]:
-    """A folder that is no run: records of `holdfast run`, or one with a run in it."""
     if led_record(path).exists():
         return [gather_led(path)]
     if found := lives(path):

@@ -122,9 +122,6 @@ def _is_taken(folder: Path) -> FolderError:
     )
 
 
-# -- an arena in memory ------------------------------------------------------------
-
-
 def adopt_memory(folder: Path, source: Path) -> int:
     """Make a run folder for the arena in this file; returns the step that is in it.
 
@@ -179,9 +176,6 @@ def _read_arena(source: Path) -> tuple[str, int, int]:
             f"{source}: its run is in {place}.\nStart the same command again: it goes on there."
         )
     return found
-
-
-# -- reading ----------------------------------------------------------------------
 
 
 def _prepare(wanted: Adoption) -> Prepared:

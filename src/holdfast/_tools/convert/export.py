@@ -26,21 +26,12 @@ from holdfast._store.folder.lineage import is_on_line, trace_line
 from holdfast._store.read.find import attempts_in_memory
 from holdfast._store.read.merge_ranks import read_checkpoint
 from holdfast._store.read.verify import Loaded, find_damage
-from holdfast._tools.convert.writers import (
-    SUFFIXES,
-    WRITERS,
-    ExportRequest,
-    Selected,
-    is_taken,
-    put_together,
-)
-
-_FOLDERS = ("dcp", "huggingface", "tensorflow")
+from holdfast._tools.convert import writers
 
 
-def export(folder: Path, request: ExportRequest) -> Exported:
+def export(folder: Path, request: writers.ExportRequest) -> Exported:
     layout, run_id = find_run(folder)
-    request = replace(request, to=request.to or SUFFIXES.get(request.out.suffix))
+    request = replace(request, to=request.to or writers.SUFFIXES.get(request.out.suffix))
     _check_request(request, layout)
     chosen = (
         _choose_newest(folder, layout, run_id)
@@ -54,12 +45,12 @@ def export(folder: Path, request: ExportRequest) -> Exported:
             f"There is: {', '.join(state) or 'nothing'}."
         )
     names = list(request.only or state)
-    selected = Selected(put_together(chosen.loaded, names), names)
+    selected = writers.Selected(writers.put_together(chosen.loaded, names), names)
     assert request.to is not None
     try:
-        done = WRITERS[request.to][1](request, selected)
+        done = writers.WRITERS[request.to][1](request, selected)
     except FileExistsError as error:
-        raise is_taken(request.out) from error
+        raise writers.is_taken(request.out) from error
     except OSError as error:
         raise HoldfastError(
             f"{request.out}: could not be written ({error.strerror or error}).\n"
@@ -71,15 +62,15 @@ def export(folder: Path, request: ExportRequest) -> Exported:
     return Exported(chosen, *done, sum(each.stat().st_size for each in files), newer)
 
 
-def _check_request(request: ExportRequest, layout: RunLayout) -> None:
+def _check_request(request: writers.ExportRequest, layout: RunLayout) -> None:
     """Refuse a request before gigabytes are read."""
     out = request.out
     if request.to is None:
         raise SettingsError(
-            f"{out}: the ending names the format, and must be "
-            f"{' or '.join(SUFFIXES)}.\nName it {out.stem or 'out'}.safetensors, which needs "
-            f"no framework to be read, or {out.stem or 'out'}.pt for torch.load. Or give a folder, "
-            f"and --to {' or '.join((', '.join(_FOLDERS[:-1]), _FOLDERS[-1]))}."
+            f"{out}: the ending names the format, and must be {' or '.join(writers.SUFFIXES)}.\n"
+            f"Name it {out.stem or 'out'}.safetensors, which needs no framework to be read, or "
+            f"{out.stem or 'out'}.pt for torch.load. Or give a folder, and --to dcp, huggingface "
+            "or tensorflow."
         )
     if request.strip and len(request.only) != 1:
         raise SettingsError(
@@ -101,7 +92,7 @@ def _check_request(request: ExportRequest, layout: RunLayout) -> None:
             f"{out}: this is inside the run's own checkpoints, which no other program may change.\n"
             "Choose a place outside of the run."
         )
-    WRITERS[request.to][0](request)
+    writers.WRITERS[request.to][0](request)
 
 
 _TRIES = 10  # a live run may remove the checkpoint that is being read

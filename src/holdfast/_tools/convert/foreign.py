@@ -32,8 +32,6 @@ _NOTHING = object()
 
 @dataclass(frozen=True)
 class Adoption:
-    """The request to adopt a checkpoint."""
-
     source: Path
     step: int | None = None
     epoch: int | None = None  # as the checkpoint says
@@ -43,8 +41,6 @@ class Adoption:
 
 @dataclass
 class Foreign:
-    """A checkpoint as it was read."""
-
     source: str
     kind: str  # in words
     whole: Any
@@ -57,8 +53,6 @@ class Foreign:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A checkpoint of another library, ready to be stored."""
-
     source: str
     kind: str  # whose it is, in words; empty for TensorFlow, whose objects have a graph
     captured: Captured

@@ -168,9 +168,6 @@ def _hashable(found: Any) -> Any:
     return found
 
 
-# -- sharded tensors --------------------------------------------------------------
-
-
 def put_together(loaded: Loaded, names: Collection[str]) -> Loaded:
     """The same state, with whole tensors where the ranks have stored parts of them."""
     states = loaded.head["tree"]["state"]
@@ -182,17 +179,9 @@ def put_together(loaded: Loaded, names: Collection[str]) -> Loaded:
     ]
     if not sharded:
         return loaded
-    of_torch = [path for path, kind in sharded if kind == "torch"]
-    try:
-        if of_torch:
-            adapter_of("torch")
-    except ImportError as error:
-        reason = error.__cause__ or error  # of the framework itself, in one line
-        raise HoldfastError(
-            f"{of_torch[0]} is sharded, and putting it together needs PyTorch, which cannot be "
-            f"imported here ({reason}).\n"
-            f"{install_command('torch')}, or export the states that are not: --only NAME."
-        ) from error
+    if of_torch := [path for path, kind in sharded if kind == "torch"]:
+        what = f"{of_torch[0]} is sharded, and putting it together"
+        _load_torch(what, "export the states that are not: --only NAME.")
     joiner = _Joiner(loaded)
     whole = {name: joiner.visit(states[name], name) for name in names}
     tree = {**loaded.head["tree"], "state": {**states, **whole}}
@@ -287,9 +276,6 @@ def _writing_folder(request: ExportRequest) -> Iterator[Path]:
         remove_folder(prepared)
 
 
-# -- safetensors ------------------------------------------------------------------
-
-
 def _write_safetensors(request: ExportRequest, selected: Selected) -> Written:
     """Tensors under plain names, and all else as JSON."""
     loaded, state = selected.loaded, selected.state
@@ -350,9 +336,6 @@ def _write_tensors(
 def _is_raw(spec: TensorSpec) -> bool:
     """Whether safetensors lacks the type, so that only the bytes are written."""
     return spec.stored_as == "U8" and spec.dtype.removeprefix("scalar ") not in ("uint8", "|u1")
-
-
-# -- torch ------------------------------------------------------------------------
 
 
 def _load_torch(
@@ -420,9 +403,6 @@ def _write_dcp(request: ExportRequest, selected: Selected) -> Written:
     return len(selected.tensor_names(*selected.names)), []
 
 
-# -- TensorFlow -------------------------------------------------------------------
-
-
 def _check_tensorflow(request: ExportRequest) -> None:
     _check_folder(request, "TensorFlow", lambda name: name in _TENSORFLOW_FILES)
     load_tensorflow()
@@ -465,9 +445,6 @@ def _write_tensorflow(request: ExportRequest, selected: Selected) -> Written:
         numbers = dict.fromkeys(selected.tensor_names(name).values())
         left_out += [s for n in numbers if (s := loaded.plan.specs[n].name) not in written]
     return len(written), left_out
-
-
-# -- Hugging Face -----------------------------------------------------------------
 
 
 def _check_huggingface(request: ExportRequest) -> None:

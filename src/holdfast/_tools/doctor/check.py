@@ -55,9 +55,6 @@ def slow(name: str, what: str, deadline: FairDeadline) -> Check | None:
     return Check(name, "warn", found, "try again when fewer processes compute", {"load": load})
 
 
-# -- Questions -------------------------------------------------------------------------------------
-
-
 _MOST_BYTES = 1 << 16
 FACTS = Path(__file__).with_name("machine_facts.py")  # imports nothing of holdfast: starts fast
 

@@ -20,44 +20,13 @@ from holdfast._environment.processes.cgroup import MemoryCgroup
 from holdfast._environment.processes.memory_sample import shm_room
 from holdfast._errors import SettingsError
 from holdfast._report.status.gather import describe_waiting, find_waiting
+from holdfast._tools.doctor import machine, software, storage
 from holdfast._tools.doctor.check import FACTS, Check, Question
 from holdfast._tools.doctor.environment import Around, interfaces, judge_environment, nodes_of
-from holdfast._tools.doctor.machine import (
-    HostMemory,
-    is_clock_kept,
-    judge_clock,
-    judge_cores,
-    judge_limits,
-    judge_memory,
-    judge_shm,
-    ranks_here,
-    read_cores,
-    read_limits,
-)
 from holdfast._tools.doctor.run import RunNeeds, read_run, slurm_grace
-from holdfast._tools.doctor.software import (
-    judge_gpus,
-    judge_packages,
-    judge_torch,
-    python_of,
-    try_stacks,
-)
-from holdfast._tools.doctor.storage import (
-    WRITE_SECONDS,
-    Grace,
-    Mount,
-    bytes_to_write,
-    find_mount,
-    judge_file_system,
-    judge_folder,
-    judge_home,
-    judge_room,
-    judge_speed,
-    judge_temporary,
-)
 
 _ANSWER_SECONDS = 2.5
-_TERM_GRACE = Grace(10.0, "what SIGTERM leaves")
+_TERM_GRACE = storage.Grace(10.0, "what SIGTERM leaves")
 _DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
 
 
@@ -71,8 +40,6 @@ class DoctorRequest:
 
 
 class Examination:
-    """The machine: all questions are asked first, then each answer is judged."""
-
     def __init__(self, request: DoctorRequest) -> None:
         self._request = request
         self._environment = variables.whole()
@@ -84,7 +51,7 @@ class Examination:
         self._tmp = ask("place", self._temporary, "write")
         has_driver = any(Path(each).exists() for each in _DRIVERS)
         self._driver = ask("gpus") if has_driver else None
-        self._python = python_of(request.command)
+        self._python = software.python_of(request.command)
         self._packages = ask("packages", python=[self._python or sys.executable])
         self._write: Question | None = None
         self.known = RunNeeds()
@@ -114,35 +81,39 @@ class Examination:
         known, base, free = self.known, str(facts.get("base") or ""), facts.get("free")
         on_disk = request.size_bytes or known.state_bytes
         if facts.get("is_writable") and not request.is_quick:
-            most = bytes_to_write(on_disk, free)
+            most = storage.bytes_to_write(on_disk, free)
             if most:
                 # It takes longest, so it runs during the other checks.
-                words = ("speed", base, str(most), str(WRITE_SECONDS))
-                self._write = Question(FACTS, *words, seconds=WRITE_SECONDS + 1.5)
+                words = ("speed", base, str(most), str(storage.WRITE_SECONDS))
+                self._write = Question(FACTS, *words, seconds=storage.WRITE_SECONDS + 1.5)
         # If the file system does not answer, only the words of the path are known.
-        mount = find_mount(base or str(request.folder.absolute()))
-        yield self._folder.slow("run folder") or judge_folder(name, folder, mount)
+        mount = storage.find_mount(base or str(request.folder.absolute()))
+        yield self._folder.slow("run folder") or storage.judge_folder(name, folder, mount)
         if folder is not None:
-            yield judge_file_system(name, mount)
+            yield storage.judge_file_system(name, mount)
         yield from self._memory()
         if folder is not None:
-            yield judge_room(free, facts.get("free_inodes"), on_disk, known.kept, known.held_bytes)
-        limits = read_limits()
+            yield storage.judge_room(
+                free, facts.get("free_inodes"), on_disk, known.kept, known.held_bytes
+            )
+        limits = machine.read_limits()
         if limits is not None:
-            yield from judge_limits(limits, request.size_bytes or known.host_bytes)
+            yield from machine.judge_limits(limits, request.size_bytes or known.host_bytes)
         yield self._cores()
         is_remote = mount is not None and mount.is_remote
-        yield judge_clock(is_clock_kept(), facts.get("skew_seconds"), is_remote)
+        yield machine.judge_clock(machine.is_clock_kept(), facts.get("skew_seconds"), is_remote)
         yield from self._software()
         home, mount = _with_mount(self._home)
-        yield self._home.slow("home") or judge_home(home, mount)
+        yield self._home.slow("home") or storage.judge_home(home, mount)
         tmp, mount = _with_mount(self._tmp)
-        yield self._tmp.slow("temporary folder") or judge_temporary(tmp, mount, self._temporary)
+        yield self._tmp.slow("temporary folder") or storage.judge_temporary(
+            tmp, mount, self._temporary
+        )
         if not request.is_quick:
-            yield try_stacks()
+            yield software.try_stacks()
         if self._write is not None:
             measured = self._write.answer()
-            taken = judge_speed(measured, on_disk, self._grace(), known.save_seconds)
+            taken = storage.judge_speed(measured, on_disk, self._grace(), known.save_seconds)
             yield self._write.slow("write speed") or taken
 
     def _memory(self) -> Iterator[Check | None]:
@@ -161,7 +132,7 @@ class Examination:
                 continue
         available = available_bytes()
         cgroup = MemoryCgroup.find(os.getpid())
-        memory = HostMemory(
+        memory = machine.HostMemory(
             state=self._request.size_bytes or self.known.host_bytes,
             shm_free=None if room is None else room["free"] + held,
             shm_total=None if room is None else room["total"],
@@ -169,8 +140,8 @@ class Examination:
             limit=None if cgroup is None else cgroup.limit(),
             reserve=reserve_bytes(available),
         )
-        yield judge_shm(memory)
-        yield judge_memory(memory)
+        yield machine.judge_shm(memory)
+        yield machine.judge_memory(memory)
         if self.known.run_id and (waiting := find_waiting(self.known.run_id)) is not None:
             found = describe_waiting(waiting)
             yield Check("waiting memory", "ok", found, data=asdict(waiting))
@@ -180,8 +151,10 @@ class Examination:
         is_torchrun = any(
             Path(word).name == "torchrun" or word == "torch.distributed.run" for word in command
         )
-        ranks = ranks_here(command, self._environment)
-        return judge_cores(read_cores(ranks, launcher_sets_one=is_torchrun), self._environment)
+        ranks = machine.ranks_here(command, self._environment)
+        return machine.judge_cores(
+            machine.read_cores(ranks, launcher_sets_one=is_torchrun), self._environment
+        )
 
     def _software(self) -> Iterator[Check]:
         if self._driver is not None:
@@ -195,23 +168,25 @@ class Examination:
         if self._driver is not None and (late := self._driver.slow("gpu")):
             yield late
         else:
-            yield from judge_gpus(self.gpu, packages if is_known else None)
+            yield from software.judge_gpus(self.gpu, packages if is_known else None)
         if is_known:
             yield from _judge_packages(self._packages, packages, self._python)
 
-    def _grace(self) -> Grace:
+    def _grace(self) -> storage.Grace:
         if self._request.grace_seconds is not None:
-            return Grace(self._request.grace_seconds, "given")
+            return storage.Grace(self._request.grace_seconds, "given")
         known = slurm_grace(self._environment)
         if not known:
             return _TERM_GRACE
         (seconds, by), (least, least_by) = max(known), min(known)
-        return Grace(seconds, by, Grace(least, least_by) if least < seconds else None)
+        return storage.Grace(
+            seconds, by, storage.Grace(least, least_by) if least < seconds else None
+        )
 
 
-def _with_mount(place: Question) -> tuple[dict[str, Any] | None, Mount | None]:
+def _with_mount(place: Question) -> tuple[dict[str, Any] | None, storage.Mount | None]:
     facts = place.answer()
-    return facts, None if facts is None else find_mount(str(facts["base"]))
+    return facts, None if facts is None else storage.find_mount(str(facts["base"]))
 
 
 def examine_command(
@@ -229,11 +204,11 @@ def examine_command(
     tried = [each.data for each in found if each.name.startswith("signal SIG")]
     if not tried:
         return  # the training was not reached, and a second start would not reach it either
-    if python_of(command) is None and (python := tried[0]["python"]):
+    if software.python_of(command) is None and (python := tried[0]["python"]):
         asked = Question(FACTS, "packages", seconds=_ANSWER_SECONDS, python=[python])
         answer = asked.answer()
         if gpu and gpu.get("gpus"):
-            yield from judge_torch(gpu, answer or {})
+            yield from software.judge_torch(gpu, answer or {})
         yield from _judge_packages(asked, answer, python)
     yield from check_ranks(list(command))
 
@@ -244,4 +219,4 @@ def _judge_packages(
     if late := asked.slow("packages"):
         yield late
     else:
-        yield from judge_packages(facts, holdfast.__version__, python)
+        yield from software.judge_packages(facts, holdfast.__version__, python)

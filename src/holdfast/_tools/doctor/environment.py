@@ -118,17 +118,12 @@ def _of_ranks(environment: Mapping[str, str], around: Around) -> Iterator[Check]
         what = f"on {around.nodes} nodes each looks for the others at itself, and the job hangs"
         yield _harmful("fail", "MASTER_ADDR", address, what, _ADDRESS)
     port = environment.get("MASTER_PORT", "")
+    has_agent = environment.get("TORCHELASTIC_USE_AGENT_STORE", "")  # it listens, not rank 0
     if port.isdigit() and not 0 < int(port) < 65536:
         yield _harmful("fail", "MASTER_PORT", port, "is not a port", "export MASTER_PORT=29500")
-    elif port.isdigit() and _listens(environment) and is_taken(int(port)):
+    elif port.isdigit() and rank == "0" and not has_agent and is_taken(int(port)):
         what = f"rank 0 is to listen there, and the port is in use by {port_owner(int(port))}"
         yield _harmful("fail", "MASTER_PORT", port, what, f"export MASTER_PORT={int(port) + 1}")
-
-
-def _listens(environment: Mapping[str, str]) -> bool:
-    """True if rank 0 itself listens at the port, and not torchrun's agent."""
-    has_agent = environment.get("TORCHELASTIC_USE_AGENT_STORE", "")
-    return environment.get("RANK") == "0" and not has_agent
 
 
 def _of_networks(environment: Mapping[str, str], around: Around) -> Iterator[Check]:

@@ -109,9 +109,7 @@ def judge_memory(memory: HostMemory) -> Check | None:
     return check("fail", found, more)
 
 
-# -- Cores and clock -------------------------------------------------------------------------------
-
-
+# Cores and clock.
 _PER_NODE = ("--nproc-per-node", "--nproc_per_node", "--ntasks-per-node")
 _SKEW_SECONDS = 2.0
 _UNSYNCHRONISED = 0x40
@@ -211,9 +209,7 @@ def judge_clock(
     return check("ok", f"{'synchronised' if is_kept else 'plausible'}{with_disk}")
 
 
-# -- Resource limits -------------------------------------------------------------------------------
-
-
+# Resource limits.
 _FEW_FILES, _TOO_FEW_FILES = 4096, 128
 _FEW_PROCESSES, _TOO_FEW_PROCESSES = 256, 32
 _LITTLE_LOCKED = 64 << 20

@@ -82,8 +82,6 @@ def _try_to_write(folder: Path) -> dict[str, Any]:
 
 
 # -- speed: how fast the file system takes a checkpoint --------------------------------------------
-
-
 _CHUNK = 1 << 20
 # fsync after the first part, then after twice as much each time: a slow disk gives a result in
 # time, and a fast one is not slowed down.
@@ -123,8 +121,6 @@ def measure_speed(folder: str, most_bytes: str, seconds: str) -> Iterator[dict[s
 
 
 # -- gpus: what NVIDIA's library says --------------------------------------------------------------
-
-
 _UNCORRECTED, _SINCE_REBOOT = 1, 0
 
 
@@ -183,8 +179,6 @@ def _nvml_error(library: Any, status: int) -> str:
 
 
 # -- packages: which ones a Python has; none is imported, which would take seconds -----------------
-
-
 _NAMES = (
     "holdfast", "torch", "torchvision", "torchaudio", "triton", "numpy", "py-spy", "click",
     "psutil", "rich", "tqdm", "xxhash",
@@ -202,19 +196,15 @@ def describe_packages() -> dict[str, Any]:
         if name in versions
         for pin in _broken_pins(name)
     ]
-    found: dict[str, Any] = {
+    return {
         "python": ".".join(map(str, sys.version_info[:3])),
         "executable": sys.executable,
         "versions": versions,
         "pins": pins,
-        "torch_cuda": None,
-        "torch_hip": None,
-        "has_torch": False,
         # It may be on the path without having been installed.
         "has_holdfast": "holdfast" in versions or _is_importable("holdfast"),
+        **_torch_build(),
     }
-    found.update(_torch_build())
-    return found
 
 
 def _version(name: str) -> str | None:
@@ -259,22 +249,19 @@ def _torch_build() -> dict[str, Any]:
     """The CUDA or HIP that torch was built for, read from torch/version.py."""
     import importlib.util
 
+    found: dict[str, Any] = {"torch_cuda": None, "torch_hip": None, "has_torch": False}
     with contextlib.suppress(ImportError, ValueError, OSError, AttributeError):
         spec = importlib.util.find_spec("torch")
-        if spec is None or not spec.origin:
-            return {}
-        text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
-        found: dict[str, Any] = {"has_torch": True}
-        for name in ("cuda", "hip"):
-            match = re.search(rf"^{name}\b[^=\n]*=\s*['\"]([^'\"]+)['\"]", text, re.MULTILINE)
-            found[f"torch_{name}"] = match[1] if match else None
-        return found
-    return {}
+        if spec is not None and spec.origin:
+            text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+            found["has_torch"] = True
+            for name in ("cuda", "hip"):
+                match = re.search(rf"^{name}\b[^=\n]*=\s*['\"]([^'\"]+)['\"]", text, re.MULTILINE)
+                found[f"torch_{name}"] = match[1] if match else None
+    return found
 
 
 # -- sleep: a process whose stack py-spy reads -----------------------------------------------------
-
-
 _PR_SET_PTRACER, _ANY_PROCESS = 0x59616D61, ctypes.c_ulong(-1)
 
 

@@ -39,14 +39,11 @@ def python_of(command: Sequence[str]) -> str | None:
             return found
     for word, name in zip(command, names, strict=True):
         if name in ("torchrun", "accelerate", "deepspeed"):
-            return _python_of_script(shutil.which(word))
+            # A launcher starts the ranks with its own Python, which is behind `#!`.
+            path = shutil.which(word)
+            words = shlex.split(shebang(Path(path))[2:]) if path is not None else []
+            return shutil.which(words[0]) if words and is_python(Path(words[0]).name) else None
     return None
-
-
-def _python_of_script(path: str | None) -> str | None:
-    """The interpreter behind `#!`: a launcher starts the ranks with its own Python."""
-    words = shlex.split(shebang(Path(path))[2:]) if path is not None else []
-    return shutil.which(words[0]) if words and is_python(Path(words[0]).name) else None
 
 
 def judge_gpus(facts: Facts | None, packages: Facts | None) -> list[Check]:
@@ -168,8 +165,6 @@ def version(text: str) -> tuple[int, ...]:
 
 
 # -- Whether py-spy can read the stacks of a process -----------------------------------------------
-
-
 _STACKS_SECONDS = 3.0
 _RETRY_SECONDS = 0.05
 

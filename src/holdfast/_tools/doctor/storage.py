@@ -160,8 +160,6 @@ def judge_temporary(facts: Facts | None, mount: Mount | None, name: str) -> Chec
 
 
 # -- Room for checkpoints, and the time to write one -----------------------------------------------
-
-
 MOST_BYTES = 256 << 20
 LEAST_BYTES = 32 << 20  # with less, a cache is measured and not the disk
 WRITE_SECONDS = 2.0

@@ -21,8 +21,6 @@ SLACK_SECONDS = 30  # SLURM checks every 30 s, so a signal may come that much ea
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a script or a manifest is judged by."""
-
     folder: Path  # of the script
     cwd: Path  # where it is submitted from
     run: Path | None = None
@@ -48,8 +46,6 @@ class Surroundings:
 
 @dataclass(frozen=True)
 class Edit:
-    """Replace the text from `start` to `end`."""
-
     start: int
     end: int
     text: str
@@ -57,8 +53,6 @@ class Edit:
 
 @dataclass(frozen=True)
 class LintFinding:
-    """One defect, and the correction."""
-
     rule: str
     severity: str
     line: int
@@ -92,7 +86,6 @@ def apply_edits(text: str, *groups: Iterable[Edit]) -> str:
 
 
 def changed_lines(text: str, edits: Iterable[Edit]) -> tuple[str, ...]:
-    """The lines that the edits make, in their order."""
     old, new = text.splitlines(), apply_edits(text, edits).splitlines()
     changes = difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
     return tuple(line for kind, _, _, at, end in changes if kind != "equal" for line in new[at:end])

@@ -7,30 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from holdfast._environment.slurm.options import (
-    Option,
-    WarningSignal,
-    parse_signal,
-    parse_time_limit,
-    read_options,
-)
-from holdfast._tools.lint.finding import (
-    HINT,
-    NOT_UNDERSTOOD,
-    Edit,
-    LintFinding,
-    Surroundings,
-    changed_lines,
-    whole_lines,
-)
+from holdfast._environment.slurm import options as slurm
+from holdfast._tools.lint import finding, shell
 from holdfast._tools.lint.launch import LAUNCHERS, OTHER, PYTHON, TORCHRUN, Launch, find_launch
-from holdfast._tools.lint.shell import (
-    Command,
-    NotUnderstood,
-    Values,
-    find_values,
-    parse_commands,
-)
 
 _SHELLS = re.compile(r"#!\s*(?:\S*/)?(?:env\s+(?:-S\s+)?)?(?:\S*/)?(ba|da|z|k)?sh\b")
 _PYTHONS = re.compile(r"#!.*\bpython[0-9.]*\b")
@@ -68,9 +47,7 @@ _LEAST_LEAD_SECONDS = 15
 
 @dataclass(frozen=True)
 class Trap:
-    """A `trap` of the batch shell."""
-
-    command: Command
+    command: shell.Command
     handler: str  # its text, with that of the functions that it calls
     signals: tuple[str, ...]  # without SIG
 
@@ -81,46 +58,42 @@ class Trap:
 
 @dataclass
 class BatchScript:
-    """One script and its surroundings."""
-
     text: str
-    around: Surroundings
-    options: list[Option] = field(default_factory=list)
-    commands: list[Command] = field(default_factory=list)
-    values: Values = field(default_factory=Values)
+    around: finding.Surroundings
+    options: list[slurm.Option] = field(default_factory=list)
+    commands: list[shell.Command] = field(default_factory=list)
+    values: shell.Values = field(default_factory=shell.Values)
     launches: list[Launch] = field(default_factory=list)  # those of a known kind, and those of srun
     everything: list[Launch] = field(default_factory=list)  # all other commands too
     is_understood: bool = False  # as a shell script
 
     def __post_init__(self) -> None:
-        self.options = read_options(self.text)
+        self.options = slurm.read_options(self.text)
         if not _SHELLS.match(self.text) and self.text.startswith("#!"):
             return
         try:
-            self.commands = parse_commands(self.text)
-            self.values = find_values(self.commands)
+            self.commands = shell.parse_commands(self.text)
+            self.values = shell.find_values(self.commands)
             self.everything = self._find_launches()
             self.launches = [each for each in self.everything if each.kind != OTHER or each.is_step]
             self.is_understood = True
-        except (NotUnderstood, RecursionError):
+        except (shell.NotUnderstood, RecursionError):
             self.commands, self.launches, self.everything = [], [], []
 
-    # -- options ------------------------------------------------------------------
-
-    def option(self, name: str) -> Option | None:
+    def option(self, name: str) -> slurm.Option | None:
         """The one in force; of a heterogeneous job, that of its first part."""
         found = [each for each in self.options if each.name == name and each.component == 0]
         return found[-1] if found else None
 
     @property
-    def signal(self) -> WarningSignal | None:
+    def signal(self) -> slurm.WarningSignal | None:
         option = self.option("signal")
-        return None if option is None else parse_signal(option.value)
+        return None if option is None else slurm.parse_signal(option.value)
 
     @property
     def limit_seconds(self) -> float | None:
         option = self.option("time")
-        return None if option is None else parse_time_limit(option.value)
+        return None if option is None else slurm.parse_time_limit(option.value)
 
     def count(self, name: str) -> int | None:
         """The number that an option gives; the least of a range."""
@@ -152,8 +125,6 @@ class BatchScript:
                 return None
         return lead
 
-    # -- findings and edits -------------------------------------------------------
-
     def report(
         self,
         rule: str,
@@ -161,36 +132,37 @@ class BatchScript:
         at: int,
         message: str,
         *,
-        edits: Iterable[Edit] = (),
+        edits: Iterable[finding.Edit] = (),
         corrected: Iterable[str] = (),
         folder: str | None = None,
-    ) -> LintFinding:
-        """A finding at an offset of the script."""
+    ) -> finding.LintFinding:
         line, changes = self.line_of(at), tuple(edits)
-        lines = tuple(corrected) or changed_lines(self.text, changes)
+        lines = tuple(corrected) or finding.changed_lines(self.text, changes)
         fixable = bool(changes) or folder is not None
         source = self.text.split("\n")[line - 1]
-        return LintFinding(rule, severity, line, message, source, lines, changes, folder, fixable)
+        return finding.LintFinding(
+            rule, severity, line, message, source, lines, changes, folder, fixable
+        )
 
-    def not_understood(self, at: int, fact: str) -> LintFinding:
+    def not_understood(self, at: int, fact: str) -> finding.LintFinding:
         text = f"{fact} Whether the warning reaches the training is not known."
         right = ["holdfast doctor -- bash SCRIPT   (in an allocation: it sends the signals)"]
-        return self.report(NOT_UNDERSTOOD, HINT, at, text, corrected=right)
+        return self.report(finding.NOT_UNDERSTOOD, finding.HINT, at, text, corrected=right)
 
     def line_of(self, offset: int) -> int:
         return self.text.count("\n", 0, offset) + 1
 
-    def add_option(self, line: str) -> Edit:
+    def add_option(self, line: str) -> finding.Edit:
         at = self.options_at
         before = "" if at == 0 or self.text[at - 1] == "\n" else "\n"
-        return Edit(at, at, f"{before}#SBATCH {line}\n")
+        return finding.Edit(at, at, f"{before}#SBATCH {line}\n")
 
-    def remove(self, start: int, end: int, *, around: str, instead: str = "") -> Edit:
+    def remove(self, start: int, end: int, *, around: str, instead: str = "") -> finding.Edit:
         """Without this part; without its line if that has nothing else than `around`."""
-        first, last = whole_lines(self.text, start, end)
+        first, last = finding.whole_lines(self.text, start, end)
         if (self.text[first:start] + self.text[end:last]).strip() == around:
-            return Edit(first, last, "")
-        return Edit(start, end, instead)
+            return finding.Edit(first, last, "")
+        return finding.Edit(start, end, instead)
 
     @property
     def options_at(self) -> int:
@@ -220,10 +192,8 @@ class BatchScript:
                 continue
         return None
 
-    # -- commands -----------------------------------------------------------------
-
     def _find_launches(self) -> list[Launch]:
-        calls: dict[str, list[Command]] = {}
+        calls: dict[str, list[shell.Command]] = {}
         for command in self.commands:
             calls.setdefault(command.text, []).append(command)
         found = []
@@ -270,7 +240,6 @@ class BatchScript:
 
     @cached_property
     def is_training(self) -> bool:
-        """Whether the job is likely a long training."""
         if self.option("signal") is not None or self.option("requeue") is not None:
             return True
         found = [each for each in self.trainings if not _is_preparing(each)]

@@ -420,6 +420,5 @@ def is_python(name: str) -> bool:
 
 
 def is_program(name: str) -> bool:
-    """Whether this is a known program that trains or wraps a training."""
     known = ("torchrun", "accelerate", "deepspeed", "holdfast", "conda", *BECOMING, *WAITING)
     return is_python(name) or name in known or name in SHELLS or name in CONTAINERS

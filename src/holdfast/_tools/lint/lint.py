@@ -6,14 +6,7 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-from holdfast._tools.lint.finding import (
-    ERROR,
-    HINT,
-    LintFinding,
-    Surroundings,
-    apply_edits,
-    in_order,
-)
+from holdfast._tools.lint import finding
 from holdfast._tools.lint.job import BatchScript
 from holdfast._tools.lint.rules_batch import check_batch, check_understood
 from holdfast._tools.lint.rules_launch import check_launches
@@ -23,27 +16,27 @@ _TEMPLATE = re.compile(r"^[ \t]*(?:\{%.*|\{\{.*\}\}[ \t]*)$", re.MULTILINE)  # w
 _ROUNDS = 10  # an edit may uncover the next finding
 
 
-def lint(text: str, around: Surroundings) -> list[LintFinding]:
+def lint(text: str, around: finding.Surroundings) -> list[finding.LintFinding]:
     found = _find_line_ends(text)
     plain = text.replace("\r\n", "\n")
     job = BatchScript(plain, around)
     if template := _TEMPLATE.search(plain):
         # Its final text is not known.
         found.append(job.not_understood(template.start(), "this is a template, not yet a script."))
-        return in_order(found, around)
+        return finding.in_order(found, around)
     for rule in (check_options, check_launches, check_batch, check_understood):
         found += rule(job)
-    return in_order(found, around)
+    return finding.in_order(found, around)
 
 
-def _find_line_ends(text: str) -> list[LintFinding]:
+def _find_line_ends(text: str) -> list[finding.LintFinding]:
     if "\r\n" not in text:
         return []
     line = text.count("\n", 0, text.index("\r\n")) + 1
     return [
-        LintFinding(
+        finding.LintFinding(
             "dos-line-ends",
-            ERROR,
+            finding.ERROR,
             line,
             'lines end with CR LF: sbatch refuses the script ("Batch script contains DOS line '
             'breaks").',
@@ -54,7 +47,7 @@ def _find_line_ends(text: str) -> list[LintFinding]:
     ]
 
 
-def fix(text: str, around: Surroundings) -> str:
+def fix(text: str, around: finding.Surroundings) -> str:
     """The script with every error and warning corrected for which an edit is known."""
     if "dos-line-ends" not in around.ignored:
         text = text.replace("\r\n", "\n")
@@ -62,14 +55,18 @@ def fix(text: str, around: Surroundings) -> str:
         return text  # offsets assume lines that end with LF
     for _ in range(_ROUNDS):
         found = lint(text, around)
-        changed = apply_edits(text, *(each.edits for each in found if each.severity != HINT))
+        changed = finding.apply_edits(
+            text, *(each.edits for each in found if each.severity != finding.HINT)
+        )
         if changed == text:
             break
         text = changed
     return text
 
 
-def missing_folders(findings: Collection[LintFinding], around: Surroundings) -> list[Path]:
+def missing_folders(
+    findings: Collection[finding.LintFinding], around: finding.Surroundings
+) -> list[Path]:
     """The folders that the log needs, relative to where the script is submitted."""
     named = [Path(each.folder) for each in findings if each.folder is not None]
     return list(dict.fromkeys(around.cwd / folder for folder in named))

@@ -128,8 +128,6 @@ class _Tree:
 
 
 # -- The pods that train ---------------------------------------------------------------------------
-
-
 _DEFAULT_GRACE_SECONDS = 30.0
 _JOBS = {"Job": ("spec",), "CronJob": ("spec", "jobTemplate", "spec")}
 _FOREVER = ("Deployment", "ReplicaSet", "StatefulSet", "DaemonSet")
@@ -153,8 +151,6 @@ _TRAINS = re.compile(
 
 @dataclass
 class Container:
-    """One container that may train."""
-
     node: ManifestNode
     volumes: dict[str, ManifestNode] = field(default_factory=dict)
 
@@ -183,17 +179,9 @@ class Container:
                 return self.volumes.get(str(mount.plain("name")))
         return None
 
-    def has_lasting_volume(self) -> bool:
-        """Whether anything that it writes outlives the pod."""
-        names = [str(each.plain("name")) for each in self.node.items("volumeMounts")]
-        found = [self.volumes[name] for name in names if name in self.volumes]
-        return any(each.get(kind) is not None for each in found for kind in _LASTING)
-
 
 @dataclass
 class Pod:
-    """One kind of pod, and what makes it."""
-
     kind: str
     root: ManifestNode
     spec: ManifestNode
@@ -265,9 +253,7 @@ def quantity(value: object) -> float | None:
     return float(match[1]) * _UNITS[match[2]]
 
 
-# -- The rules -------------------------------------------------------------------------------------
-
-
+# The rules.
 _SHELLS = SHELLS | {"ash"}
 _INITS = ("tini", "dumb-init", "catatonit")
 _COUNTED_ON_SECONDS = 10.0  # after SIGTERM, if no variable says otherwise
@@ -277,7 +263,6 @@ _GRACE_VARIABLE = "HOLDFAST_GRACE_SECONDS"
 
 
 def lint_manifest(name: str, text: str, around: Surroundings) -> list[LintFinding]:
-    """The findings for all pods that train, in the order of the lines."""
     found: list[LintFinding] = []
     pods = list(find_pods(read_documents(name, text)))
     if not pods:
@@ -302,9 +287,6 @@ def _finding(
     rule: str, severity: str, line: int, text: str, *corrected: str, source: str = ""
 ) -> LintFinding:
     return LintFinding(rule, severity, line, text, source, corrected)
-
-
-# -- Grace, memory, disk and first process ---------------------------------------------------------
 
 
 def _check_grace(pod: Pod, around: Surroundings) -> Iterator[LintFinding]:
@@ -386,9 +368,12 @@ def _check_memory(_: Pod, container: Container) -> Iterator[LintFinding]:
 
 def _check_disk(pod: Pod, container: Container) -> Iterator[LintFinding]:
     """Does the run folder outlive the pod? An address may be that of a mirror."""
+    mounted = [str(each.plain("name")) for each in container.node.items("volumeMounts")]
+    volumes = [container.volumes[name] for name in mounted if name in container.volumes]
+    is_lasting = any(each.get(kind) is not None for each in volumes for kind in _LASTING)
     values = [str(each.plain("value") or "") for each in container.node.items("env")]
     has_address = any("://" in each for each in (*container.words, *values))
-    if container.has_lasting_volume() or has_address or pod.kind == "StatefulSet":
+    if is_lasting or has_address or pod.kind == "StatefulSet":
         return
     text = f"{container.name}: nothing that it writes outlives the pod: the next one starts over."
     right = "volumes: [{name: runs, persistentVolumeClaim: {claimName: runs}}]"
@@ -433,8 +418,6 @@ def _check_first_process(_: Pod, container: Container) -> Iterator[LintFinding]:
 
 
 # -- Who starts an interrupted training again, and who must not ------------------------------------
-
-
 _IGNORE = "action: Ignore"
 _DISRUPTED = "onPodConditions: [{type: DisruptionTarget, status: 'True'}]"
 # Exit statuses, and why a podFailurePolicy must not fail the Job for them, or must.
@@ -443,7 +426,6 @@ _FINAL = ((_errors.PERSON, "a person has stopped"), (_errors.BAD, "is bad"))
 
 
 def _check_restarts(pod: Pod) -> Iterator[LintFinding]:
-    """The restart policy, and a Job's podFailurePolicy."""
     if pod.kind not in _TEMPLATES:
         return  # the controller of a PyTorchJob decides about its pods
     rule, line = "restart-policy", pod.line_of("restartPolicy")

@@ -34,7 +34,12 @@ def check_batch(job: BatchScript) -> Iterator[LintFinding]:
     yield from _check_background(job)
     yield from _check_status(job)
     yield from _check_missing_trap(job)
-    yield from _check_requeueing(job)
+    if job.option("array") is not None:
+        yield from _check_array(job)
+    for trap in job.traps:
+        if "scontrol requeue" in re.sub(r"\s+", " ", trap.handler) or _submits(trap):
+            yield from _check_trap(job, trap)
+    yield from _check_unconditional(job)
     option, warning = job.option("signal"), job.signal
     if option is None or warning is None:
         return
@@ -89,7 +94,10 @@ class _SignalToBatch:
             severity = WARNING if job.reads_other_scripts() else ERROR
             text += "has no trap for it and dies: "
             text += f"{launches[-1].name} is killed with it, {before_the_limit(self._warning)}."
-        edits, lines = self._send_to_steps(launches), self._shared(launches)
+        bare = [launch for launch in launches if not launch.is_step]
+        shared = dict.fromkeys(line for each in bare for line in share_by_srun(job, each))
+        right = f"#SBATCH --signal={signal_value(self._option, self._warning, to_batch=False)}"
+        edits, lines = self._send_to_steps(launches), [right, *shared] if shared else []
         yield job.report(rule, severity, at, text, edits=edits, corrected=lines)
 
     def _is_named_elsewhere(self) -> bool:
@@ -112,12 +120,6 @@ class _SignalToBatch:
             else:
                 return []
         return edits
-
-    def _shared(self, launches: list[Launch]) -> list[str]:
-        bare = [launch for launch in launches if not launch.is_step]
-        lines = dict.fromkeys(line for each in bare for line in share_by_srun(self._job, each))
-        right = f"#SBATCH --signal={signal_value(self._option, self._warning, to_batch=False)}"
-        return [right, *lines] if lines else []
 
     def _waits_for_foreground(self, trap: Trap, launch: Launch) -> LintFinding:
         job, command = self._job, launch.command
@@ -295,8 +297,6 @@ def _stops_at_errors(job: BatchScript) -> bool:
 
 
 # -- Traps that never run, and one that is missing -------------------------------------------------
-
-
 _ONLY_WORDS = frozenset(["echo", "printf", "date", "exit", "sleep", "true", ":", "logger", "sync"])
 _SUBMITS = re.compile(r"(?:^|[;&|({\n]|\b(?:then|else|do|if)\s)\s*sbatch\b")
 
@@ -367,23 +367,12 @@ def _check_missing_trap(job: BatchScript) -> Iterator[LintFinding]:
 
 
 # -- `scontrol requeue`: too many jobs of it, or too often -----------------------------------------
-
-
 _REQUEUE = re.compile(
     r"scontrol\s+requeue\s+[\\\"']*"
     r"(\$\{SLURM_(?:ARRAY_JOB_ID|JOB_?ID)\}|\$SLURM_(?:ARRAY_JOB_ID|JOB_?ID)\b)"
 )
 _ASKS = re.compile(r"scontrol\s+(-o\s+)?show|squeue|sacct|\bif\b|\[\[?\s|\btest\b|&&|\|\||\bcase\b")
 _TASK = "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"
-
-
-def _check_requeueing(job: BatchScript) -> Iterator[LintFinding]:
-    if job.option("array") is not None:
-        yield from _check_array(job)
-    for trap in job.traps:
-        if "scontrol requeue" in re.sub(r"\s+", " ", trap.handler) or _submits(trap):
-            yield from _check_trap(job, trap)
-    yield from _check_unconditional(job)
 
 
 def _check_array(job: BatchScript) -> Iterator[LintFinding]:

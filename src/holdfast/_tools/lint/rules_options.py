@@ -6,12 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from holdfast._environment.slurm.options import (
-    WarningSignal,
-    options_end,
-    parse_option_line,
-    parse_time_limit,
-)
+from holdfast._environment.slurm import options as slurm
 from holdfast._tools.lint.finding import (
     ERROR,
     HINT,
@@ -62,7 +57,7 @@ def _check_ignored_lines(job: BatchScript) -> Iterator[LintFinding]:
         comments = find_comments(job.text)
     except NotUnderstood:
         return
-    end = options_end(job.text)
+    end = slurm.options_end(job.text)
     taken = {option.name for option in job.options}
     for start in comments:
         line = job.text[start:].partition("\n")[0]
@@ -70,7 +65,7 @@ def _check_ignored_lines(job: BatchScript) -> Iterator[LintFinding]:
         match = _LIKE_AN_OPTION.match(line)
         if match is None or not re.match(r"\s+-", line[match.end() :]):
             continue
-        names = {o.name for o in parse_option_line(line[match.end() :], 0, 0)}
+        names = {o.name for o in slurm.parse_option_line(line[match.end() :], 0, 0)}
         if job.text[line_start:start].strip() or not names:
             continue
         is_exact = match[0] == "#SBATCH" and line_start == start
@@ -114,7 +109,7 @@ def _check_lead(job: BatchScript) -> Iterator[LintFinding]:
     """Whether the warning leaves time to save, and comes at all."""
     time, option, warning = job.option("time"), job.option("signal"), job.signal
     example = ["#SBATCH --time=8:00:00"]
-    if time is not None and parse_time_limit(time.value) is None:
+    if time is not None and slurm.parse_time_limit(time.value) is None:
         if not _NO_LIMIT.fullmatch(time.value) and not _OPEN_VALUE.search(time.value):
             valid = "minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS"
             text = f"sbatch refuses --time={time.value}: it takes {valid}."
@@ -130,7 +125,7 @@ def _check_lead(job: BatchScript) -> Iterator[LintFinding]:
     better = job.good_lead()
     edits = []
     if better is not None and better != lead:
-        other = WarningSignal(warning.name, better, warning.to_batch)
+        other = slurm.WarningSignal(warning.name, better, warning.to_batch)
         edits = [set_value(option, signal_value(option, other, to_batch=warning.to_batch))]
     rule, severity = "lead-too-short", ERROR
     if limit is not None and lead >= limit - SLACK_SECONDS:
@@ -190,8 +185,6 @@ def _check_requeue(job: BatchScript) -> Iterator[LintFinding]:
 
 
 # -- Addresses, ranks, folders and names that do not fit where the job will run --------------------
-
-
 _FIRST_HOST = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
 _OWN_PORT = "$((20000 + SLURM_JOB_ID % 10000))"
 LOCAL_ADDRESS = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1|0\.0\.0\.0")
@@ -379,7 +372,6 @@ def _check_array_log(job: BatchScript) -> Iterator[LintFinding]:
 
 
 def _check_placeholders(job: BatchScript) -> Iterator[LintFinding]:
-    """What a template leaves to be filled in."""
     found: dict[int, LintFinding] = {}
     for option in job.options:
         if option.name == "comment" or "{{" in option.value:

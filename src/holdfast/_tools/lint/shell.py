@@ -13,9 +13,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-# -- Words and operators ---------------------------------------------------------------------------
-
-
 REDIRECTIONS = ("&>>", "&>", "<<<", "<<-", "<<", ">>", ">&", "<&", "<>", ">|", "<", ">")
 _OPERATORS = ("&&", "||", ";;&", ";;", ";&", "|&", *REDIRECTIONS, ";", "&", "|", "(", ")")
 _OPERATOR = re.compile("|".join(map(re.escape, _OPERATORS)))
@@ -213,9 +210,7 @@ def _skip_nested(
     raise NotUnderstood(problem)
 
 
-# -- Simple commands -------------------------------------------------------------------------------
-
-
+# Simple commands.
 _OPENING = frozenset(["if", "while", "until", "for", "select"])
 _CLOSING = frozenset(["fi", "done", "esac", "}"])
 _PASSED = frozenset(["then", "else", "elif", "do", "!", "coproc"])
@@ -223,8 +218,6 @@ _PASSED = frozenset(["then", "else", "elif", "do", "!", "coproc"])
 
 @dataclass(frozen=True)
 class Command:
-    """One simple command as written."""
-
     words: tuple[Token, ...]  # without assignments in front and without redirections
     assignments: tuple[Token, ...]
     start: int
@@ -440,7 +433,6 @@ def is_assignment(text: str) -> bool:
 
 
 def parse_commands(text: str, offset: int = 0) -> list[Command]:
-    """All simple commands in the order in which they are written."""
     return _Parser(tokenize(text, offset)).parse()
 
 
@@ -479,8 +471,6 @@ class Argument:
 
 @dataclass
 class Values:
-    """The variables that a script sets."""
-
     plain: dict[str, str | None] = field(default_factory=dict)
     arrays: dict[str, list[Token] | None] = field(default_factory=dict)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from holdfast._report.html import finite
 from holdfast._run.checkpoint_interval import daly_interval, young_interval
 from holdfast._tools.plan.model import MAX_OVERHEAD, Inputs, Model, build_model
 from holdfast._tools.plan.simulate import Finished, SimulatedOutcome, simulate, simulate_run
@@ -91,7 +92,7 @@ class Plan:
             "losing_mtbf": model.losing_mtbf,
         }
         whole = asdict(self)
-        found = {
+        found: dict[str, Any] = {
             "setting": self.setting,
             "checkpoint_every_seconds": self.chosen.interval,
             "goodput": self.chosen.goodput,
@@ -109,15 +110,17 @@ class Plan:
             "model": whole["model"] | derived,
             **{name: whole[name] for name in ("assumed", "seed")},
         }
-        return {name: _finite(value) for name, value in found.items()}
+        return {name: finite(value) for name, value in found.items()}
 
 
 def make_plan(given: Inputs, seed: int = 0) -> Plan:
     """Takes about a second."""
     model, assumed = build_model(given)
+    beside = replace(model, max_overhead=0.0)
+    blocking = replace(beside, is_blocking=True)
     ways = [
-        _try_way("training stands still while it writes", model.standing_still(), seed),
-        _try_way("written beside the training", model.without_snapshots(), seed),
+        _try_way("training stands still while it writes", blocking, seed),
+        _try_way("written beside the training", beside, seed),
     ]
     if model.has_snapshots:
         share = f"{100 * model.max_overhead:g}%"
@@ -244,14 +247,3 @@ def _better(model: Model, goodput_now: float, seed: int) -> Better | None:
     if goodput - goodput_now <= _WORTH_SAYING:
         return None  # the time is lost elsewhere: in a queue, in restarts
     return Better(best, interval, goodput, min(other.snapshot_interval, interval))
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no infinity."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {name: _finite(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    return value

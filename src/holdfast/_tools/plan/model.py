@@ -15,7 +15,7 @@ host is our reading, and not said there.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from holdfast._errors import SettingsError
 from holdfast._tools.plan.units import shown
@@ -94,12 +94,6 @@ class Model:
     def least_interval(self) -> float:
         """One checkpoint is on disk before the next one begins."""
         return 0.0 if self.is_blocking else self.write
-
-    def without_snapshots(self) -> Model:
-        return replace(self, max_overhead=0.0)
-
-    def standing_still(self) -> Model:
-        return replace(self, max_overhead=0.0, is_blocking=True)
 
 
 @dataclass(frozen=True, kw_only=True)

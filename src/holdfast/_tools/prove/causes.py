@@ -120,7 +120,6 @@ class RankHistory:
             self.by_batch.setdefault(batch["bytes"], []).append(number)
 
     def display(self, item: str) -> str:
-        """An item in words."""
         kind, _, rest = item.partition("/")
         parts = rest.split("/")
         parameter = self.names.get("/".join(parts[:2]), f"parameter {parts[-1]}")
@@ -207,7 +206,8 @@ def judge(case: DeviationCase) -> Deviation:
         return _first(case).because("saved-in-mid-step")
     if "batch" in case.differing and case.update is not None:
         return _judge_batch(case, case.update)
-    is_one_off = _is_one_off(case)
+    # A number that the script counts steps with is one step off.
+    is_one_off = any(abs(offset) == 1 for _, offset in _step_counters(case))
     generator = next((v for k, v in case.deviations.items() if is_in_use(k, v.expected)), None)
     for kind in ORDER:
         found = _of_kind(case, kind)
@@ -459,9 +459,11 @@ def _judge_batch(case: DeviationCase, update: UpdateRecord) -> Deviation:
     places = case.reference.by_batch.get(found["bytes"], [])
     if case.since_start == 0 and (case.place - 1 in places or case.place + 1 in places):
         is_start = found["at"] == 0 and expected["at"] == 1
-        if is_start and not _is_step_wrong(case, found["at"]):
-            return batch.because("data-position-lost")
-        return batch.because("off-by-one-step")
+        # By other counters than that of its pass: whether the script counts another step, too.
+        offsets = [offset for value, offset in _step_counters(case) if value != found["at"]]
+        is_step_wrong = bool(offsets) and 0 not in offsets
+        is_lost = is_start and not is_step_wrong
+        return batch.because("data-position-lost" if is_lost else "off-by-one-step")
     if found["indices"] is not None and found["indices"] == expected["indices"]:
         if found["workers"] and not places:
             return batch.because("workers-reseeded")
@@ -473,17 +475,6 @@ def _judge_batch(case: DeviationCase, update: UpdateRecord) -> Deviation:
     if places or found["at"] != expected["at"]:
         return batch.because("data-position-lost")
     return batch.because("generator-not-restored")
-
-
-def _is_one_off(case: DeviationCase) -> bool:
-    """Whether a number that the script counts steps with is one step off."""
-    return any(abs(offset) == 1 for _, offset in _step_counters(case))
-
-
-def _is_step_wrong(case: DeviationCase, batch: int) -> bool:
-    """Whether the script counts another step, not only another batch of its pass."""
-    offsets = [offset for value, offset in _step_counters(case) if value != batch]
-    return bool(offsets) and 0 not in offsets
 
 
 def _step_counters(case: DeviationCase) -> Iterator[tuple[int, float]]:
@@ -518,9 +509,6 @@ def _value_offset(case: DeviationCase) -> bool:
 
 def _last(case: DeviationCase) -> int:
     return len(case.reference.updates) - 1
-
-
-# -- two undisturbed runs ---------------------------------------------------------
 
 
 def judge_repeat(first: RankHistory, again: RankHistory) -> Deviation | None:

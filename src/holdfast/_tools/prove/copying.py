@@ -14,8 +14,7 @@ import stat
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
-from holdfast._store.folder.attempts import read_json
-from holdfast._store.folder.layout import RunLayout
+from holdfast._report.status.gather import is_run
 
 _SKIPPED = frozenset(
     (".git", ".hg", "__pycache__", "node_modules", ".mypy_cache", ".pytest_cache", ".ruff_cache")
@@ -90,7 +89,7 @@ def _walk(folder: Path, left_out: Collection[Path]) -> Iterator[tuple[Path, os.s
         except OSError:  # gone meanwhile
             continue
         if stat.S_ISDIR(about.st_mode):
-            if path not in left_out and not _is_skipped(path) and not _is_run(path):
+            if path not in left_out and not _is_skipped(path) and not is_run(path):
                 yield path, about
                 yield from _walk(path, left_out)
         elif stat.S_ISREG(about.st_mode) or stat.S_ISLNK(about.st_mode):
@@ -102,10 +101,6 @@ def _is_skipped(folder: Path) -> bool:
         return folder.name in _SKIPPED or any((folder / name).exists() for name in _ENVIRONMENTS)
     except PermissionError:
         return False
-
-
-def _is_run(folder: Path) -> bool:
-    return bool(read_json(RunLayout(folder).identity).get("run_id"))
 
 
 def _copy_link(link: Path, place: Path, source: Path, target: Path) -> list[Path]:
@@ -134,9 +129,6 @@ def _copy(path: Path, place: Path) -> bool:
     with contextlib.suppress(PermissionError):
         shutil.copystat(path, place)
     return True
-
-
-# -- the command ------------------------------------------------------------------
 
 
 def place_command(
@@ -170,7 +162,8 @@ def _place_path(word: str, folder: Path, copy: Path) -> str:
     if inside is None:
         goes_up = not Path(word).is_absolute() and word.startswith("..")
         return str(path) if goes_up and path.exists() else word
-    if _is_in_skipped(inside, folder):
+    parts = [folder / parent for parent in (inside, *inside.parents)][:-1]
+    if any(part.is_dir() and _is_skipped(part) for part in parts):
         return str(folder / inside)  # an environment is not copied, but used where it is
     if not Path(word).is_absolute() and not word.startswith(".."):
         return word
@@ -184,8 +177,3 @@ def _inside(path: Path, folder: Path) -> Path | None:
         if one.is_relative_to(other):
             return one.relative_to(other)
     return None
-
-
-def _is_in_skipped(inside: Path, folder: Path) -> bool:
-    parts = [folder / parent for parent in (inside, *inside.parents)][:-1]
-    return any(part.is_dir() and _is_skipped(part) for part in parts)

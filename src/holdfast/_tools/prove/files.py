@@ -40,8 +40,6 @@ _NOT_COMPARED = (".data/serialization_id",)  # different in each file
 
 @dataclass(frozen=True)
 class FileDifference:
-    """The first place where two files of results differ."""
-
     file: str
     item: str  # where in it, e.g. "optimizer.state[0].exp_avg"
     expected: str
@@ -254,9 +252,6 @@ def _share_words(squares: float, norm_squares: float) -> str:
 
 def _shape_words(shape: tuple[int, ...]) -> str:
     return "×".join(map(str, shape)) or "of one number"
-
-
-# -- files ------------------------------------------------------------------------
 
 
 def compare_files(name: str, expected: Path, found: Path) -> FileDifference | None:

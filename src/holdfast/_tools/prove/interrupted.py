@@ -247,8 +247,6 @@ def same_batches(update: UpdateRecord, expected: UpdateRecord, *, is_first: bool
 
 @dataclass
 class _Attempt:
-    """What one attempt of the script has done so far."""
-
     newest_at_start: Saved | None  # the newest checkpoint when it began
     struck: Interruption | None = None  # the last one
     updates_since: int = 0  # that interruption
@@ -261,8 +259,6 @@ class _Attempt:
 
 
 class InterruptedRun:
-    """All attempts of one interrupted training."""
-
     def __init__(
         self,
         script: ScriptRun,
@@ -332,14 +328,17 @@ class InterruptedRun:
         """The interruptions whose moment did not come before the script was complete."""
         return list(self._plan)
 
-    # -- attempts ---------------------------------------------------------------------
-
     def run(self) -> None:
         """Start the script again and again, until it is complete or a difference is found."""
         barren = 0
         while True:
             reached = self._reached()
-            self._begin_attempt()
+            self._attempt = _Attempt(self.script.file_log.newest)
+            for comparison in self._comparisons.values():
+                self._begin_comparison(comparison)
+            self._take_next()
+            if self._present is not None and self._present.moment == "start":
+                self._due = time.monotonic() + self._present.delay * self._reference.start_seconds
             try:
                 reference = self._reference.script
                 status = self.script.run_once(
@@ -352,7 +351,10 @@ class InterruptedRun:
             if self.finding is not None:
                 return
             if status == 0 and (self._attempt.struck is None or self._is_complete()):
-                self._finish()
+                if self._compares:
+                    for rank, comparison in self._comparisons.items():
+                        comparison.finish(self._attempt.ends.get(rank))
+                    self._choose_rank()
                 return
             if self._attempt.struck is None:
                 self._fail_to_resume(status)
@@ -363,14 +365,6 @@ class InterruptedRun:
             if barren > _MOST_STARTS_WITHOUT_PROGRESS:
                 self._fail("resume-fails", "the script goes on", "it ends again and again")
                 return
-
-    def _begin_attempt(self) -> None:
-        self._attempt = _Attempt(self.script.file_log.newest)
-        for comparison in self._comparisons.values():
-            self._begin_comparison(comparison)
-        self._take_next()
-        if self._present is not None and self._present.moment == "start":
-            self._due = time.monotonic() + self._present.delay * self._reference.start_seconds
 
     def _begin_comparison(self, comparison: RankComparison) -> None:
         newest = self.script.file_log.newest
@@ -434,13 +428,6 @@ class InterruptedRun:
             return self._attempt.has_ended or len(self._passed) >= self._reference.steps
         return self._reached() >= len(self._reference.histories[0].updates)
 
-    def _finish(self) -> None:
-        if not self._compares:
-            return
-        for rank, comparison in self._comparisons.items():
-            comparison.finish(self._attempt.ends.get(rank))
-        self._choose_rank()
-
     def suspect(self) -> Deviation | None:
         """What may be behind a result that differs: a value that was seen to start over."""
         return next(
@@ -465,8 +452,6 @@ class InterruptedRun:
         finding = Deviation.of_texts(item, expected, found, self.blamed).because(cause)
         reached = self._reached()
         self.finding = replace(finding, place=reached - 1 if reached else None)
-
-    # -- events -----------------------------------------------------------------------
 
     def _receive(self, client: Client, event: Event) -> Mapping[str, Any] | None:
         kind = event["event"]

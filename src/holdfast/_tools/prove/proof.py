@@ -36,8 +36,6 @@ _OTHER_TARGETS = (AGENT, ONE, ALL)
 
 @dataclass(frozen=True)
 class ProofRequest:
-    """What to prove, and how."""
-
     command: tuple[str, ...]
     kills: int = 20
     signals: tuple[str, ...] = SIGNALS
@@ -67,8 +65,6 @@ class ProofRequest:
 
 @dataclass
 class Interruption:
-    """One interruption that was made."""
-
     number: int  # from 1, the one that --only takes
     signal: str  # KILL, TERM, …
     moment: str  # start, step, update, save, load, boundary, commit, phase
@@ -98,8 +94,6 @@ class Difference:
 
 @dataclass
 class Proof:
-    """The outcome of a proof."""
-
     command: tuple[str, ...]
     seed: int
     kills: int

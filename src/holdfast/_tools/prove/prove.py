@@ -10,14 +10,7 @@ import time
 from pathlib import Path
 
 from holdfast._environment import variables
-from holdfast._tools.prove.causes import (
-    CAUSES,
-    Deviation,
-    Leaf,
-    RankHistory,
-    judge_repeat,
-    volatile_items,
-)
+from holdfast._tools.prove import causes, results
 from holdfast._tools.prove.interrupted import InterruptedRun
 from holdfast._tools.prove.proof import (
     DIFFERS,
@@ -29,12 +22,6 @@ from holdfast._tools.prove.proof import (
     ProofRequest,
     Watcher,
     draw,
-)
-from holdfast._tools.prove.results import (
-    ReferenceRun,
-    compare_results,
-    end_distance,
-    list_compared,
 )
 from holdfast._tools.prove.script_run import (
     EventListener,
@@ -64,30 +51,24 @@ def prove(request: ProofRequest, watcher: Watcher, start: Starter = start_proces
     return proof
 
 
+@dataclasses.dataclass
 class _Prover:
-    def __init__(
-        self,
-        request: ProofRequest,
-        watcher: Watcher,
-        proof: Proof,
-        workplace: Path,
-        listener: EventListener,
-        start: Starter,
-    ) -> None:
-        self._request = request
-        self._watcher = watcher
-        self._proof = proof
-        self._workplace = workplace
-        self._listener = listener
-        self._start = start
-        self._deadline = time.monotonic() + (request.budget_seconds or math.inf)
+    _request: ProofRequest
+    _watcher: Watcher
+    _proof: Proof
+    _workplace: Path
+    _listener: EventListener
+    _start: Starter
+
+    def __post_init__(self) -> None:
+        self._deadline = time.monotonic() + (self._request.budget_seconds or math.inf)
         # Another one for each run, as without a proof, but one that can be repeated.
         self._hash_seeds = itertools.count(_FIRST_HASH_SEED, _STARTS_OF_A_RUN)
 
     def prove(self) -> None:
         proof = self._proof
         if self._request.reference is not None:
-            known = ReferenceRun(self._request.reference, self._script("reference"))
+            known = results.ReferenceRun(self._request.reference, self._script("reference"))
             proof.steps = known.steps
             self._interrupt(known, known, frozenset())
             return
@@ -100,13 +81,13 @@ class _Prover:
         proof.steps, proof.ranks = reference.run_steps, len(reference.histories)
         volatile: frozenset[str] = frozenset()
         for rank, history in sorted(reference.histories.items()):
-            other = again.histories.get(rank, RankHistory())
-            finding = judge_repeat(history, other)
+            other = again.histories.get(rank, causes.RankHistory())
+            finding = causes.judge_repeat(history, other)
             if finding is not None and proof.unrepeatable is None:
                 proof.unrepeatable = self._difference(finding, history, rank)
-            volatile |= volatile_items(history, other)
+            volatile |= causes.volatile_items(history, other)
         if proof.unrepeatable is not None and self._is_order_of_a_set(reference):
-            why, remedy = CAUSES[_ORDER_OF_A_SET]
+            why, remedy = causes.CAUSES[_ORDER_OF_A_SET]
             proof.unrepeatable = dataclasses.replace(
                 proof.unrepeatable, cause=_ORDER_OF_A_SET, why=why, remedy=remedy
             )
@@ -123,7 +104,7 @@ class _Prover:
         script = self._script("same-order", _FIRST_HASH_SEED)
         status, other = self._train(script, "undisturbed, with the same order of sets")
         return status == 0 and all(
-            judge_repeat(history, other.histories.get(rank, RankHistory())) is None
+            causes.judge_repeat(history, other.histories.get(rank, causes.RankHistory())) is None
             for rank, history in reference.histories.items()
         )
 
@@ -227,21 +208,21 @@ class _Prover:
             self._decide_by_spread(reference, again, script)
             return
         rank, distance = interrupted.finding_rank or 0, None
-        if finding is None and isinstance(reference, ReferenceRun):
+        if finding is None and isinstance(reference, results.ReferenceRun):
             finding = reference.compare(script, interrupted.blamed, self._add_note)
         elif finding is None:
             trio = (reference.script, again.script, script)
-            finding = compare_results(
+            finding = results.compare_results(
                 trio, self._request.compare, interrupted.blamed, self._add_note
             )
             finding = finding and (interrupted.suspect() or finding)
         else:
-            distance = end_distance(reference.script, script)
+            distance = results.end_distance(reference.script, script)
         if finding is None:
             for note in interrupted.notes():
                 self._add_note(note)
             proof.verdict = EQUAL
-            proof.compared = list_compared(reference, script)
+            proof.compared = results.list_compared(reference, script)
             return
         proof.verdict = DIFFERS
         at_the_end = None
@@ -249,7 +230,7 @@ class _Prover:
             apart = f"{distance:.2%} apart" if distance else "the same"
             at_the_end = f"the weights are {apart} in the end"
         proof.difference = self._difference(
-            finding, reference.histories.get(rank, RankHistory()), rank, at_the_end
+            finding, reference.histories.get(rank, causes.RankHistory()), rank, at_the_end
         )
 
     def _decide_by_spread(
@@ -257,8 +238,8 @@ class _Prover:
     ) -> None:
         proof = self._proof
         proof.verdict = UNREPEATABLE
-        spread = end_distance(reference.script, again.script)
-        both = [end_distance(one.script, script) for one in (reference, again)]
+        spread = results.end_distance(reference.script, again.script)
+        both = [results.end_distance(one.script, script) for one in (reference, again)]
         distances = [distance for distance in both if distance is not None]
         if spread is None or not distances:
             self._add_note("The weights of the ends could not be compared.")
@@ -272,12 +253,12 @@ class _Prover:
 
     def _difference(
         self,
-        finding: Deviation,
-        history: RankHistory,
+        finding: causes.Deviation,
+        history: causes.RankHistory,
         rank: int,
         at_the_end: str | None = None,
     ) -> Difference:
-        why, remedy = CAUSES[finding.cause]
+        why, remedy = causes.CAUSES[finding.cause]
         return Difference(
             item=history.display(finding.item),
             step=finding.step,
@@ -303,7 +284,7 @@ class _Prover:
             self._proof.notes.append(text)
 
 
-def _leaf_text(leaf: Leaf | None) -> str:
+def _leaf_text(leaf: causes.Leaf | None) -> str:
     if leaf is None:
         return "missing"
     text, number, count = leaf

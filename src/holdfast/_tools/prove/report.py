@@ -130,14 +130,18 @@ def ended_with(interruption: Interruption) -> str:
 
 
 def plain_text(proof: Proof) -> str:
-    """The whole report, the verdict first."""
     lines = [headline(proof)]
     rows = details(proof)
     width = max((len(label) for label, _ in rows), default=0)
     lines += [f"  {label:<{width}}  {text}".rstrip() for label, text in rows]
     table = interruption_rows(proof)
     if table:
-        lines += ["", *_align([headings(proof), *table])]
+        cells = [headings(proof), *table]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        lines.append("")
+        for row in cells:
+            padded = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
+            lines.append("  ".join(padded).rstrip())
     return "\n".join(lines)
 
 
@@ -224,14 +228,6 @@ def _made(proof: Proof) -> str:
     return f"{', '.join(parts)}, in {proof.seconds:.0f} s (seed {proof.seed})"
 
 
-def _align(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
-
-
 def _row(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
@@ -284,7 +280,6 @@ def _for_page(proof: Proof, written: float) -> view.ProofRecord:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Print the proofs of a file of JSON as Markdown."""
     tree = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
     for each in tree.get("proofs", [tree]):
         print(markdown(from_json(each)))

@@ -6,6 +6,7 @@ run folder is changed; damaged checkpoints stay where they are.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from holdfast._errors import CheckpointError, FolderError
-from holdfast._store.folder.attempts import find_run, known_origins
-from holdfast._store.folder.lineage import is_on_line, trace_line
+from holdfast._store.folder.attempts import find_run
+from holdfast._store.folder.lineage import is_on_line
 from holdfast._store.format.tree import Pairs, TreeVisitor
-from holdfast._store.read.find import attempts_in_memory
 from holdfast._store.read.merge_ranks import read_checkpoint, read_world
 from holdfast._store.read.verify import Loaded
+from holdfast._tools.convert.export import own_lineage
 from holdfast._tools.prove.causes import Deviation
 from holdfast._tools.prove.files import (
     FileDifference,
@@ -39,8 +40,6 @@ _POSITION = ("epoch", "lap", "batches", "is_over", "state", "states")
 
 @dataclass(frozen=True)
 class _Newest:
-    """The state that a run would resume from."""
-
     step: int
     ranks: list[dict[str, Any]]  # of each: state, metrics, position, generators, as plain trees
     name: str
@@ -106,8 +105,7 @@ def _said(error: Exception) -> str:
 def _newest(folder: Path) -> _Newest:
     """The newest whole checkpoint on the run's own lineage, as a resume would choose it."""
     layout, run_id = find_run(folder)
-    newest = max(layout.attempt_numbers(), default=0)
-    line = trace_line(known_origins(layout, attempts_in_memory(run_id)), newest)
+    line = own_lineage(layout, run_id)
     trouble: CheckpointError | None = None
     for step, attempt, path in reversed(layout.checkpoint_folders()):
         if not is_on_line(line, attempt, step):
@@ -123,7 +121,6 @@ def _newest(folder: Path) -> _Newest:
 
 
 def _parts(loaded: Loaded) -> dict[str, Any]:
-    """What is compared, in this order."""
     head, tree = loaded.head, loaded.head["tree"]
     plain = _ComparableTree(loaded)
     extra = plain.visit(tree.get("extra", {}), "")
@@ -171,9 +168,6 @@ class _ComparableTree(TreeVisitor):
         return f"{tag[1:]} {inner}"
 
 
-# -- the ends of two trainings ----------------------------------------------------
-
-
 class ReferenceRun(UndisturbedRun):
     """A run folder in place of an undisturbed training: only its end is known."""
 
@@ -193,8 +187,10 @@ class ReferenceRun(UndisturbedRun):
     def compare(
         self, script: ScriptRun, after: int | None, note: Callable[[str], None]
     ) -> Deviation | None:
-        """The first difference of the newest checkpoints."""
-        folder = self._counterpart(script)
+        # The script's run of the same name, or its newest one.
+        folders = [Path(folder) for folder in script.runs.values()]
+        named = [folder for folder in folders if folder.name == self.folder.name]
+        folder = next(iter([*named, *reversed(folders)]), None)
         if folder is None:
             missing = "the script opened no run"
             lost = Deviation.of_texts("the run", str(self.folder), missing, after)
@@ -207,12 +203,6 @@ class ReferenceRun(UndisturbedRun):
                 note(f"Not compared, since they may never be seeded: {names}.")
             return None
         return _judged(difference, difference.item, "reference-differs", after)
-
-    def _counterpart(self, script: ScriptRun) -> Path | None:
-        """The script's run of the same name, or its only one."""
-        folders = [Path(folder) for folder in script.runs.values()]
-        named = [folder for folder in folders if folder.name == self.folder.name]
-        return next(iter([*named, *reversed(folders)]), None)
 
 
 def end_distance(one: ScriptRun, other: ScriptRun) -> float | None:
@@ -276,10 +266,8 @@ def list_compared(reference: UndisturbedRun, script: ScriptRun) -> list[str]:
         return ["the newest checkpoints of both runs"]
     found = []
     if history.updates:
-        kinds: dict[str, int] = {}
-        for item in history.end or history.updates[-1].items:
-            kind = item.partition("/")[0]
-            kinds[kind] = kinds.get(kind, 0) + 1
+        items = history.end or history.updates[-1].items
+        kinds = Counter(item.partition("/")[0] for item in items)
         words = {
             "weight": "tensors of weights",
             "moment": "of optimizer state",

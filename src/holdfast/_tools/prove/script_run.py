@@ -102,8 +102,6 @@ def _reset_signals() -> None:
 
 
 class Client:
-    """A process that sends events."""
-
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.pid = 0
@@ -134,8 +132,6 @@ class Client:
 
 
 class EventListener:
-    """Receives the events of all processes, at one address."""
-
     def __init__(self) -> None:
         # A folder of its own: the path of a socket has room for about a hundred characters.
         self.path = Path(tempfile.mkdtemp(prefix="holdfast-")) / "socket"
@@ -178,8 +174,6 @@ class EventListener:
 
 
 class ScriptProcess:
-    """One start of the script, until its end."""
-
     def __init__(self, leader: Process, listener: EventListener) -> None:
         self.leader = leader
         self.listener = listener
@@ -281,8 +275,6 @@ def _send(pid: int, number: int) -> None:
 
 @dataclass
 class Saved:
-    """A file that was saved completely."""
-
     place: int  # updates of the undisturbed run that were made
     in_handler: bool
 
@@ -354,8 +346,6 @@ class Hung(Exception):
 
 
 class ScriptRun:
-    """A copy of the user's folder, and one start of the script after the other in it."""
-
     def __init__(
         self,
         name: str,
@@ -401,10 +391,12 @@ class ScriptRun:
         words = self._request.command
         if not is_first and self._request.resume_command and self._has_saved(known):
             words = self._request.resume_command
-        process = self.process = ScriptProcess(
-            self._start(self._command(words), self.work, self._environment(), self.output),
-            self._listener,
-        )
+        substitutes = {"{dir}": str(self.folder / "dir")}
+        if self._request.ranks is not None:
+            substitutes["{ranks}"] = str(self._request.ranks)
+        command = place_command(tuple(words), self._request.folder, self.work, substitutes)
+        leader = self._start(command, self.work, self._environment(), self.output)
+        process = self.process = ScriptProcess(leader, self._listener)
         limit = math.inf if patience is None else max(_LEAST_SILENCE_SECONDS, 20 * patience)
         last = time.monotonic()
         try:
@@ -471,12 +463,6 @@ class ScriptRun:
             for client, event in events:
                 self._receive(client, event, receive)
 
-    def _command(self, words: Sequence[str]) -> list[str]:
-        substitutes = {"{dir}": str(self.folder / "dir")}
-        if self._request.ranks is not None:
-            substitutes["{ranks}"] = str(self._request.ranks)
-        return place_command(tuple(words), self._request.folder, self.work, substitutes)
-
     def _environment(self) -> dict[str, str]:
         prove_config = ProveConfig(
             socket=str(self._listener.path),
@@ -496,8 +482,6 @@ class ScriptRun:
 
 
 class UndisturbedRun:
-    """A training without interruptions, and what was recorded of it."""
-
     def __init__(self, script: ScriptRun) -> None:
         self.script = script
         self.histories: dict[int, RankHistory] = {}

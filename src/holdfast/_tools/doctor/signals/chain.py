@@ -151,7 +151,6 @@ def started(pid: int) -> int | None:
 
 
 def send(pid: int, number: int) -> None:
-    """A signal, if the process still exists."""
     with contextlib.suppress(OSError):
         os.kill(pid, number)
 

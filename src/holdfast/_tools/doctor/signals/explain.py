@@ -87,15 +87,11 @@ def name_hop(words: Sequence[str], name: str = "") -> tuple[str, str]:
             what = what.partition(".")[0]  # its module
         program = what.rpartition("/")[2] or f"{program} -c"
     if program in SHELLS:
-        return _name_shell(program, words), SHELL
+        kind, at = shell_input(words) or ("", 0)
+        if kind == "text":
+            return f"{program} -c", SHELL
+        return f"{program} {words[at].rpartition('/')[2]}" if kind else program, SHELL
     return _KNOWN.get(program, (program, OTHER))
-
-
-def _name_shell(program: str, words: Sequence[str]) -> str:
-    kind, at = shell_input(words) or ("", 0)
-    if kind == "text":
-        return f"{program} -c"
-    return f"{program} {words[at].rpartition('/')[2]}" if kind else program
 
 
 def hop_of(process: dict[str, Any]) -> Hop:
@@ -158,8 +154,6 @@ def find_culprit(
 
 @dataclass
 class Tried:
-    """One signal that was sent, and all that was observed of it."""
-
     number: int
     route: str
     label: str  # the training

@@ -24,7 +24,7 @@ from holdfast._environment.processes.tree import is_known
 from holdfast._environment.slurm.job import is_in_step
 from holdfast._environment.variables import of_job, of_ranks
 from holdfast._tools.doctor.check import Check, State, slow
-from holdfast._tools.doctor.signals import probe
+from holdfast._tools.doctor.signals import explain, probe
 from holdfast._tools.doctor.signals.chain import (
     CLIENTS,
     Chain,
@@ -34,16 +34,6 @@ from holdfast._tools.doctor.signals.chain import (
     scancel,
     send,
     started,
-)
-from holdfast._tools.doctor.signals.explain import (
-    TO_FIRST,
-    TO_GROUP,
-    TO_STEP,
-    Hop,
-    Tried,
-    find_hops,
-    hop_of,
-    judge,
 )
 from holdfast._tools.doctor.signals.target import Target, find_target
 from holdfast._tools.lint.signal_handlers import has_no_handler
@@ -185,8 +175,8 @@ class _Trials:
                 route = self._route(number, is_step)
                 observation = _Observation(chain, probes, number, route)
                 tried, deadline = observation.run(self._arrive_seconds)
-                in_job = route == TO_STEP or bool(of_job().get("SLURM_JOB_ID"))
-                check = judge(tried, self._wanted(in_job), in_job=in_job)
+                in_job = route == explain.TO_STEP or bool(of_job().get("SLURM_JOB_ID"))
+                check = explain.judge(tried, self._wanted(in_job), in_job=in_job)
                 if tried.missed and not tried.lost and deadline.is_over():
                     what = f"it has not arrived within {self._arrive_seconds:.0f} s"
                     check = slow(check.name, what, deadline) or check
@@ -204,10 +194,10 @@ class _Trials:
 
     def _route(self, number: signal.Signals, is_step: bool) -> str:
         if number == signal.SIGINT:
-            return TO_GROUP
+            return explain.TO_GROUP
         warning = self._target.warning
         to_batch = warning is not None and warning.to_batch and number.name == f"SIG{warning.name}"
-        return TO_STEP if is_step and not to_batch else TO_FIRST
+        return explain.TO_STEP if is_step and not to_batch else explain.TO_FIRST
 
 
 class _Observation:
@@ -220,25 +210,27 @@ class _Observation:
         here, target = probes[0].here, chain.target
         clients = [pid for pid in chain.family() if name_of(pid) in CLIENTS]
         above_client = probe.above(clients[0]) if clients else []
-        local, below = find_hops(here["above"], chain.first, above_client)
-        hops = below if route == TO_STEP else [*local, *below]
+        local, below = explain.find_hops(here["above"], chain.first, above_client)
+        hops = below if route == explain.TO_STEP else [*local, *below]
         script = str(here["script"]).rpartition("/")[2]
         label = script if target.program_at is None else "the training"
         training = here["above"][0]
-        last = Hop(training["pid"], training["started"], label, "training")
+        last = explain.Hop(training["pid"], training["started"], label, "training")
         # A process may have called exec since: its words and its handlers are others then.
         for at, hop in enumerate(hops[:-1]):
             now = probe.process(hop.pid)
             if now is not None and now["started"] == hop.started:
-                hops[at] = hop_of(now)
+                hops[at] = explain.hop_of(now)
         hops = [*hops[:-1], last]
         is_here = here["host"] == os.uname().nodename
         local_pids = [hop.pid for hop in local]
         self._local = [hop for hop in hops[:-1] if is_here or hop.pid in local_pids]
         python = str(here["python"]) if is_here else ""
-        self._tried = Tried(number, route, label, hops, {}, scripts=target.scripts, python=python)
+        self._tried = explain.Tried(
+            number, route, label, hops, {}, scripts=target.scripts, python=python
+        )
 
-    def run(self, seconds: float) -> tuple[Tried, FairDeadline]:
+    def run(self, seconds: float) -> tuple[explain.Tried, FairDeadline]:
         """Send the signal, and observe the chain until it has settled."""
         tried, deadline, sent_at = self._tried, self._chain.deadline(seconds), time.time()
         self._send()
@@ -257,13 +249,13 @@ class _Observation:
 
     def _send(self) -> None:
         name = self._tried.name
-        if self._tried.route == TO_STEP:
+        if self._tried.route == explain.TO_STEP:
             # As SLURM's warning: to the first process of each task.
             refused = scancel("--signal", name.removeprefix("SIG"), self._probes[0].step)
             if refused:
                 found = f"scancel could not send {name}: {refused}"
                 raise ChainError(found, "see whether `scontrol ping` answers")
-        elif self._tried.route == TO_GROUP and self._chain.terminal is not None:
+        elif self._tried.route == explain.TO_GROUP and self._chain.terminal is not None:
             self._chain.terminal.press_ctrl_c()
         else:
             send(self._chain.first, self._tried.number)

@@ -102,9 +102,6 @@ def _is_there(kind: str, name: str) -> bool:
         del sys.path[0]
 
 
-# -- Processes -------------------------------------------------------------------------------------
-
-
 def _read(path: str) -> bytes:
     try:
         with open(path, "rb") as file:
@@ -167,8 +164,6 @@ def _kill_chain(folder: str) -> None:
 
 
 class _Report:
-    """The file in which one process reports what it observes."""
-
     def __init__(self, folder: str) -> None:
         name = f"{socket.gethostname()}-{os.getpid()}.jsonl"
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)

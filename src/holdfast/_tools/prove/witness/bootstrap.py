@@ -68,7 +68,6 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
 
 def _watch(framework: str) -> None:
-    """Watch a framework that was just imported."""
     _imported.add(framework)
     if framework != "keras":
         _begin(framework)

@@ -49,8 +49,6 @@ def intercept(owner: Any, name: str, around: Callable[..., Any]) -> None:
 
 
 class ScriptRecorder:
-    """Records one framework in one process."""
-
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
         self.updates = 0
@@ -153,9 +151,6 @@ def path_of(target: Any) -> str | None:
     if not isinstance(target, str | os.PathLike):
         target = getattr(target, "name", None)
     return os.path.realpath(target) if isinstance(target, str | os.PathLike) else None
-
-
-# -- the variables of the script ----------------------------------------------------------
 
 
 @functools.cache

@@ -17,13 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from holdfast._run.witness.observer import Leaf, Observer, leaf_of, whole_leaf
-from holdfast._tools.prove.witness.recorder import (
-    MOST_VALUES,
-    Items,
-    StateReader,
-    generator_state,
-    is_numpy_leaf,
-)
+from holdfast._tools.prove.witness import recorder
 from holdfast.tensorflow.distribute import copies
 
 Around = dict[str, tuple[int, Leaf]]  # each with the identity of its variable
@@ -33,18 +27,14 @@ _ALL = "all"  # in place of a parameter's number: of the optimizer as a whole
 
 @dataclass(frozen=True)
 class StateBefore:
-    """The state before a call that may be an update."""
-
     counts: list[int]  # of the updates of each optimizer
     leaves: dict[int, Leaf]  # of variables, by their identity
-    settings: list[Items]
+    settings: list[recorder.Items]
     around: Around
     counters: dict[str, int | float]
 
 
-class KerasStateReader(StateReader):
-    """Reads the state before each call, and once more when the script ends."""
-
+class KerasStateReader(recorder.StateReader):
     def __init__(self, observer: Observer) -> None:
         super().__init__(observer, _is_leaf, _is_closed)
         self.optimizers: list[Any] = []
@@ -76,7 +66,6 @@ class KerasStateReader(StateReader):
         )
 
     def updated_since(self, before: StateBefore) -> list[int]:
-        """The optimizers that have made an update since then."""
         counts = [_count(optimizer) for optimizer in self.optimizers]
         then = [*before.counts, *[0] * (len(counts) - len(before.counts))]
         return [n for n, pair in enumerate(zip(then, counts, strict=True)) if pair[0] != pair[1]]
@@ -103,7 +92,8 @@ class KerasStateReader(StateReader):
         if gradients is None:
             gradients = whole_leaf([_leaf_of(variable) for variable in trained])
         items[f"gradient/{number}"] = gradients
-        names = {f"{number}/{index}": _name(v) for index, v in enumerate(trained)}
+        paths = (str(getattr(v, "path", None) or v.name) for v in trained)
+        names = {f"{number}/{index}": path for index, path in enumerate(paths)}
         return {
             "optimizer": number,
             "items": items,
@@ -116,7 +106,7 @@ class KerasStateReader(StateReader):
     def read_last(self) -> dict[str, Any]:
         """The state when the script is over, of all that it has trained."""
         last = self.read(self._frames)
-        items: Items = {}
+        items: recorder.Items = {}
         trained: list[Any] = []
         for number in self._stepped:
             optimizer = self.optimizers[number]
@@ -166,25 +156,26 @@ class KerasStateReader(StateReader):
                 add(f"generator/{path}", value.state)
             elif isinstance(value, keras.optimizers.LossScaleOptimizer):
                 continue  # a scaler, below
-            elif (state := generator_state(value)) is not None:
+            elif (state := recorder.generator_state(value)) is not None:
                 items[f"generator/{path}"] = (0, state)
             else:
                 kind = "value" if tf.as_dtype(value.dtype).is_floating else "index"
                 add(f"{kind}/{path}", value)
-        for number, optimizer in enumerate(_scalers_among(self._found)):
+        known = list(self._found.values())
+        known += [getattr(v, "optimizer", None) for v in known if isinstance(v, keras.Model)]
+        scaling = keras.optimizers.LossScaleOptimizer
+        scalers = {id(v): v for v in known if isinstance(v, scaling)}
+        for number, optimizer in enumerate(scalers.values()):
             add(f"scaler/{number}/dynamic_scale", optimizer.dynamic_scale)
             add(f"scaler/{number}/step_counter", optimizer.step_counter)
         return items | {item: (0, leaf) for item, leaf in self.global_generators().items()}
 
 
-def _without(around: Around, trained: list[Any]) -> Items:
+def _without(around: Around, trained: list[Any]) -> recorder.Items:
     """Without the trained weights, which are sent as such."""
     own = {id(variable) for variable in trained}
     own |= {id(variable.value) for variable in trained if hasattr(variable, "value")}
     return {item: leaf for item, (owner, leaf) in around.items() if owner not in own}
-
-
-# -- optimizers -----------------------------------------------------------------------
 
 
 def _count(optimizer: Any) -> int:
@@ -215,7 +206,7 @@ def _moments_of(optimizer: Any, number: int) -> dict[str, Any]:
     return found
 
 
-def _settings_of(optimizer: Any, number: int) -> Items:
+def _settings_of(optimizer: Any, number: int) -> recorder.Items:
     """The count and the plain numbers, which an optimizer has before it is built."""
     items = {f"moment/{number}/{_ALL}/iterations": leaf_of(_count(optimizer))}
     rate = _array_of(optimizer.learning_rate)
@@ -227,16 +218,6 @@ def _settings_of(optimizer: Any, number: int) -> Items:
     return items
 
 
-def _scalers_among(found: dict[str, Any]) -> list[Any]:
-    kind = keras.optimizers.LossScaleOptimizer
-    compiled = [getattr(v, "optimizer", None) for v in found.values() if isinstance(v, keras.Model)]
-    seen = {id(v): v for v in [*found.values(), *compiled] if isinstance(v, kind)}
-    return list(seen.values())
-
-
-# -- variables ------------------------------------------------------------------------
-
-
 def _parts_of(layer: Any) -> list[tuple[str, str, Any]]:
     """The variables of a layer or model: its weights, what it counts by, what it draws from."""
     found = [("module", variable.path, variable) for variable in layer.trainable_weights]
@@ -245,10 +226,6 @@ def _parts_of(layer: Any) -> list[tuple[str, str, Any]]:
         for place, generator in enumerate(part._seed_generators):
             found.append(("generator", f"{part.name}.{number}.{place}", generator.state))
     return found
-
-
-def _name(variable: Any) -> str:
-    return str(getattr(variable, "path", None) or variable.name)
 
 
 def _is_variable(value: Any) -> bool:
@@ -279,24 +256,19 @@ def _is_leaf(value: Any) -> bool:
         is_number = dtype.is_floating or dtype.is_integer
         has_value = _is_variable(value) or hasattr(value, "numpy")  # else it is of a graph
         size = math.prod(value.shape) if None not in tuple(value.shape) else 0
-        return bool(is_number and has_value and 0 < size <= MOST_VALUES)
+        return bool(is_number and has_value and 0 < size <= recorder.MOST_VALUES)
     kinds = (keras.Layer, tf.Module, keras.random.SeedGenerator, tf.random.Generator)
     if isinstance(value, (*kinds, keras.optimizers.LossScaleOptimizer)):
         return not isinstance(value, keras.Optimizer) or hasattr(value, "dynamic_scale")
-    return is_numpy_leaf(value)
+    return recorder.is_numpy_leaf(value)
+
+
+_CLOSED = (
+    *(keras.Layer, keras.Optimizer, keras.Metric, keras.Variable),
+    *(tf.Module, tf.Variable, tf.Tensor, tf.data.Dataset),
+    *(tf.train.Checkpoint, tf.distribute.Strategy),
+)
 
 
 def _is_closed(value: Any) -> bool:
-    return isinstance(
-        value,
-        keras.Layer
-        | keras.Optimizer
-        | keras.Metric
-        | tf.Module
-        | tf.Variable
-        | keras.Variable
-        | tf.Tensor
-        | tf.data.Dataset
-        | tf.train.Checkpoint
-        | tf.distribute.Strategy,
-    )
+    return isinstance(value, _CLOSED)

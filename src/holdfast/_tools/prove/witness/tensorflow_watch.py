@@ -7,6 +7,7 @@ state is read before each call, and sent after it if the call was an update.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 import threading
@@ -39,7 +40,6 @@ _recorder: _KerasRecorder | None = None
 
 
 def watch(observer: Observer) -> None:
-    """Watch everything that this process trains with TensorFlow."""
     global _recorder
     record_fresh_generators()
     recorder = _recorder = _KerasRecorder(observer)
@@ -53,7 +53,6 @@ def watch(observer: Observer) -> None:
 
 
 def watch_keras(observer: Observer) -> None:
-    """Watch the optimizers, variables and files of Keras as well."""
     from keras.src import saving
     from keras.src.backend.common.variables import Variable
     from keras.src.optimizers.base_optimizer import BaseOptimizer
@@ -97,13 +96,10 @@ class _KerasRecorder(ScriptRecorder):
         self._here = threading.local()  # whether this thread is in a call that is watched
         self._running = 0  # calls of a strategy, which has threads of its own
 
-    # -- updates ----------------------------------------------------------------------
-
     def call(self, call: Any, function: Any, /, *arguments: Any, **named: Any) -> Any:
+        call_now = functools.partial(call, function, *arguments, **named)
         with self._outermost() as is_outermost:
-            if not is_outermost:
-                return call(function, *arguments, **named)
-            return self._update(lambda: call(function, *arguments, **named), (arguments, named))
+            return self._update(call_now, (arguments, named)) if is_outermost else call_now()
 
     def run(self, run: Any, strategy: Any, /, *arguments: Any, **named: Any) -> Any:
         with self._outermost() as is_outermost:
@@ -169,8 +165,6 @@ class _KerasRecorder(ScriptRecorder):
         if tensors and digest_of(tensors) not in [batch["bytes"] for batch in self.batches]:
             self.record_batch(0, self.updates, None, tensors)
 
-    # -- files ------------------------------------------------------------------------
-
     def save(self, save: Any, saver: Any, /, file_prefix: Any, *more: Any, **named: Any) -> Any:
         """Of tf.train.Checkpoint: several files with one prefix."""
 
@@ -209,10 +203,8 @@ class _KerasRecorder(ScriptRecorder):
     def load_model(self, load: Any, /, filepath: Any, *more: Any, **named: Any) -> Any:
         return self.record_load(path_of(filepath), lambda: load(filepath, *more, **named))
 
-    def load_weights(
-        self, load: Any, /, model: Any, filepath: Any, *more: Any, **named: Any
-    ) -> Any:
-        return self.record_load(path_of(filepath), lambda: load(model, filepath, *more, **named))
+    def load_weights(self, load: Any, /, model: Any, *more: Any, **named: Any) -> Any:
+        return self.load_model(functools.partial(load, model), *more, **named)
 
 
 def _is_traced() -> bool:

@@ -43,7 +43,6 @@ from holdfast.torch.adapter import ADAPTER
 
 
 def watch(observer: Observer) -> None:
-    """Watch everything that this process trains with torch."""
     record_fresh_generators()
     reader = TorchStateReader(observer)
     recorder = _TorchRecorder(observer, reader)
@@ -169,12 +168,7 @@ def _watch_modules(observer: Observer) -> None:
     torch.nn.Module.__call__ = call_recorded  # type: ignore[method-assign]  # wrapped
 
 
-# -- the state ------------------------------------------------------------------------
-
-
 class TorchStateReader(StateReader):
-    """Reads the state before each update, and once more when the script ends."""
-
     def __init__(self, observer: Observer) -> None:
         super().__init__(observer, _is_leaf, _is_closed)
         self.schedulers: list[Any] = []
@@ -185,7 +179,6 @@ class TorchStateReader(StateReader):
     def read(
         self, optimizer: Optimizer, frames: list[FrameType], *, has_gradients: bool
     ) -> dict[str, Any]:
-        """The state before this optimizer's update."""
         if not any(known is optimizer for known in self.optimizers):
             self.optimizers.append(optimizer)  # made before the watch began
         if not any(known is optimizer for known in self._stepped):
@@ -197,7 +190,13 @@ class TorchStateReader(StateReader):
                 counters |= _numbers_of(path, value)
         items = self._around([optimizer]) | _items_of(optimizer, number)
         if has_gradients:
-            items[f"gradient/{number}"] = whole_leaf(_gradients(optimizer))
+            # Without those of zeros, which zero_grad(set_to_none=False) leaves.
+            gradients = [
+                (index, parameter.grad)
+                for index, parameter in enumerate(_parameters(optimizer))
+                if parameter.grad is not None and bool(ADAPTER.part_here(parameter.grad).any())
+            ]
+            items[f"gradient/{number}"] = whole_leaf(gradients)
         names = self.changed_names(self._names())
         return {"optimizer": number, "items": items, "counters": counters, "names": names}
 
@@ -259,7 +258,6 @@ class TorchStateReader(StateReader):
         }
 
     def _names(self) -> dict[str, str]:
-        """The names of the trained parameters in the script."""
         called: dict[int, str] = {}
         for path, value in self._found.items():
             if isinstance(value, torch.nn.Module):
@@ -314,15 +312,6 @@ def _numbers_of(path: str, module: torch.nn.Module) -> dict[str, int | float]:
     }
 
 
-def _gradients(optimizer: Optimizer) -> list[Any]:
-    """All but those of zeros, which zero_grad(set_to_none=False) leaves."""
-    return [
-        (index, parameter.grad)
-        for index, parameter in enumerate(_parameters(optimizer))
-        if parameter.grad is not None and bool(ADAPTER.part_here(parameter.grad).any())
-    ]
-
-
 def _is_plain(value: Any) -> bool:
     if isinstance(value, list):
         return all(isinstance(item, int | float) for item in value)
@@ -341,16 +330,17 @@ def _is_leaf(value: Any) -> bool:
     return isinstance(value, torch.nn.Module | torch.Generator) or is_numpy_leaf(value)
 
 
+_CLOSED = (
+    *(
+        torch.nn.Module,
+        torch.Tensor,
+        Optimizer,
+        torch.amp.GradScaler,
+        torch.optim.lr_scheduler.LRScheduler,
+    ),
+    *(DataLoader, Dataset, Sampler, dataloader._BaseDataLoaderIter),
+)
+
+
 def _is_closed(value: Any) -> bool:
-    return isinstance(
-        value,
-        torch.nn.Module
-        | torch.Tensor
-        | Optimizer
-        | DataLoader
-        | Dataset
-        | Sampler
-        | dataloader._BaseDataLoaderIter
-        | torch.optim.lr_scheduler.LRScheduler
-        | torch.amp.GradScaler,
-    )
+    return isinstance(value, _CLOSED)
