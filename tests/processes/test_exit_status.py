@@ -293,3 +293,24 @@ def test_a_stop_in_code_after_a_loop_with_boundaries_is_obeyed(folder, gate, scr
     gate.touch()
     assert trainer.wait() == 143
     assert "after the run\n" not in trainer.lines
+
+
+def test_between_two_epochs_the_message_names_the_last_step(folder, gate, script):
+    trainer = script(
+        folder,
+        """
+        weights = make_weights()
+        with holdfast.Run(folder, weights=weights) as run:
+            for epoch in run.epochs(3):
+                for batch in run.batches(range(8)):
+                    train_one(weights)
+                show_holding(run)
+                wait_for(gate)
+        """,
+    )
+    trainer.wait_for("holding")
+    trainer.send(signal.SIGTERM)
+    trainer.wait_for("SIGTERM: step 8 is being finished")
+    gate.touch()
+    assert trainer.wait() == 143
+    assert checkpoint_steps(folder)[-1] == 8

@@ -70,7 +70,8 @@ class KeeperEvents:
             return
         session, words = self._session, self._session.boundary.words
         whom = f" (rank {decision.rank})" if decision.signal else ""
-        step = -(-decision.mark // 2)
+        is_next = decision.mark == words[MARK] + 1  # a step's end, or an epoch's
+        step = session.loops.step_at_hand() if is_next else -(-decision.mark // 2)
         then = f"all ranks finish step {step} and save it, then the run leaves"
         if decision.status == _errors.BAD:
             then = f"all ranks leave at step {step}, which is not saved"

@@ -473,10 +473,12 @@ class Loops:
         return bool(self.running) and self.running[-1].name == "run.epochs"
 
     def step_at_hand(self) -> int:
-        """The step that is being made; after the last one, still the last."""
+        """The step that is being made; after the last one of a pass, still that."""
         last, step = self._session.stops.last_step, self._boundary.step
         if last is not None:  # the signal came while its step was being saved
             return last
+        if self.is_between_passes and self.cursor.course.position.is_over:
+            return step
         return step + 1 if self.total is None else min(step + 1, self.total)
 
     def where(self) -> dict[str, Any]:
