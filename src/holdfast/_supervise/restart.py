@@ -177,7 +177,8 @@ def explain(
     decision: RestartDecision,
     pid: int,
 ) -> None:
-    if verdict is not None and verdict.restart is not Restart.DONE:
+    is_told = verdict is None or verdict.cause in (Cause.FINISHED, Cause.ASKED) or record.runs()
+    if verdict is not None and (verdict.restart is not Restart.DONE or not is_told):
         subject = str(pid)
         for run in record.runs()[:1]:
             subject = f"{shlex.quote(run['folder'])} --attempt {run.get('attempt')}"

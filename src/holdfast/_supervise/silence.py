@@ -158,7 +158,7 @@ class SilenceWatch:
             "how": self._timeout.how,
             "activity": seen["activity"].lower(),
             "policy": "restart",
-            "looks": [seen["look"]],
+            "looks": seen["looks"],
             "missing": [],
             "durable_step": None,
             **{key: seen[key] for key in ("cause", "sentence", "evidence", "advice")},
@@ -231,7 +231,7 @@ class Inspection:
         return self._process.poll() is not None or self._deadline.is_over()
 
     def take(self) -> dict[str, Any] | None:
-        """{"look", "activity", "cause", "sentence", …}; None if it did not come in time."""
+        """{"look", "looks", "activity", "sentence", …}; None if it did not come in time."""
         with contextlib.suppress(OSError, ValueError):
             if self._process.poll() is not None:
                 found = json.loads(Path(f"/proc/self/fd/{self._file}").read_bytes())
@@ -250,13 +250,16 @@ def main(plan: str) -> None:
     """The process that an `Inspection` has started."""
     from holdfast._diagnose.hangs.explain import explain
     from holdfast._environment.processes.activity import activity_of
-    from holdfast._environment.processes.inspect import Looker
+    from holdfast._environment.processes.inspect import Looker, by_rank
+    from holdfast._environment.processes.tree import ranks_below
 
     given = json.loads(plan)
     look = Looker(given["pid"]).look()
-    found = explain({"looks": [look]})
+    looks = by_rank(look, ranks_below(given["pid"]))
+    found = explain({"looks": looks})
     record = {
         "look": look,
+        "looks": looks,
         "activity": activity_of(look).name,
         "cause": found.cause.value,
         "sentence": found.sentence,

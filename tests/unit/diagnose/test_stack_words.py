@@ -9,6 +9,7 @@ import pytest
 
 from holdfast._diagnose.hangs import stacks
 from holdfast._diagnose.hangs.stacks import merge_looks, name_ranks, read_stack, read_thread
+from holdfast._environment.processes.threads import STDIN_PIPE
 from tests.support import wait_until
 from tests.unit.hang_looks import (
     BACKWARD,
@@ -175,6 +176,18 @@ TABLE: dict[str, tuple[tuple[str, ...], dict[str, Any], str, str]] = {
         {"wchan": "wait_woken", "call": "read", "call_path": "/dev/pts/3"},
         "input",
         "waits for keyboard input at train.py:5",
+    ),
+    "its standard input, which is a pipe": (
+        ("train.py:5",),
+        {"wchan": "anon_pipe_read", "call": "read", "call_path": STDIN_PIPE},
+        "stdin",
+        "waits for its standard input, a pipe at train.py:5",
+    ),
+    "a pipe of multiprocessing, in a process that had closed its standard input": (
+        ("py/multiprocessing/connection.py:395 Connection._recv", "train.py:5"),
+        {"wchan": "anon_pipe_read", "call": "read", "call_path": STDIN_PIPE},
+        "pipe",
+        "waits for a message of another process at train.py:5",
     ),
     "a socket, where the kernel's word is that of a terminal": (
         ("train.py:5",),

@@ -264,7 +264,7 @@ def test_a_run_that_could_not_be_opened_has_no_last_step():
 def test_who_fails_at_once_after_a_resume_is_said_to_have_gone_on():
     verdict = judge_strictly(raised("ValueError", "bad", is_configuration=True))
     assert verdict.cause is Cause.CONFIGURATION
-    assert "after it had gone on at step 41: ValueError" in verdict.sentence
+    assert "went on at step 41, and made no new step: ValueError" in verdict.sentence
 
 
 def test_a_record_that_is_no_record_is_left_out(tmp_path):

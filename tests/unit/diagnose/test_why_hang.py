@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import random
+import tempfile
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from holdfast._diagnose.deaths.judge import judge_strictly
 from holdfast._diagnose.evidence.evidence import Evidence, RankEvidence
 from holdfast._diagnose.hangs.explain import explain_strictly
-from holdfast._diagnose.verdict import Cause, Restart
+from holdfast._diagnose.texts.signs import read_signs
+from holdfast._diagnose.verdict import Cause, Restart, Sure
+from holdfast._environment.processes import inspect, tree
+from holdfast._supervise import silence
 from tests.unit.diagnose.test_why_judge_any import anything
 from tests.unit.hang_looks import (
     EVENT,
@@ -21,6 +27,7 @@ from tests.unit.hang_looks import (
     LOADER_WORKER,
     POOL_WORKER,
     alone,
+    collective,
     look,
     process,
     ranks,
@@ -290,6 +297,45 @@ def test_a_command_without_a_run_that_its_leader_has_ended():
     assert (verdict.cause, verdict.sentence) == (Cause.HANG_CALL, "No output.")
     assert "quiet" in verdict.evidence
     assert verdict.restart is Restart.BACKOFF
+
+
+def test_a_thread_that_an_exception_ended_is_told_where_the_main_thread_then_waits():
+    died = (
+        "Exception in thread Thread-1 (reader):\nTraceback (most recent call last):\n"
+        '  File "/home/a/train.py", line 7, in reader\n    q.put(record["x"])\nKeyError: \'x\'\n'
+    )
+    waits = alone(EVENT[0], "py/queue.py:171 Queue.get", "train.py:10")
+    hang = {"by": "leader", "began": NOW - 20, "ended": None, "looks": [waits]}
+    evidence = Evidence(
+        **{"kind": "led", "led": {"status": -15}, "hang": hang},
+        **{"signs": read_signs(died), "output": died},
+    )
+    verdict = judge_strictly(evidence)
+    assert (verdict.cause, verdict.sure) == (Cause.HANG_LOCK, Sure.LIKELY)
+    assert "KeyError: 'x' (in thread Thread-1 (reader)) was raised at" in verdict.sentence
+    assert verdict.advice[0] == "Look at /home/a/train.py:7 in reader first."
+
+
+def test_a_command_that_starts_ranks_is_judged_by_them(monkeypatch):
+    launcher = process(9, thread("/usr/bin/torchrun:8", wchan="hrtimer_nanosleep"))
+    ranks = [
+        process(10, thread(*collective("all_reduce", 3)), parent=9),
+        process(11, thread("train.py:6 read", wchan="hrtimer_nanosleep"), parent=9),
+        process(12, thread("py/queue.py:171 Queue.get"), parent=11, name="a worker of rank 1"),
+    ]
+    seen = {"pid": 9, "host": "node3", "processes": [launcher, *ranks]}
+    monkeypatch.setattr(inspect, "Looker", lambda pid: Mock(look=lambda: seen))
+    monkeypatch.setattr(tree, "ranks_below", lambda pid: {0: 10, 1: 11})
+    with tempfile.TemporaryFile() as file:
+        silence.main(json.dumps({"pid": 9, "file": file.fileno()}))
+        file.seek(0)
+        found = json.load(file)
+    assert found["cause"] == "hang-rank"
+    assert "ank 1 on node3 sleeps at train.py:6 in read()" in found["sentence"]
+    assert [(look["rank"], look["pid"]) for look in found["looks"]] == [(0, 10), (1, 11)]
+    assert [each["pid"] for each in found["looks"][1]["processes"]] == [11, 12]
+    assert inspect.by_rank(seen, {}) == [seen]
+    assert inspect.by_rank(seen, {0: 77}) == [seen]  # which has ended
 
 
 def test_whatever_a_look_holds_there_is_an_answer():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast._diagnose.deaths.judge import judge_strictly
-from holdfast._diagnose.evidence.evidence import Evidence
+from holdfast._diagnose.evidence.evidence import Evidence, RankEvidence
 from holdfast._diagnose.texts.signs import read_signs
 from holdfast._diagnose.verdict import Cause, Sure, Verdict
 from tests.unit.why_evidence import (
@@ -387,6 +387,28 @@ def test_stacks_without_a_pid_tell_of_none():
     verdict = judge_strictly(Evidence(kind="log", signs=read_signs(text), output=text))
     assert verdict.cause is Cause.HANG_LOCK
     assert not any("None" in line for line in verdict.evidence), verdict
+
+
+@pytest.mark.parametrize(("path", "is_told"), [("configs/base.json", True), ("/d/a.json", False)])
+def test_a_relative_path_is_told_with_the_folder_of_the_start(path, is_told):
+    said = f"FileNotFoundError: [Errno 2] No such file or directory: '{path}'\n"
+    text = TRACEBACK.replace("ValueError: bad news\n", said)
+    verdict = judge_strictly(printed(text, 1, cwd="/home/a/jobs"))
+    assert any("was started in /home/a/jobs." in each for each in verdict.advice) == is_told
+
+
+def test_a_run_that_left_without_python_knowing_is_said_to():
+    verdict = judge_strictly(
+        Evidence(
+            kind="run",
+            ranks=[RankEvidence(death={"status": 7, "step": 41})],
+            exit={"status": None, "how": "ended with status 7"},
+            output="step 41\nholdfast: runs/a: resumed at step 40\n",
+        )
+    )
+    assert (verdict.cause, verdict.sure) == (Cause.UNKNOWN, Sure.UNKNOWN)
+    assert "status 7, without an exception or sys.exit: by os._exit()" in verdict.sentence
+    assert "the last line that it printed: step 41" in verdict.evidence
 
 
 def test_a_last_line_that_is_an_error_is_told_in_the_sentence():

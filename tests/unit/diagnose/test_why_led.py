@@ -131,6 +131,7 @@ def test_memory_that_a_limit_of_the_address_space_refused_is_told():
     verdict = judge_strictly(evidence)
     assert "ulimit -v" in verdict.sentence, verdict
     assert any("ulimit -v unlimited" in each for each in verdict.advice)
+    assert not any("more memory" in each for each in verdict.advice)  # of the machine
 
 
 def test_limits_are_read_of_the_process_itself():

@@ -14,7 +14,7 @@ import pytest
 from holdfast._diagnose.evidence import processes
 from holdfast._diagnose.evidence.processes import gather_pid, kernel_log
 from holdfast._environment.processes.identity import host_name
-from holdfast._environment.processes.tree import descendants, ranks_below
+from holdfast._environment.processes.tree import descendants, rank_of, ranks_below
 from holdfast._report.status.ask import look_at_process
 from holdfast._store.folder.supervised import (
     led_folder,
@@ -149,6 +149,24 @@ def test_a_real_segfault_is_found_in_the_kernel_log() -> None:
     signs = wait_until(lambda: gather_pid(process.pid).signs, 5, "the kernel's line")
     assert signs[0].kind == "kernel_segfault"
     assert signs[0].details["pid"] == process.pid
+
+
+@pytest.mark.parametrize(("others", "is_launcher"), [("", True), ("sleep 60 & ", False)])
+def test_a_single_rank_counts_where_it_is_the_only_child(others: str, is_launcher: bool) -> None:
+    launcher = subprocess.Popen(
+        ["sh", "-c", f"{others}RANK=0 sleep 60 & wait"], start_new_session=True
+    )
+    try:
+        # Before exec a rank has the variables of its parent.
+        ranks = wait_until(
+            lambda: [pid for pid in descendants(launcher.pid) if rank_of(pid) == 0], what="its rank"
+        )
+        if not is_launcher:
+            wait_until(lambda: len(descendants(launcher.pid)) == 2, what="the other process")
+        assert [*ranks_below(launcher.pid).values()] == (ranks if is_launcher else [])
+    finally:
+        os.killpg(launcher.pid, signal.SIGKILL)
+        launcher.wait()
 
 
 def test_of_a_launcher_each_rank_is_looked_at_by_itself() -> None:

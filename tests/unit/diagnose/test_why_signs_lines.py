@@ -138,6 +138,10 @@ LINES: list[tuple[str, str, int | None, dict[str, Any]]] = [
     ),
     # C and C++
     ("double free or corruption (!prev)", "heap_damage", None, {}),
+    ("free(): double free detected in tcache 2", "heap_damage", None, {}),
+    ("malloc(): unaligned tcache chunk detected", "heap_damage", None, {}),
+    ("malloc_consolidate(): invalid chunk size", "heap_damage", None, {}),
+    ("realloc(): invalid next size", "heap_damage", None, {}),
     (
         "libc++abi: terminating due to uncaught exception of type std::runtime_error: no shape",
         "cxx_exception",

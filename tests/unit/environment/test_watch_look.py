@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast._environment.processes import tree
 from holdfast._environment.processes.activity import (
     CLIENT,
     Activity,
@@ -19,8 +21,10 @@ from holdfast._environment.processes.activity import (
     state_between,
 )
 from holdfast._environment.processes.stacks import _reason, find_pyspy, parse_stacks
+from holdfast._environment.processes.threads import STDIN_PIPE, find_call
 from holdfast._run.signals import stack_dump
 from tests.processes.looking import innermost
+from tests.support import wait_until
 
 
 def _thread(*names: str, **more: Any) -> dict[str, Any]:
@@ -280,3 +284,14 @@ def test_where_only_a_parent_may_read_the_keeper_is_let_and_in_forked_workers_to
         stacks.remove()
         assert allowed == expected
         allowed.clear()
+
+
+@pytest.mark.skipif(not tree.is_known(), reason="needs a /proc")
+def test_a_read_of_the_standard_input_is_told_from_other_pipes():
+    process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: find_call(process.pid, process.pid)[0] == "read", what="its read")
+        assert find_call(process.pid, process.pid) == ("read", STDIN_PIPE)
+    finally:
+        process.kill()
+        process.communicate()

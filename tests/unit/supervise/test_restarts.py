@@ -132,3 +132,14 @@ def test_no_advice_says_to_start_what_is_started_again(restart):
         said[1]
         == f"{'' if restart else 'not '}starting it again{' (why)' if restart else ': why'}."
     )
+
+
+@pytest.mark.parametrize(("runs", "is_said"), [([], True), ([{"folder": "/a"}], False)])
+def test_what_ended_a_plain_script_is_said_and_a_run_has_said_it_itself(runs, is_said):
+    record = Mock(spec=SupervisionRecord, said=[])
+    record.runs.return_value, record.has_printed.return_value = runs, False
+    sentence = "The kernel ended it at its limit of processor time: 8.0 s (ulimit -t)."
+    verdict = Verdict(Cause.TIME_LIMIT, sentence, Sure.LIKELY, restart=Restart.DONE)
+    said: list[str] = []
+    explain(said.append, record, verdict, RestartDecision(False, "it is done"), 7)
+    assert [sentence in each for each in said] == [True] * is_said

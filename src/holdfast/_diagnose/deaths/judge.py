@@ -116,7 +116,10 @@ def _unknown(case: Case, past: list[Sign]) -> Finding:
         told.append(f"line {sign.line} is: {said}; it went on for {after} after that")
     if end.status is not None:
         sentence = f"{case.opening} left with status {end.status}, and nothing says why."
-        if end.status and _SUSPECT.search(last):  # as sys.exit prints what it was given
+        if _text.text(case.evidence.exit.get("how")) == f"ended with status {end.status}":
+            how = "without an exception or sys.exit: by os._exit(), or exit() in C"
+            sentence = f"{case.opening} left with status {end.status}, {how}."
+        elif end.status and _SUSPECT.search(last):  # as sys.exit prints what it was given
             said = _text.one_line(last, 240)
             sentence = f"{case.opening} left with status {end.status}. Its last line is: {said}."
     else:
@@ -134,7 +137,8 @@ def _unknown(case: Case, past: list[Sign]) -> Finding:
 def _last_lines(case: Case) -> list[str]:
     """Without those in which a launcher says that a process has failed."""
     said = _OF_LAUNCHER.split(case.evidence.output.rstrip()[-8000:], maxsplit=1)[0]
-    return said.strip().splitlines()[-_SUSPECT_LINES:]
+    lines = [line for line in said.strip().splitlines() if not line.startswith("holdfast: ")]
+    return lines[-_SUSPECT_LINES:]
 
 
 def _verdict(case: Case, found: Finding) -> Verdict:

@@ -27,6 +27,7 @@ _NEAR_LINES = 60  # of the end, or the next sign of it: the training may have re
 _OF_A_NETWORK = re.compile("Max retries exceeded|failure in name resolution|couldn't connect to")
 _PORT_TAKEN = re.compile("(?i)address already in use|EADDRINUSE")
 _CUT = "the log ends in its traceback"
+_RELATIVE = re.compile("No such file or directory: '(?!/)")
 _STATUS_2 = re.compile(r"CalledProcessError.*non-zero exit status 2\b")
 _REFUSED = re.compile("(?:^|: )error: |^Error: ")
 _USAGE = re.compile(
@@ -187,7 +188,7 @@ def _plain(case: Case, fault: Fault, evidence: list[str]) -> Finding:
         if fault.is_before_first_step is None:
             sentence = f"{case.opening} cannot run like this: {said}."
         elif step:
-            sentence = f"{case.opening} made no step after it had gone on at step {step}: {said}."
+            sentence = f"{case.opening} went on at step {step}, and made no new step: {said}."
         return Finding(Cause.CONFIGURATION, sentence, Sure.CERTAIN, evidence, [advice.ONCE_RIGHT])
     sentence = f"{case.opening} raised {said}."
     if case.finished_step is not None:
@@ -200,13 +201,18 @@ def _plain(case: Case, fault: Fault, evidence: list[str]) -> Finding:
             "Allow more open files: ulimit -n 65536; or share them by another way: "
             "torch.multiprocessing.set_sharing_strategy('file_system')"
         )
+    cwd = _text.text(_text.record(case.evidence.led).get("cwd"))
+    if cwd and fault.type == "FileNotFoundError" and _RELATIVE.search(fault.message):
+        lines.append(f"That path is relative; the command was started in {_text.one_line(cwd)}.")
     if fault.kind == "cpu_oom":
         use = last_use(case.end.memory)
         evidence += [*tell_space(use), *tell_memory(case.end.memory, case.end.time)]
         if use.space_limit is not None:
             sentence = f"{sentence[:-1]}: it may use {_text.size(use.space_limit)} (ulimit -v)."
             lines.append("Raise that limit where it is set: ulimit -v unlimited")
-        lines += advice.host_memory(case, use, is_machine=True)
+            lines += [*advice.less_memory(case, use), *advice.go_on(case)]
+        else:
+            lines += advice.host_memory(case, use, is_machine=True)
     else:
         lines += advice.go_on(case)
     return Finding(Cause.PYTHON_EXCEPTION, sentence, Sure.CERTAIN, evidence, lines)

@@ -114,6 +114,7 @@ _HINTS = {
     "sleep": "See why it sleeps there so long",
     "network": "Give the call a timeout, and see whether the other end answers",
     "pipe": "See what the other process does, and give the wait a timeout",
+    "stdin": "See what is to write into it (input(), sys.stdin), or start it with < /dev/null",
     "device": "See whether the GPU works: nvidia-smi, and sudo dmesg | grep -i xid",
     "rendezvous": "See whether all ranks have been started, and reach MASTER_ADDR:MASTER_PORT",
     "collective": "See what the other ranks do",

@@ -17,7 +17,7 @@ from typing import Any
 from holdfast import _text as words
 from holdfast._diagnose.hangs.stack_table import FILE_CALLS, RULES, TEXTS, WCHANS
 from holdfast._environment.processes.activity import is_users
-from holdfast._environment.processes.threads import is_terminal
+from holdfast._environment.processes.threads import STDIN_PIPE, is_terminal
 from holdfast._store.folder.plain_file import MOST_RECORD_BYTES, open_file
 
 # -- One line of a user's source -------------------------------------------------------------------
@@ -194,6 +194,8 @@ def _meaning(
         for file, names, kind, said in RULES:
             if re.search(file, each.file) and (not names or re.fullmatch(names, last)):
                 return kind, said.format(name=last), last
+    if path == STDIN_PIPE:
+        return "stdin", "waits for its standard input, a pipe", ""
     if kernel is not None and kernel[0] != "futex":
         return kernel[0], kernel[1], ""
     if call in _CALLS:

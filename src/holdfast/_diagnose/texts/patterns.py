@@ -110,8 +110,9 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "heap_damage": (
         *("double free or corruption", "corrupted size vs. prev_size"),
         *("corrupted double-linked list", "munmap_chunk(): invalid pointer"),
-        *("*** stack smashing detected ***", "«free(): invalid» (?:pointer|size|next size)"),
-        r"«malloc(): »(?:corrupted|invalid|memory corruption)[^\n]*",
+        *("*** stack smashing detected ***", r"«free(): »(?:invalid|double free|unaligned)[^\n]*"),
+        r"«malloc(): »(?:corrupted|invalid|memory corruption|unaligned|unsorted|mismatch)[^\n]*",
+        *(r"«realloc(): invalid» [^\n]*", r"«malloc_consolidate(): »[^\n]*"),
     ),
     # -- The kernel's log
     "kernel_oom": (

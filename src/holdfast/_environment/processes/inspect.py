@@ -64,6 +64,18 @@ _PYTHONS = ("python", "pypy")
 _TELLING = {"T": 0, "t": 0, "D": 1, "R": 2, "S": 3, "Z": 4}
 
 
+def by_rank(look: dict[str, Any], ranks: dict[int, int]) -> list[dict[str, Any]]:
+    """The inspection of a launcher, divided among its ranks: only their stacks tell why."""
+    rank_of: dict[int, int | None] = {pid: rank for rank, pid in ranks.items()}
+    for each in look["processes"]:  # each after its parent
+        rank_of.setdefault(each["pid"], rank_of.get(each["parent"]))
+    found = []
+    for rank, pid in ranks.items():
+        if theirs := [each for each in look["processes"] if rank_of[each["pid"]] == rank]:
+            found.append({**look, "rank": rank, "pid": pid, "processes": theirs})
+    return found or [look]
+
+
 class Looker:
     """Inspects one process and all below it, as often as asked."""
 

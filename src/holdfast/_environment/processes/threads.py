@@ -202,6 +202,7 @@ _ON_A_FILE = frozenset(
 )
 _WAITS_FOR_FIRST = ("select", "pselect6")  # as readline: for all descriptors below a number
 _TERMINALS = ("/dev/pts/", "/dev/tty", "/dev/console")
+STDIN_PIPE = "pipe: standard input"
 _READ_BY_OTHERS = ("pipe:", "socket:", *_TERMINALS)
 
 
@@ -214,7 +215,9 @@ def find_call(pid: int, tid: int) -> tuple[str | None, str | None]:
         return None, None  # it runs, or we may not read it
     name = _NAMES.get(os.uname().machine, {}).get(number)
     if name in _ON_A_FILE:
-        return name, _path_of(pid, first)
+        path = _path_of(pid, first)
+        is_input = name == "read" and first == 0 and (path or "").startswith("pipe:")
+        return name, STDIN_PIPE if is_input else path
     if name in _WAITS_FOR_FIRST and first == 1:
         return name, _path_of(pid, 0)
     return name, None

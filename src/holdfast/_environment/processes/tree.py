@@ -48,7 +48,7 @@ def rank_of(pid: int) -> int | None:
 
 
 def ranks_below(pid: int) -> dict[int, int]:
-    """The processes of the ranks that a launcher has started, by number; empty below a rank."""
+    """The ranks that a launcher has started, by number. A single one must be its only child."""
     if rank_of(pid) is not None:
         return {}
     children_of, found = _children_of(), {}
@@ -59,7 +59,8 @@ def ranks_below(pid: int) -> dict[int, int]:
             others += children_of(each)
         elif not is_ours(each):
             found[rank] = each
-    return dict(sorted(found.items()))
+    is_clear = len(found) > 1 or [*found.values()] == children_of(pid)
+    return dict(sorted(found.items())) if is_clear else {}
 
 
 def _children_of() -> Callable[[int], list[int]]:

@@ -141,7 +141,7 @@ def look_at_process(pid: int) -> list[Look]:
     Empty if that did not end in time.
     """
     ranks = ranks_below(pid)
-    if len(ranks) < 2:
+    if not ranks:
         return [look for look in _bounded([pid]) if look is not None]
     seen = zip(ranks, _bounded([*ranks.values()]), strict=True)
     return [{"rank": rank, **look} for rank, look in seen if look is not None]
