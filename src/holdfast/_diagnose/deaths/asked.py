@@ -330,8 +330,11 @@ _SIGNS = (
     ("slurm_refused", Cause.ENVIRONMENT, "SLURM could not start it"),
     ("slurm_step_cancelled", Cause.ASKED, "The step of the job was cancelled"),
 )
-_ADVICE = {Cause.TIME_LIMIT: "time_limit", Cause.PREEMPTED: "preempted"}
-_ADVICE |= {Cause.ENVIRONMENT: "refused"}
+_ADVICE = {
+    Cause.TIME_LIMIT: "time_limit",
+    Cause.PREEMPTED: "preempted",
+    Cause.ENVIRONMENT: "refused",
+}
 _FACTS = {
     **{"state": "state", "exit_code": "exit code", "derived": "derived exit code"},
     **{"reason": "reason", "node": "on", "end": "end"},

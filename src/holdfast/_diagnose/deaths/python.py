@@ -50,8 +50,12 @@ def judge_python(case: Case) -> Finding | None:
     trouble = _trouble(case)
     if (found := _usage(case, trouble)) is not None or trouble is None:
         return found
-    judges = {"worker": judge_worker, "shm_full": _judge_shm}
-    judges |= {"disk_full": _judge_disk, "cuda_oom": _judge_cuda_oom}
+    judges = {
+        "worker": judge_worker,
+        "shm_full": _judge_shm,
+        "disk_full": _judge_disk,
+        "cuda_oom": _judge_cuda_oom,
+    }
     if trouble.kind in judges:
         return judges[trouble.kind](case, trouble)
     fault, said = trouble.fault, trouble.said
