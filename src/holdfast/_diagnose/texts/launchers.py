@@ -275,8 +275,12 @@ _CANCELLED = re.compile(
     r"\*\*\* (?P<what>JOB|STEP) (?P<id>[\w.+\[\]-]+) ON (?P<node>\S+) CANCELLED AT (?P<at>\S+)"
     r"(?P<why> DUE (?:TO|to) .*?)?(?:, SEE [^*]*)? \*\*\*"
 )
-_REASONS = {"TIME LIMIT": "slurm_time_limit", "PREEMPT": "slurm_preempted"}
-_REASONS |= {"NODE FAIL": "slurm_node_fail", "REQUEUE": "slurm_requeued"}
+_REASONS = {
+    "TIME LIMIT": "slurm_time_limit",
+    "PREEMPT": "slurm_preempted",
+    "NODE FAIL": "slurm_node_fail",
+    "REQUEUE": "slurm_requeued",
+}
 _TERMINATE = re.compile(r"terminate called after throwing an instance of '(?P<type>[^']*)'")
 
 

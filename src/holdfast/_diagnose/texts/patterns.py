@@ -19,9 +19,11 @@ _PREVIOUS_ATTEMPT = (
     "holdfast: the previous attempt ended",
     "holdfast: the attempt before ended",  # in logs of older versions
 )
-_SIGNALS = {"ABRT": 6, "SEGV": 11, "BUS": 7, "ILL": 4, "FPE": 8, "TERM": 15, "INT": 2, "HUP": 1}
-_SIGNALS |= {"KILL": 9, "QUIT": 3}
-_SIGNALS |= {"segfault": 11, "Segfault": 11, "bus error": 7, "illegal operation": 4, "^C": 2}
+_SIGNALS = {
+    **{"ABRT": 6, "SEGV": 11, "BUS": 7, "ILL": 4, "FPE": 8, "TERM": 15, "INT": 2, "HUP": 1},
+    **{"KILL": 9, "QUIT": 3},
+    **{"segfault": 11, "Segfault": 11, "bus error": 7, "illegal operation": 4, "^C": 2},
+}
 
 # The kernel's victim was another one.
 _OF_A_DAEMON = re.compile(r"Killed process \d+ \((?:mysql|postgres|mongo|redis|chrom|Xorg|gnome)")
