@@ -35,6 +35,13 @@ def test_a_request_stays_unless_it_is_only_a_deadline():
     assert stops.asked is by_person
 
 
+def test_of_several_errors_the_first_is_raised():
+    stops, cause = StopState(), _errors.RanksError("14 and 12 batches in epoch 0")
+    stops.fail(cause)
+    stops.fail(_errors.RanksError("14 and 12 batches in epoch 1"))
+    assert stops.error is cause
+
+
 def test_a_stop_in_the_last_step_waits_for_another_loop():
     stops, asked = StopState(), StopRequest("asked", _errors.PERSON)
     stops.watch(SimpleNamespace(noted=[signal.SIGTERM], request=lambda asked: asked))

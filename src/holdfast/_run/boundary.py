@@ -263,8 +263,8 @@ class StopState:
             self.asked = request
 
     def fail(self, error: HoldfastError) -> None:
-        """Raise this at the next boundary."""
-        self.error = error
+        """Raise this at the next boundary. An earlier error stays: it is the cause."""
+        self.error = self.error or error
 
     def request(self) -> StopRequest | None:
         """The stop that the next boundary is to make."""
