@@ -105,7 +105,10 @@ _BY_NAME = {
         "Ask for more time (sbatch --time=…), or let it go on by itself: holdfast submit, or "
         "--requeue with --signal=USR1@120; holdfast lint SCRIPT checks that.",
     ),
-    "preempted": ("With sbatch --requeue it comes back by itself.",),
+    "preempted": (
+        "With sbatch --requeue it comes back by itself.",
+        "Save at its notice; a job queue or a managed instance group starts it again.",
+    ),
     "refused": (
         "Look at the node's slurmd log, or ask its administrators: scontrol show node NODE",
     ),

@@ -230,7 +230,7 @@ def _said_finished(case: Case) -> Finding | None:
     if sign is None and all(each.kind in _AT_EXIT for each in signs):
         # Which rank finished is not told. The others then miss its store, and that is no failure.
         sign, signs = case.sign("holdfast_finished"), case.evidence.signs
-    if sign is None or case.evidence.exit or end.status is not None:
+    if sign is None or case.evidence.exit or end.status is not None or end.has("nan_loss"):
         return None
     after = [each for each in signs if each.line > sign.line]
     if not all(each.kind in _AT_EXIT or _went_on_after(each) for each in after):
@@ -389,6 +389,8 @@ def _by_signs(case: Case) -> Finding | None:
         is_of_slurm = re.search("(?i)slurm|srun|sbatch|PBS|TERM_", said) is not None
         if "OOMKilled" in said:
             sentence = "Kubernetes ended a container at its memory limit"
+        elif cause is Cause.PREEMPTED and re.search("(?i)instance|metadata|eventtype|spot", said):
+            sentence = "The cloud took the machine back"
         is_certain = is_of_slurm and kind != "slurm_step_cancelled"
         sure = Sure.CERTAIN if is_certain else Sure.LIKELY
         return _of_slurm(case, cause, sentence, sure, [said])
@@ -404,8 +406,8 @@ def _of_slurm(case: Case, cause: Cause, sentence: str, sure: Sure, evidence: lis
             "Ask SLURM for more: sbatch --mem=… (what it used: sacct -j JOBID "
             "--format=JobID,MaxRSS,ReqMem,State)"
             if is_of_slurm
-            else "Ask for more memory: PBS -l mem=…, LSF bsub -M …, Kubernetes "
-            "resources.limits.memory",
+            else "Ask for more memory: in Kubernetes resources.limits.memory, PBS -l mem=…, "
+            "LSF bsub -M …",
             *advice.less_memory(case, last_use(case.end.memory)),
             *advice.go_on(case),
         ]

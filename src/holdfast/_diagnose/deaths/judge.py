@@ -220,7 +220,7 @@ def _lines_after(evidence: Evidence) -> int:
     said = {sign.kind for sign in evidence.signs}
     if evidence.kind != "log" or not said <= {"python_exception", "holdfast_start", *KINDS}:
         return 0  # a launcher, a shell or SLURM reported the end
-    last = max(evidence.signs, key=lambda sign: sign.line, default=None)
+    last = min(evidence.signs, key=lambda sign: sign.details.get("from_end", 0), default=None)
     after = _text.whole(last.details.get("from_end")) or 0 if last is not None else 0
     few = 0 if last is not None and was_caught(last) else _FEW_LINES
     return after if after > few else 0

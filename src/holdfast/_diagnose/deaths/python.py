@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _BETTER = ("worker", "shm_full", "disk_full")  # than an exception that names no cause
 _SAYING_LITTLE = ("plain", "peer_lost", "timeout", "interrupt")
 _INTERNAL = re.compile(r"\binternal error - please report")  # NCCL's: its warnings tell
-_VAGUE = ("InternalError", "UnknownError", "AbortedError", "UnavailableError", "XlaRuntimeError")
+_VAGUE = re.compile("(?:Internal|Unknown|Aborted|Unavailable|ResourceExhausted|XlaRuntime)Error")
 _WANTS_GPU = re.compile(r"\bGPUs?\b|(?i:cuda)")  # why there is none was printed above it
 _NEAR_LINES = 60  # of the end, or the next sign of it: the training may have recovered from others
 _OF_A_NETWORK = re.compile("Max retries exceeded|failure in name resolution|couldn't connect to")
@@ -62,6 +62,8 @@ def judge_python(case: Case) -> Finding | None:
     # Without an exception or a status it is a line of a log, which may be about anything.
     sure = Sure.CERTAIN if fault is not None else Sure.LIKELY
     evidence = trouble.evidence(case)
+    if fault is None and (last := case.end.has("environment")) and trouble.kind == "environment":
+        evidence.append(f"it printed: {_text.one_line(last.text, 240)}")
     is_network = fault is not None and _OF_A_NETWORK.search(fault.message)
     if fault is not None and is_network and fault.record.get("is_late"):
         return _plain(case, fault, evidence)  # it has run on this machine
@@ -130,7 +132,8 @@ def _trouble(case: Case) -> Trouble | None:
         better = [sign for sign in signs if _says_more(sign, fault)]
         if fault.kind == "cuda_error" and (driver := [s for s in signs if "xid" in s.details]):
             return Trouble(fault.kind, fault.sentence(), fault, driver[-1])
-        if fault.kind in _SAYING_LITTLE and better and not fault.is_configuration:
+        vague = (*_SAYING_LITTLE, "cpu_oom") if _VAGUE.fullmatch(fault.type) else _SAYING_LITTLE
+        if fault.kind in vague and better and not fault.is_configuration:
             if fault.kind == "interrupt":  # a library interrupted its own process
                 said = _text.one_line(better[-1].text, 200)
                 return Trouble(kind_of_sign(better[-1]), said, None, better[-1])
@@ -175,7 +178,7 @@ def _says_more(sign: Sign, fault: Fault) -> bool:
         return True
     if sign.kind == "environment" and _WANTS_GPU.search(fault.message) is not None:
         return True
-    if KINDS[sign.kind] in ("cuda_error", "cuda_oom") and fault.type in _VAGUE:
+    if KINDS[sign.kind] in ("cuda_error", "cuda_oom") and _VAGUE.fullmatch(fault.type):
         return True
     if _INTERNAL.search(fault.message) is not None and sign.kind == "rendezvous":
         return True

@@ -16,7 +16,7 @@ from holdfast._diagnose.evidence.case import Case, End, Finding, ends_of, is_end
 from holdfast._diagnose.evidence.evidence import Evidence
 from holdfast._diagnose.texts.exceptions import KINDS, fault_of_signs
 from holdfast._diagnose.texts.sign import Sign
-from holdfast._diagnose.texts.signs import IN_VAIN, culprits_of
+from holdfast._diagnose.texts.signs import IN_VAIN, calls_of, culprits_of
 from holdfast._diagnose.verdict import Cause, Sure
 
 _NEVER = 1e18
@@ -54,8 +54,9 @@ def open_case(evidence: Evidence) -> Case:
     if by_itself:
         # A signal of the launcher is no cause, as long as there is another.
         culprit = min(hard or by_itself, key=_blame)
-        is_ordered = not _has_no_order(culprit, hard or by_itself) and _is_only_cause(culprit)
-        why = [*_how_found(culprit, by_itself, is_ordered=is_ordered), *_one_of(culprit)]
+        rivals = _rivals(culprit, hard or by_itself)
+        is_ordered = {*map(_why, rivals)} <= {_why(culprit)} and _is_only_cause(culprit)
+        why = [*_how_found(culprit, by_itself, is_ordered=not rivals), *_one_of(culprit)]
     else:
         culprit, why = _absent(ends)
         is_ordered = True
@@ -183,11 +184,11 @@ def _is_only_cause(end: End) -> bool:
     return len({each.type for each in raised if each and each.kind not in _OF_PEERS}) <= 1
 
 
-def _has_no_order(culprit: End, by_itself: list[End]) -> bool:
-    """Whether another rank may have been first, and of another cause."""
+def _rivals(culprit: End, by_itself: list[End]) -> list[End]:
+    """The other ranks that may have been first: no record tells."""
     if culprit.time is not None or culprit.is_unreachable:
-        return False
-    return any(_why(each) != _why(culprit) for each in by_itself if each.time is None)
+        return []
+    return [each for each in by_itself if each is not culprit and each.time is None]
 
 
 def _why(end: End) -> str:
@@ -302,10 +303,12 @@ def judge_mismatch(case: Case) -> Finding | None:
     sign = case.sign("collective_mismatch")
     faults = [end.fault for end in case.ends if end.fault is not None]
     fault = next((each for each in faults if each.kind == "mismatch"), None)
-    if sign is None and fault is None:
+    calls = {} if _is_own(case.end) else calls_of(case.evidence.signs)
+    if sign is None and fault is None and not calls:
         return None
+    told = [f"in {call}: rank {', '.join(map(str, sorted(calls[call])))}" for call in calls]
     said = fault.sentence(400) if fault is not None else _text.one_line(sign.text if sign else "")
-    evidence = [f"it printed: {said}", *_said_of_peers(case)]
+    evidence = [*([f"it printed: {said}"] if said else told), *_said_of_peers(case)]
     if stack := case.stacks_lines():
         evidence.append(f"{case.who} was at: {'; '.join(stack)}")
     return Finding(

@@ -84,6 +84,7 @@ _NAME = re.compile(r"(Error|Exception|Exit|Interrupt|Warning|Failed)$")
 _TYPE = re.compile(r"([A-Za-z_][\w.]*)(?::\s*(.*))?", re.DOTALL)
 _STATUS_WORD = re.compile(r"(?:\(\d+\)\s+)?[A-Z][A-Z_]{3,}:\s")  # of TensorFlow and JAX
 _NO_NEWS = re.compile(r"\d+ root error|Detected at node|Node:|File \"|Traceback|\[\[|<stack traces")
+_CONTRASTS = re.compile(r"(?i)(?:but|however|while|expected|got|found|instead)\b")
 # Of load_state_dict: strict=False gets over names, and not over sizes.
 _PARTS = ("size mismatch for ", "Missing key(s)", "Unexpected key(s)")
 
@@ -99,7 +100,7 @@ def gist(message: str) -> str:
     if "Last error:" in more[:-1]:  # NCCL: its own words, and their cause
         return f"{more[more.index('Last error:') + 1]} ({first})"
     if not first.endswith(":"):
-        return first
+        return f"{first} {more[0]}" if more and _CONTRASTS.match(more[0]) else first
     frames = (i for i, line in enumerate(lines[:-1]) if line.lstrip().startswith('File "'))
     code = [lines[i + 1].strip() for i in frames if lines[i + 1].startswith(" ")]
     telling = [line for line in more if not _NO_NEWS.match(line) and line not in code] or more

@@ -203,7 +203,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *("CUDA Setup failed despite GPU being available", "api_key not configured (no-tty)"),
         r"[Ee]rror\b.*«Temporary failure in name resolution»",
         *(r"Error\b.*«Max retries exceeded with url»", "Cannot access gated repo for url"),
-        r"«fatal error: »(?P<name>\S+\.h\w*): No such file",
+        *(r"«fatal error: »(?P<name>\S+\.h\w*): No such file", r"not «find a working »\w"),
     ),
     # -- Memory
     "cuda_oom": (
@@ -220,6 +220,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "«OOM when allocating tensor»(?!.*device:CPU)",
         r"(?:Error|INTERNAL|RESOURCE_EXHAUSTED|F\d{4} )\b.*«CUDA_ERROR_OUT_OF_MEMORY»",
         r"«Cuda failure»(?: \d+)? '?out of memory",
+        r"Allocator \(GPU_\d+_bfc\) «ran out of memory trying»(?!.*not a failure)",
     ),
     "host_oom": (
         *("node running low on memory", "low memory! at or below SIG", "low on resource: memory"),

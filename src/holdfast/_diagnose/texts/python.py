@@ -34,7 +34,7 @@ _ANNOUNCES = re.compile(r":$|^Node: |^File \"|^<stack traces unavail")
 _GOES_ON = re.compile(
     r"nccl\w+: |Last error|CUDA kernel errors|For debugging|Compile with|Node:|Detected at"
     r"|Hint|Collectives differ|\(\d+\) |Exception raised from|Parameter (?:at|indices|which)"
-    r"|making sure all|Please |In addition|If you|BufferAssignment|\[\[|Device-side assert"
+    r"|making sure all|Please |[Bb]ut |In addition|If you|BufferAssignment|\[\[|Device-side assert"
 )
 # Lines that belong to nothing above them.
 _NEW = re.compile(
@@ -324,7 +324,7 @@ def _finish(
         if not body.strip() or PROGRESS_BAR.fullmatch(body):
             blanks += 1
             continue
-        is_inside = body.startswith((" ", "\t"))
+        is_inside = body.startswith((" ", "\t", "Set TORCH_LOGS", "You can suppress this"))
         # A line at the margin or below a blank one ends it, unless the one before announces more.
         if not is_inside and not _ANNOUNCES.search(said[-1]):
             is_over = is_over or bool(blanks) or not _GOES_ON.match(body)

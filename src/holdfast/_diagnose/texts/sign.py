@@ -71,10 +71,10 @@ _STEP = re.compile(
     re.IGNORECASE,
 )
 _EPOCH = re.compile(r"(?<!--)\bepochs?['\"]?\]?\W{1,4}(\d{1,9}(?:\.\d{1,9})?)", re.IGNORECASE)
-_PLAIN = re.compile(r"^\W{0,3}(?:[A-Za-z]{1,12}\W{1,3}){0,3}(\d{1,12})(?![\d.:/-])")
+_PLAIN = re.compile(r"^\W{0,3}(?:(?!(?i:size)\W)[A-Za-z]{1,12}\W{1,3}){0,3}(\d{1,12})(?![\d.:/-])")
 _OF_MANY = re.compile(r"\b(\d{1,12})/\d{1,12}\b")
 _LOSS = re.compile(
-    r"loss\w*['\"]?\s*(?:[:=(]|is )?\s*(?:tensor\()?(-?[\d.]+|[+-]?nan|[+-]?inf)\b", re.I
+    r"(?<!best.)loss\w*['\"]?\s*(?:[:=(]|is )?\s*(?:tensor\()?(-?[\d.]+|[+-]?nan|[+-]?inf)\b", re.I
 )
 # A loss of 0 with a gradient norm that is not a number: the loss was not a number either.
 _NO_LOSS = re.compile(
@@ -186,7 +186,7 @@ def _read(text: Text) -> Iterator[Mark]:
             line = bar[0] if bar else ""
         if line:
             rank, said = split_prefix(line)
-            loss = _LOSS.search(said)
+            loss = None if "'train_runtime'" in said else _LOSS.search(said)  # of the whole
             is_lost = _NO_LOSS.search(said) or (
                 loss is None and (_NO_GRADIENT.search(said) or _SEVERAL.search(said))
             )

@@ -145,6 +145,20 @@ def _ranks_there(text: Text) -> Sign:
     return make_sign("ranks", text.line_at(len(text.whole)), {"ranks": sorted(named)})
 
 
+def calls_of(signs: list[Sign]) -> dict[str, set[int]]:
+    """The ranks in each collective, if under one number they were in different ones."""
+    calls: dict[tuple[str, object], dict[str, set[int]]] = {}
+    for sign in signs:
+        call, rank = str(sign.details.get("operation")), sign.rank
+        if rank is None or not call.strip("_").startswith(("ALL", "REDUCE", "BROADCAST")):
+            continue  # of two ranks one sends and one receives
+        if call == "ALLREDUCE":  # of others, ranks may give parts of different sizes
+            call += f" (NumelIn={sign.details.get('elements')})"
+        group = sign.text.rpartition(" Rank ")[0].rpartition("[")[2], sign.details.get("sequence")
+        calls.setdefault(group, {}).setdefault(call, set()).add(rank)
+    return next((each for each in calls.values() if len(each) > 1), {})
+
+
 def culprits_of(signs: list[Sign]) -> list[int]:
     """The ranks that the others waited for, by the printed lines.
 
@@ -156,6 +170,8 @@ def culprits_of(signs: list[Sign]) -> list[int]:
     timed_out = {s.rank for s in signs if s.kind in ("nccl_timeout", "gloo_timeout")} - {None}
     if not timed_out:
         return []
+    if (odd := sorted(calls_of(signs).values(), key=len)) and len(odd[0]) < len(odd[-1]):
+        return sorted(odd[0])
     # A rank that is in an earlier collective than the others, or that has come to none.
     sequence: dict[int, int] = {}
     for sign in signs:
