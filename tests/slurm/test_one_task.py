@@ -72,7 +72,8 @@ def test_what_is_cancelled_is_saved_and_stays_cancelled(cluster: Cluster, tmp_pa
 
 def test_a_cancel_in_the_middle_of_the_answer_to_a_warning_counts(cluster: Cluster, tmp_path):
     """Else it would be a job that nobody can cancel."""
-    training = Training.submit(cluster, tmp_path, seconds=2.0)
+    # A step outlasts two calls of scancel on a busy machine.
+    training = Training.submit(cluster, tmp_path, seconds=6.0)
     training.wait_for_step(1)
     cluster.scancel(training.job, "-s", "USR2")
     cluster.wait_for_log(training.job, "SIGUSR2: step")
