@@ -198,6 +198,11 @@ class JobWatch:
         """True if a requeue is asked for: later signals of SLURM are part of it."""
         return self._is_requeueing or self._requeued is not None
 
+    @property
+    def answer(self) -> Requeued | None:
+        """What came of the requeue, once that is known."""
+        return self._requeued
+
     def requeue_in_time(self, status: int, step: int | None) -> None:
         """Requeue a job near its end even if a slow commit is not done.
 
