@@ -266,12 +266,11 @@ class Alone:
         job, storage, trainer = self._limit.job, self._storage, self._trainer
         is_settled = self._limit.is_requeued() or status in (_errors.PERSON, _errors.HUNG)
         if job is None or is_settled or trainer.stays:
-            answer = None if job is None else job.answer
-            if answer is None or status != _errors.REQUEUE or answer.status == status:
-                trainer.order_to_leave(reason, status, storage.durable_step)
-            else:  # the job does not come back: it was cancelled meanwhile, for example
-                leave = answer.status, storage.durable_step
-                trainer.order_to_leave(reason, *leave, said=answer.said)
+            answer, said = None if job is None else job.answer, {}
+            if answer is not None and status == _errors.REQUEUE != answer.status:
+                # The job does not come back: it was cancelled meanwhile, for example.
+                status, said = answer.status, {"said": answer.said}
+            trainer.order_to_leave(reason, status, storage.durable_step, **said)
             return
         number = self.stop.number if self.stop is not None else 0
 
