@@ -267,7 +267,7 @@ class Alone:
         is_settled = self._limit.is_requeued() or status in (_errors.PERSON, _errors.HUNG)
         if job is None or is_settled or trainer.stays:
             answer, said = None if job is None else job.answer, {}
-            if answer is not None and status == _errors.REQUEUE != answer.status:
+            if status == _errors.REQUEUE and answer is not None and answer.status != status:
                 # The job does not come back: it was cancelled meanwhile, for example.
                 status, said = answer.status, {"said": answer.said}
             trainer.order_to_leave(reason, status, storage.durable_step, **said)
