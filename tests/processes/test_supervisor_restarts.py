@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -50,6 +51,55 @@ with holdfast.Run(sys.argv[1], settings=settings, weights=weights) as run:
 print("trained in life", life, flush=True)
 """
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"
+# Its first life is killed; a later one opens a gate at its start, or when it has read the state.
+_GATED = """\
+import os, signal, sys, time
+from pathlib import Path
+import numpy
+import holdfast
+from holdfast._store.read import find
+
+place, life = Path(__file__).parent, int(os.environ["HOLDFAST_RESTART"]) + 1
+read = find.read_candidate
+
+def then_open(*args, **options):
+    found = read(*args, **options)
+    (place / "gate").touch()
+    return found
+
+if life > 1 and sys.argv[2] == "start":
+    (place / "gate").touch()
+elif life > 1:
+    find.read_candidate = then_open
+weights = numpy.zeros(8)
+settings = holdfast.Settings(max_overhead=1.0, keep_memory=60)
+with holdfast.Run(sys.argv[1], settings=settings, weights=weights) as run:
+    for step in run.steps(60):
+        weights += numpy.random.standard_normal(8)
+        if life == 1 and step == 20:
+            (place / "dying").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.01)
+print("trained in life", life, flush=True)
+"""
+# From the death on, a flush by the keeper waits for the gate.
+_GATED_DISK = """\
+import os, sys, time
+
+if any("holdfast._keeper" in word for word in sys.orig_argv):
+    flush, place = os.fsync, os.environ["GATED"]
+
+    def fsync(descriptor):
+        deadline = time.monotonic() + 60
+        while os.path.exists(f"{place}/dying") and not os.path.exists(f"{place}/gate"):
+            if time.monotonic() > deadline:
+                open(f"{place}/in-vain", "w").close()
+                break
+            time.sleep(0.005)
+        flush(descriptor)
+
+    os.fsync = fsync
+"""
 
 
 @pytest.fixture
@@ -98,6 +148,28 @@ def test_after_a_kill_it_goes_on_at_once_and_all_of_it_is_noted(supervised, fold
     assert len(journal_events(folder, "start")) == 3
     assert "starting it again (the command is not at fault" in trainer.output
     assert f"More: holdfast why {folder}" in trainer.output
+
+
+@pytest.mark.parametrize("opens", ["start", "read"])
+def test_the_next_life_begins_and_reads_while_the_last_state_is_still_being_written(
+    start, folder, tmp_path, state, opens
+):
+    script = tmp_path / "script.py"
+    script.write_text(_GATED)
+    (tmp_path / "sitecustomize.py").write_text(_GATED_DISK)
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    env = {"HOLDFAST_STATE": str(state), "GATED": str(tmp_path), "PYTHONPATH": path}
+    trainer = start(folder, opens, script=script, prefix=SUPERVISE, env=environment(**env))
+    assert trainer.wait() == 0, trainer.output
+    assert "trained in life 2" in trainer.output
+    assert not (tmp_path / "in-vain").exists()
+    (death,) = journal_events(folder, "death")
+    resumed = journal_events(folder, "start")[1]
+    assert (resumed["source"], resumed["step"]) == ("memory", death["durable_step"])
+    steps = [event["step"] for event in journal_events(folder, "checkpoint")]
+    assert steps == sorted(steps)
+    assert resumed["step"] in steps
+    assert "starting it again (the command is not at fault" in trainer.output
 
 
 def test_a_crash_counts(supervised, state):

@@ -13,6 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from holdfast import _errors
+from holdfast._environment import variables
 from holdfast._keeper import protocol
 from holdfast._keeper.memory_alarm import Alarm
 from holdfast._keeper.storage import HeldArena
@@ -22,6 +23,7 @@ from holdfast._keeper.writer import WriteJob, WriteOutcome
 from holdfast._store.commit.retention import MEMORY
 from holdfast._store.folder import journal
 from holdfast._store.folder.requests import StopRequest, stop_from_file
+from holdfast._store.folder.supervised import tell_leader_of_death
 from holdfast._store.memory import control
 from holdfast._store.memory.arena import SlotRecord
 
@@ -120,6 +122,8 @@ class Alone:
         keeper.receive_rest()
         keeper.end_series()  # with the metrics that had been sent and not been received yet
         self._persist_newest("death")
+        if (led := variables.led_folder()) is not None and keeper.is_unexpected(death):
+            tell_leader_of_death(led)
         storage.writer.wait_idle()
         death.wait_for_status()
         if keeper.is_unexpected(death):

@@ -12,7 +12,7 @@ import shlex
 import sys
 import threading
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
@@ -73,14 +73,17 @@ class RunAttempt:
     def size(self) -> int:
         return 1 if self.group is None else self.group.size
 
-    def claim(self, world: World, state: dict[str, Any]) -> None:
-        """Claim the next number; with other ranks, the same for all of them."""
+    def claim(self, world: World, state: dict[str, Any], meanwhile: Callable[[int], None]) -> None:
+        """Claim the next number; with other ranks, the same for all of them.
+
+        `meanwhile` is called while the keeper of the last attempt is waited for.
+        """
         self.launcher = find_launcher()
         if world.is_alone:
             stopped = stopped_before(self.layout, self.launcher)
             if stopped is not None:
                 raise leave_again(self.folder, stopped)
-            self.number = claim(self.layout, self.folder, say)
+            self.number = claim(self.layout, self.folder, say, meanwhile)
         else:
             self.group = come_together(world, self.layout, self.run_id, state, self.folder)
             self.number = self.group.take_attempt(self.layout)

@@ -83,7 +83,8 @@ class Session:
         start = Start(layout, run_id, folder)
         self.attempt = RunAttempt(folder, layout, run_id)
         try:
-            self.attempt.claim(world, self.spec.state)
+            state = self.spec.state
+            self.attempt.claim(world, state, lambda last: start.read_ahead(last, state))
             self.record = StartRecord(self.attempt, self.spec.config)
             self._restore(start)
             self._start_keeper()

@@ -1,4 +1,9 @@
-"""One attempt of the command: followed to its end, and its keepers to theirs."""
+"""One attempt of the command: followed to its end, and its keepers to theirs.
+
+After a death, the keeper of a single process first records it. From then on the next attempt may
+begin, while that keeper makes the last state durable: a run that opens waits for the keeper of the
+attempt before it.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +16,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from holdfast._errors import HUNG, REQUEUE
+from holdfast._store.folder.supervised import led_death
 from holdfast._supervise import children
 from holdfast._supervise.child import Outlet, Streams
 from holdfast._supervise.hangs import CommandHangs, Timeout, WatchedCommand
@@ -31,6 +37,7 @@ _LONGEST_SECONDS = 3600.0
 _SAY_SECONDS = 10.0
 _OUTPUT_SECONDS = 2.0  # for the rest of the output, after a request to end
 _SCREEN_SECONDS = 0.5
+_RECORD_SECONDS = 5.0  # for a keeper to record a death
 _REST_SECONDS = 20.0  # for processes that save something at SIGTERM
 _TYPED_SECONDS = 60.0  # an end so soon after Ctrl-C is due to it
 _KEYS = (signal.SIGINT, signal.SIGQUIT)
@@ -81,7 +88,10 @@ class SupervisedAttempt:
         self._keyboard = None if master is None else Keyboard(0, master, child)
 
     def follow(self) -> int:
-        """Return its status, as subprocess gives it, when nothing is left to wait for."""
+        """Return its status, as subprocess gives it, when all about its end is on record.
+
+        A keeper that still saves is waited for by `wait_for_keepers`.
+        """
         if self._keyboard is not None:
             self._keyboard.open()
         try:
@@ -103,7 +113,8 @@ class SupervisedAttempt:
             self._signal_the_rest(-self._status)
         self._streams.close_given(is_over=True)
         self._hangs.end_the_rest(self._turn)  # else their keepers would wait for them
-        self._wait_for_keepers()
+        if not self._await_death_record():
+            self.wait_for_keepers()
         self._hangs.close()
         self._record.is_cut_off |= self._hangs.is_lost
         if self._status < 0 and not self.has_hung:
@@ -264,7 +275,19 @@ class SupervisedAttempt:
                     self._status = code
                     self._maxrss_bytes = used.ru_maxrss * 1024
 
-    def _wait_for_keepers(self) -> None:
+    def _await_death_record(self) -> bool:
+        """True if a keeper has recorded a death, and only saves the last state."""
+        if not self._status or self.was_asked or self.has_hung or self._record.folder is None:
+            return False
+        path = led_death(self._record.folder)
+        deadline = time.monotonic() + _RECORD_SECONDS
+        while time.monotonic() < deadline and children.keepers(os.getpid()):
+            if path.exists():
+                return True
+            self._turn(_LOOK_SECONDS / 5)
+        return False
+
+    def wait_for_keepers(self) -> None:
         """They end by themselves, when the last state is durable."""
         began = time.monotonic()
         has_said = False

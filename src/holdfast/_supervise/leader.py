@@ -102,6 +102,7 @@ class Supervision:
             if has_hung and status == 0:
                 status = HUNG  # it left at our SIGTERM, and is not done
             if not self._goes_on(attempt, record, status):
+                attempt.wait_for_keepers()
                 return HUNG if has_hung else status if status >= 0 else 128 - status
 
     def _begin(self, record: SupervisionRecord, number: int) -> SupervisedAttempt:

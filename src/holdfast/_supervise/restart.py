@@ -141,7 +141,8 @@ def find_verdict(record: SupervisionRecord) -> Verdict | None:
         if record.hang is not None:
             return _hang_verdict(record.hang)
         for run in record.runs():
-            return judge(gather_run(Path(run["folder"]), run.get("attempt")))
+            # Its keeper has recorded the death, or has ended.
+            return judge(gather_run(Path(run["folder"]), run.get("attempt"), waits=False))
         if record.folder is not None:
             return judge(gather_led(record.folder))
     return None

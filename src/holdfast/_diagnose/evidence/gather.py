@@ -50,11 +50,16 @@ def gather_lives(folder: Path) -> list[Evidence]:
 
 
 def gather_run(
-    folder: Path, attempt: int | None = None, events: list[Record] | None = None
+    folder: Path,
+    attempt: int | None = None,
+    events: list[Record] | None = None,
+    *,
+    waits: bool = True,
 ) -> Evidence:
     """What a run folder knows of an attempt; the newest if none is named.
 
-    `events` are those of its journal, where they are known already.
+    `events` are those of its journal, where they are known already. `waits`: for a keeper that
+    still writes its records.
     """
     layout = RunLayout(folder)  # as it was named: the paths of its records are shown
     numbers: list[int] = []
@@ -70,7 +75,7 @@ def gather_run(
     _look_where(layout, number, found)
     if number == newest:
         found.is_live = _is_live(layout, number)
-        if not found.is_live:
+        if waits and not found.is_live:
             _await_keeper(layout, number)
     found.lease = read_json(layout.lease(number))
     found.beat = read_json(layout.heartbeat(number))

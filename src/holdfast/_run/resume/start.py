@@ -17,7 +17,12 @@ from typing import TYPE_CHECKING, Any
 from holdfast import _errors
 from holdfast._adapters.registry import adapter_of, send_to_device
 from holdfast._environment import variables
-from holdfast._errors import CheckpointError, DamagedCheckpoint, UnreadableCheckpoint
+from holdfast._errors import (
+    CheckpointError,
+    DamagedCheckpoint,
+    HoldfastError,
+    UnreadableCheckpoint,
+)
 from holdfast._run.data.course import Position
 from holdfast._state.capture import capture, without_collector
 from holdfast._state.fit import places_in
@@ -70,8 +75,33 @@ class Start:
         self.run_id = run_id
         self.folder = folder
         self.leftovers: list[Leftover] = find.open_leftovers(run_id)
+        self.ahead: Found | None = None  # read before the number was claimed
+        self.ahead_seconds: float | None = None  # for which it was read, also in vain
+
+    def read_ahead(self, attempt: int, state: dict[str, Any]) -> None:
+        """Read the state that a dead attempt left in memory, while its keeper still writes it.
+
+        A state that cannot be used is read again in its turn, which says why.
+        """
+        candidate = find.newest_in_memory(self.leftovers, attempt)
+        if candidate is None or self.ahead_seconds is not None:
+            return
+        began = time.monotonic()
+        is_begun = bool(self.layout.checkpoint_folders())
+        with contextlib.suppress(HoldfastError):
+            self.ahead = find.read_candidate(
+                candidate, send=send_to_device, choose=places_in(state) if is_begun else None
+            )
+        self.ahead_seconds = time.monotonic() - began
+
+    def drop_ahead(self) -> None:
+        """Another state is used than the one that was read ahead."""
+        ahead, self.ahead = self.ahead, None
+        if ahead is not None:
+            ahead.loaded.sent.clear()
 
     def close(self) -> None:
+        self.drop_ahead()
         while self.leftovers:
             self.leftovers.pop().arena.close()
 
@@ -218,8 +248,12 @@ def resume(
     line = without_void(trace_line(origins, attempt - 1), void_steps(layout))
     if group is None:
         found = find.find_newest(
-            layout, line, start.leftovers, say, send_to_device, places_in(state)
+            layout, line, start.leftovers, say, send_to_device, places_in(state), start.ahead
         )
+        began -= start.ahead_seconds or 0.0
+        if found is start.ahead:
+            start.ahead = None
+        start.drop_ahead()
     else:
         # Rank 0's view counts: a network file system shows changes to other hosts late.
         told = group.exchange("line", sorted(line.items()))[0]

@@ -187,14 +187,22 @@ def is_live(layout: RunLayout, attempt: int, patience_seconds: float = SILENT_SE
     return False
 
 
-def claim(layout: RunLayout, folder: Path, say: Callable[[str], None]) -> int:
-    """Take the next attempt number, or refuse if another process has the run."""
+def claim(
+    layout: RunLayout,
+    folder: Path,
+    say: Callable[[str], None],
+    meanwhile: Callable[[int], None] = lambda _: None,
+) -> int:
+    """Take the next attempt number, or refuse if another process has the run.
+
+    `meanwhile` is called with the last attempt while its keeper is waited for.
+    """
     while True:
         numbers = layout.attempt_numbers()
         newest = numbers[-1] if numbers else 0
         if numbers and not _take_over(layout, newest, folder, say):
             _refuse_if_live(layout, newest, folder, say)
-            await_keeper(layout, newest, say)
+            await_keeper(layout, newest, say, meanwhile)
         try:
             # A number that a checkpoint has is taken, even if its attempt's folder is gone.
             taken = [attempt for _, attempt, _ in layout.checkpoint_folders()]
@@ -312,7 +320,12 @@ def beating(layout: RunLayout, attempt: int, *, is_needed: bool = True) -> Itera
         thread.join()
 
 
-def await_keeper(layout: RunLayout, attempt: int, say: Callable[[str], None]) -> None:
+def await_keeper(
+    layout: RunLayout,
+    attempt: int,
+    say: Callable[[str], None],
+    meanwhile: Callable[[int], None] = lambda _: None,
+) -> None:
     """Wait until the keeper of a dead process has finished; kill it if it is stuck."""
     if layout.exit(attempt).exists():
         return  # written after everything was durable: the keeper only waits for its process
@@ -332,6 +345,7 @@ def await_keeper(layout: RunLayout, attempt: int, say: Callable[[str], None]) ->
             say(f"the last attempt's keeper (pid {keeper.pid}) is stuck; ending it.")
             os.kill(keeper.pid, signal.SIGKILL)
             return
+        meanwhile(attempt)
         time.sleep(0.01)
 
 

@@ -5,9 +5,10 @@ led/20250102-030405-node1-4711/    one supervision, by its beginning, host and p
     led.json  output.log           its process, how it ended, and what it printed
     run.json                       written by a run that opened in it: its folder and attempt
     hang.json                      by its keeper: that it hangs, and why
+    death.json                     by its keeper: that it has died, and the keeper still saves
     modules.json                   by a run for which there will be a spare: what it has imported
 
-The last three are how a process of the command tells the supervisor about itself.
+The last four are how a process of the command tells the supervisor about itself.
 """
 
 from __future__ import annotations
@@ -101,6 +102,10 @@ def led_hang(life: Path) -> Path:
     return life / "hang.json"
 
 
+def led_death(life: Path) -> Path:
+    return life / "death.json"
+
+
 def led_modules(life: Path) -> Path:
     return life / "modules.json"
 
@@ -167,6 +172,16 @@ def tell_leader_of_hang(place: Path, hang: dict[str, Any]) -> None:
     kept = {key: value for key, value in hang.items() if key != "looks"}
     with contextlib.suppress(OSError):
         write_led(led_hang(place), kept)
+
+
+def tell_leader_of_death(place: Path) -> None:
+    """Record that the trainer is dead, and that its death is on record in the run's folder.
+
+    The keeper still makes the last state durable. The next attempt waits for that by itself, so the
+    supervisor need not.
+    """
+    with contextlib.suppress(OSError):
+        write_led(led_death(place), {"time": time.time(), "keeper": os.getpid()})
 
 
 # -- Folders ---------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from holdfast._store.memory.arena import Arena, SlotRecord
 
 
-@dataclass
+@dataclass(eq=False)
 class Leftover:
     """An arena that an earlier attempt left in memory."""
 
@@ -123,8 +123,11 @@ def find_newest(
     say: Callable[[str], None],
     send: SendToDevice | None = None,
     choose: ChoosePlaces | None = None,
+    ahead: Found | None = None,
 ) -> Found | None:
     """The newest intact state on the lineage; None if there never was one.
+
+    `ahead` was read already, and is returned if it is the newest.
 
     With `choose`, it is read into the memory of live objects. What a damaged one has left there,
     the one before it overwrites; if there is none, this raises.
@@ -135,11 +138,27 @@ def find_newest(
     # before they are checked.
     is_begun = any(candidate.folder is not None for candidate in candidates)
     for candidate in candidates:
+        this = candidate.leftover, candidate.record
+        if ahead is not None and this == (ahead.leftover, ahead.record):
+            return ahead
         try:
             return read_candidate(candidate, send=send, choose=choose if is_begun else None)
         except DamagedCheckpoint as error:
             damaged += report_damage(candidate, error, layout, say)
     refuse_to_start_over(layout, damaged)
+    return None
+
+
+def newest_in_memory(leftovers: list[Leftover], attempt: int) -> Candidate | None:
+    """The newest state that an attempt of one process left in memory; None if it is not hashed.
+
+    Whether it may be used is decided by `find_newest`.
+    """
+    for leftover in leftovers:
+        newest = leftover.arena.newest()
+        is_of_it = leftover.arena.attempt == attempt and not leftover.rank
+        if is_of_it and newest is not None and newest.is_hashed:
+            return Candidate(attempt, newest.step, leftover=leftover, record=newest)
     return None
 
 
