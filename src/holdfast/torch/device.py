@@ -37,6 +37,7 @@ _ROOM_SHARE = 16  # this fraction of the device's memory stays free for training
 _POOL_STREAMS = 32  # torch has this many of each priority, and uses them in turn
 _BESIDE_SHARE = 0.02  # of its time: how much a copy to the host slows the device
 _BYTES_PER_SECOND = 2e12  # of a copy on the device, until one is measured
+_MOST_QUEUED = 2  # pieces on their way to the host, of 0.6 ms each
 _REMEMBERED = 8
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -249,17 +250,18 @@ class _OneDevice:
         # The next work of any stream may change what is being copied, even of one that is idle now.
         for stream in (busy[0], *self._others):
             stream.wait_event(timing.freed)
-        pieces = [
-            (home[at : at + size], self._stage[span.staged + at - span.offset :][:size])
-            for span in self._spans
-            for start, length, is_within in split(span.offset, span.size_bytes, shared)
-            if not is_within
-            for at, size in _between_edges(start, length)
-        ]
-        copy = _StagedCopy(timing, self._stream, pieces, register, changed)
-        if register is None:
-            copy.send_home()
-        return copy
+        pieces = self._pieces(home, self._stage, shared)
+        return _StagedCopy(timing, self._stream, pieces, register, changed)
+
+    def _pieces(
+        self, home: torch.Tensor, stage: torch.Tensor, shared: Sequence[Piece]
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """The targets on the host and their sources in the spare buffer."""
+        for span in self._spans:
+            for start, length, is_within in split(span.offset, span.size_bytes, shared):
+                for at, size in () if is_within else _between_edges(start, length):
+                    source = span.staged + at - span.offset
+                    yield home[at : at + size], stage[source : source + size]
 
     def _busy_streams(self) -> list[torch.cuda.Stream]:
         """The current stream, and every other stream of torch that has queued work.
@@ -324,28 +326,35 @@ class _OneDevice:
 
 @dataclass(eq=False)
 class _StagedCopy:
+    """A copy that is in the spare buffer, or on its way there."""
+
     _timing: Timing
     _stream: torch.cuda.Stream
-    _pieces: list[tuple[torch.Tensor, torch.Tensor]]
+    _pieces: Iterator[tuple[torch.Tensor, torch.Tensor]]
     _register: Callable[[], None] | None
     _changed: torch.Tensor | None
     found_change: bool = False
     stall_seconds: float = 0.0
     cost_seconds: float = 0.0
 
-    def send_home(self) -> None:
-        """Queue the copies; if the memory cannot be registered, this waits for them."""
+    def _send_home(self) -> None:
+        """Copy to the host; a script that waits for the device waits for queued pieces only."""
+        queued = deque[torch.cuda.Event]()
         with torch.cuda.stream(self._stream):
             for target, source in self._pieces:
                 target.copy_(source, non_blocking=True)
+                queued.append(torch.cuda.Event(blocking=True))
+                queued[-1].record()
+                if len(queued) > _MOST_QUEUED:
+                    queued.popleft().synchronize()
             self._timing.landed.record()
 
     def wait(self) -> bool:
         timing = self._timing
+        timing.freed.synchronize()
         if self._register is not None:
-            timing.freed.synchronize()
             self._register()
-            self.send_home()
+        self._send_home()
         timing.landed.synchronize()
         self.stall_seconds = timing.began.elapsed_time(timing.freed) / 1e3
         beside_seconds = timing.freed.elapsed_time(timing.landed) / 1e3

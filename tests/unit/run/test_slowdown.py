@@ -167,6 +167,14 @@ def test_the_cost_is_measured_against_undisturbed_steps_only():
     assert math.isclose(simulation.cadence.snapshot_seconds, 21.0, rel_tol=1e-6)
 
 
+def test_a_debt_of_the_start_does_not_let_a_kill_cost_a_second():
+    costs = Costs(step=0.03, jitter=0.0, stall=0.0072, first=0.2, building=0.7, building_slower=0.2)
+    simulation = Simulation(costs)
+    simulation.run(60)
+    gaps = [b - a for a, b in itertools.pairwise(simulation.snapshots)]
+    assert max(gaps) < 0.9
+
+
 def test_a_state_that_was_told_right_is_saved_as_often_as_before():
     simulation = Simulation(Costs(jitter=0.0))
     simulation.run(60)

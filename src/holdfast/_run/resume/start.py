@@ -20,7 +20,6 @@ from holdfast._environment import variables
 from holdfast._errors import (
     CheckpointError,
     DamagedCheckpoint,
-    HoldfastError,
     UnreadableCheckpoint,
 )
 from holdfast._run.data.course import Position
@@ -67,6 +66,15 @@ class Background:
             self._error = error
 
 
+@dataclass(frozen=True)
+class ReadAhead:
+    """A state that was restored before the attempt's number was claimed."""
+
+    found: Found
+    changed: list[str]  # see restore_state
+    seconds: float
+
+
 class Start:
     """What must be opened before the attempt's number is claimed."""
 
@@ -75,33 +83,32 @@ class Start:
         self.run_id = run_id
         self.folder = folder
         self.leftovers: list[Leftover] = find.open_leftovers(run_id)
-        self.ahead: Found | None = None  # read before the number was claimed
-        self.ahead_seconds: float | None = None  # for which it was read, also in vain
+        self.ahead: ReadAhead | None = None
+        self._has_tried = False
 
+    @without_collector()
     def read_ahead(self, attempt: int, state: dict[str, Any]) -> None:
-        """Read the state that a dead attempt left in memory, while its keeper still writes it.
+        """Restore the state that a dead attempt left in memory, while its keeper still writes it.
 
-        A state that cannot be used is read again in its turn, which says why.
+        If that fails, the state is read again in its turn, which says why.
         """
         candidate = find.newest_in_memory(self.leftovers, attempt)
-        if candidate is None or self.ahead_seconds is not None:
+        if candidate is None or self._has_tried:
             return
+        self._has_tried = True
         began = time.monotonic()
+        _, line = _find_line(self, attempt)
+        if not is_on_line(line, attempt, candidate.step):
+            return
         is_begun = bool(self.layout.checkpoint_folders())
-        with contextlib.suppress(HoldfastError):
-            self.ahead = find.read_candidate(
+        with contextlib.suppress(Exception):
+            found = find.read_candidate(
                 candidate, send=send_to_device, choose=places_in(state) if is_begun else None
             )
-        self.ahead_seconds = time.monotonic() - began
-
-    def drop_ahead(self) -> None:
-        """Another state is used than the one that was read ahead."""
-        ahead, self.ahead = self.ahead, None
-        if ahead is not None:
-            ahead.loaded.sent.clear()
+            changed = restore_state(state, found.loaded)
+            self.ahead = ReadAhead(found, changed, time.monotonic() - began)
 
     def close(self) -> None:
-        self.drop_ahead()
         while self.leftovers:
             self.leftovers.pop().arena.close()
 
@@ -244,16 +251,13 @@ def resume(
     if is_first:
         find.set_aside_unfinished(layout, say)
         find.set_aside_bad(layout, say)
-    origins = known_origins(layout, {leftover.arena.attempt for leftover in start.leftovers})
-    line = without_void(trace_line(origins, attempt - 1), void_steps(layout))
+    origins, line = _find_line(start, attempt - 1)
+    ahead, start.ahead = start.ahead, None
     if group is None:
         found = find.find_newest(
-            layout, line, start.leftovers, say, send_to_device, places_in(state), start.ahead
+            *(layout, line, start.leftovers, say, send_to_device, places_in(state)),
+            None if ahead is None else ahead.found,
         )
-        began -= start.ahead_seconds or 0.0
-        if found is start.ahead:
-            start.ahead = None
-        start.drop_ahead()
     else:
         # Rank 0's view counts: a network file system shows changes to other hosts late.
         told = group.exchange("line", sorted(line.items()))[0]
@@ -261,6 +265,10 @@ def resume(
         found = find_together(group, layout, line, start.leftovers)
     if is_first:
         _tell_of_deleted(start, line, found)
+    if ahead is not None:
+        began -= ahead.seconds
+        if found is None:  # the objects are not as the script made them
+            raise CheckpointError(f"{start.folder}: the state in memory is gone.\nStart it again.")
     if found is None:
         if before is not None:
             note_origin(layout, attempt, None)
@@ -268,13 +276,17 @@ def resume(
             before.tell()
             tell_of_removed(start.folder, start.run_id)
         return Resumed(start, attempt, {attempt: None})
-    settled, sentences = settle_adopted(found.loaded, state)
-    found = replace(found, loaded=settled)
     # The objects are filled while the disk flushes.
     origin = (found.attempt, found.step)
     flushing = Background(lambda: note_origin(layout, attempt, origin) if is_first else None)
-    for changed in restore_state(state, found.loaded):
-        say(f"{changed} is not as it was stored: its object did not keep the value.")
+    if ahead is not None and found is ahead.found:
+        changed, sentences = ahead.changed, list[str]()  # it is in memory, so it was not adopted
+    else:
+        settled, sentences = settle_adopted(found.loaded, state)
+        found = replace(found, loaded=settled)
+        changed = restore_state(state, found.loaded)
+    for name in changed:
+        say(f"{name} is not as it was stored: its object did not keep the value.")
     flushing.join()
     resumed = _resumed(start, attempt, found, origins, group)
     say(
@@ -293,6 +305,14 @@ def resume(
             "the run goes on with the same samples, but not to the same bits."
         )
     return resumed
+
+
+def _find_line(
+    start: Start, attempt: int
+) -> tuple[dict[int, tuple[int, int] | None], dict[int, int | None]]:
+    """The origins of all attempts, and the lineage that ends with one of them."""
+    origins = known_origins(start.layout, {each.arena.attempt for each in start.leftovers})
+    return origins, without_void(trace_line(origins, attempt), void_steps(start.layout))
 
 
 # The journal line of a salvaged checkpoint may come after the lines of newer checkpoints.

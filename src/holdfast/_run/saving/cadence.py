@@ -208,7 +208,8 @@ _SHORTEST_SECONDS = 0.05
 _FIRST_PAUSE_SECONDS, _COLD = 0.1, 4
 _CREDIT_SECONDS = 0.5  # stall that an attempt may be ahead of its share
 _PAY_SECONDS = 20.0  # in which a small debt is paid off
-_SHORT_PAUSE_SECONDS, _STRETCHED_SECONDS = 0.4, 0.48  # a shorter pause grows to this at most
+# A pause of up to the first grows to the second at most, so that a kill costs less than a second.
+_STRETCHED_SECONDS = ((0.4, 0.48), (0.85, 0.85))
 _LONGEST_STRETCH = 1.5  # of a longer pause
 _REMEMBERED = 8
 _MANY = 16
@@ -347,8 +348,8 @@ class Cadence:
         """A pause, longer by a part of the debt beyond what the pause itself pays off."""
         beyond = max(0.0, self._debt_seconds - self._max_overhead * pause)
         wanted = pause * (1.0 + beyond / (_PAY_SECONDS * self._max_overhead))
-        is_short = pause <= _SHORT_PAUSE_SECONDS
-        return min(wanted, _STRETCHED_SECONDS if is_short else _LONGEST_STRETCH * pause)
+        most = (most for longest, most in _STRETCHED_SECONDS if pause <= longest)
+        return min(wanted, next(most, _LONGEST_STRETCH * pause))
 
     def forget_snapshots(self) -> None:
         self._next_snapshot = float("inf")
