@@ -207,10 +207,10 @@ _SHORTEST_SECONDS = 0.05
 # The first snapshots are cold, and predict little: the pauses after them grow from this one.
 _FIRST_PAUSE_SECONDS, _COLD = 0.1, 4
 _CREDIT_SECONDS = 0.5  # stall that an attempt may be ahead of its share
-_PAY_SECONDS = 20.0  # in which a small debt is paid off
-# A pause of up to the first grows to the second at most, so that a kill costs less than a second.
-_STRETCHED_SECONDS = ((0.4, 0.48), (0.85, 0.85))
-_LONGEST_STRETCH = 1.5  # of a longer pause
+_PAY_SECONDS = 60.0  # in which a small debt is paid off
+_SHORT_PAUSE_SECONDS, _SHORT_STRETCHED_SECONDS = 0.4, 0.48  # a shorter pause grows to that at most
+_STRETCHED_SECONDS = 0.85  # a longer one at most to this, so that a kill costs less than a second,
+_LONGEST_STRETCH = 1.25  # or by this
 _REMEMBERED = 8
 _MANY = 16
 _REMEMBERED_LONG = 64
@@ -348,8 +348,9 @@ class Cadence:
         """A pause, longer by a part of the debt beyond what the pause itself pays off."""
         beyond = max(0.0, self._debt_seconds - self._max_overhead * pause)
         wanted = pause * (1.0 + beyond / (_PAY_SECONDS * self._max_overhead))
-        most = (most for longest, most in _STRETCHED_SECONDS if pause <= longest)
-        return min(wanted, next(most, _LONGEST_STRETCH * pause))
+        if pause <= _SHORT_PAUSE_SECONDS:
+            return min(wanted, _SHORT_STRETCHED_SECONDS)
+        return min(wanted, max(_STRETCHED_SECONDS, _LONGEST_STRETCH * pause))
 
     def forget_snapshots(self) -> None:
         self._next_snapshot = float("inf")
