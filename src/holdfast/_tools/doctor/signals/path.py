@@ -21,6 +21,7 @@ from pathlib import Path
 from holdfast._environment.processes.proc import FairDeadline
 from holdfast._environment.processes.threads import name_of
 from holdfast._environment.processes.tree import is_known
+from holdfast._environment.slurm.controller import scancel
 from holdfast._environment.slurm.job import is_in_step
 from holdfast._environment.variables import of_job, of_ranks
 from holdfast._tools.doctor.check import Check, State, slow
@@ -31,7 +32,6 @@ from holdfast._tools.doctor.signals.chain import (
     ChainError,
     Probe,
     own_step,
-    scancel,
     send,
     started,
 )
