@@ -137,7 +137,7 @@ PYTHON = Hop(9, 1, "train.py", "training", CAUGHT)
     ],
 )
 def test_the_hop_that_keeps_the_signal_is_named(chain, gone, culprit):
-    found = find_culprit(chain, gone, USR2, first_died_of_it=False)
+    found = find_culprit(tried(*chain, gone=gone))
     assert (None if found is None else found.label) == culprit
 
 
@@ -153,7 +153,7 @@ def test_behind_srun_the_hops_begin_at_the_first_process_of_the_task():
 
 
 def tried(*chain: Hop, counts=None, route=TO_FIRST, number=USR2, **more) -> Tried:
-    return Tried(number, route, "train.py", list(chain), counts or {0: 0}, **more)
+    return Tried(number, route, list(chain), counts or {0: 0}, **more)
 
 
 def test_a_warning_that_nobody_asked_for_is_no_failure():
@@ -189,7 +189,7 @@ def test_a_trap_that_passes_on_another_signal_is_told_so():
     mask = 1 << (signal.SIGUSR1 - 1)
     shell = Hop(1, 1, "bash job.sh", "shell", caught=mask)
     training = Hop(2, 1, "train.py", "training")
-    tried = Tried(signal.SIGUSR1, TO_FIRST, "train.py", [shell, training], {0: 0})
+    tried = Tried(signal.SIGUSR1, TO_FIRST, [shell, training], {0: 0})
     tried.living, tried.instead = 1, ["SIGTERM"]
     check = judge(tried, {"SIGTERM"}, in_job=False)
     assert check.found == "it does not arrive: bash job.sh passes on SIGTERM in its place"

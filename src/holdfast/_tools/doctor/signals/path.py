@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -111,10 +111,11 @@ def _refuse(command: Sequence[str], target: Target) -> Check | None:
 
 def _choose(target: Target) -> Sequence[signal.Signals]:
     """All, or with the one warning that the job's script has chosen."""
-    if target.warning is None or f"SIG{target.warning.name}" not in signal.Signals.__members__:
+    chosen = target.warning_name
+    if chosen not in signal.Signals.__members__:
         return _ALL
-    chosen = signal.Signals[f"SIG{target.warning.name}"]
-    return tuple(dict.fromkeys([chosen, *(each for each in _ALL if each.name not in _WARNINGS)]))
+    others = [each for each in _ALL if each.name not in (chosen, *_WARNINGS)]
+    return (signal.Signals[chosen], *others)
 
 
 def _check_handlers(target: Target, folder: Path) -> list[Check]:
@@ -188,15 +189,15 @@ class _Trials:
 
     def _wanted(self, in_job: bool) -> set[str]:
         """The signals without which work is lost: SIGTERM, and the warnings of this job."""
-        warning = self._target.warning
-        warnings = _WARNINGS if in_job else ()
-        return {"SIGTERM", *(warnings if warning is None else (f"SIG{warning.name}",))}
+        if self._target.warning_name:
+            return {"SIGTERM", self._target.warning_name}
+        return {"SIGTERM", *(_WARNINGS if in_job else ())}
 
     def _route(self, number: signal.Signals, is_step: bool) -> str:
         if number == signal.SIGINT:
             return explain.TO_GROUP
-        warning = self._target.warning
-        to_batch = warning is not None and warning.to_batch and number.name == f"SIG{warning.name}"
+        target = self._target
+        to_batch = number.name == target.warning_name and target.warns_batch
         return explain.TO_STEP if is_step and not to_batch else explain.TO_FIRST
 
 
@@ -211,24 +212,20 @@ class _Observation:
         clients = [pid for pid in chain.family() if name_of(pid) in CLIENTS]
         above_client = probe.above(clients[0]) if clients else []
         local, below = explain.find_hops(here["above"], chain.first, above_client)
-        hops = below if route == explain.TO_STEP else [*local, *below]
-        script = str(here["script"]).rpartition("/")[2]
-        label = script if target.program_at is None else "the training"
-        training = here["above"][0]
-        last = explain.Hop(training["pid"], training["started"], label, "training")
+        *above, training = below if route == explain.TO_STEP else [*local, *below]
         # A process may have called exec since: its words and its handlers are others then.
-        for at, hop in enumerate(hops[:-1]):
+        for at, hop in enumerate(above):
             now = probe.process(hop.pid)
             if now is not None and now["started"] == hop.started:
-                hops[at] = explain.hop_of(now)
-        hops = [*hops[:-1], last]
+                above[at] = explain.hop_of(now)
+        script = str(here["script"]).rpartition("/")[2]
+        label = script if target.program_at is None else "the training"
+        hops = [*above, replace(training, label=label, kind="training")]
         is_here = here["host"] == os.uname().nodename
         local_pids = [hop.pid for hop in local]
-        self._local = [hop for hop in hops[:-1] if is_here or hop.pid in local_pids]
+        self._local = [hop for hop in above if is_here or hop.pid in local_pids]
         python = str(here["python"]) if is_here else ""
-        self._tried = explain.Tried(
-            number, route, label, hops, {}, scripts=target.scripts, python=python
-        )
+        self._tried = explain.Tried(number, route, hops, {}, scripts=target.scripts, python=python)
 
     def run(self, seconds: float) -> tuple[explain.Tried, FairDeadline]:
         """Send the signal, and observe the chain until it has settled."""
@@ -287,5 +284,5 @@ class _Observation:
             tried.living = sum(started(pid) == began for pid, began in starts)
 
     def _record_gone(self, pid: int) -> None:
-        if pid in [hop.pid for hop in self._tried.hops[:-1]] and pid not in self._tried.gone:
+        if pid in [hop.pid for hop in self._tried.above] and pid not in self._tried.gone:
             self._tried.gone.append(pid)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from holdfast._environment.slurm.options import WarningSignal, batch_options, parse_signal
+from holdfast._environment.slurm.options import batch_options, parse_signal
 from holdfast._tools.doctor.signals.probe import what_it_runs
 from holdfast._tools.lint.launch import SHELLS, is_python, shell_input
 from holdfast._tools.lint.shell import NotUnderstood, find_values, parse_commands
@@ -80,7 +80,8 @@ class Target:
     folder: Path  # in which the command is started
     names: list[str] = field(default_factory=list)  # train.py, or package.train
     scripts: list[Path] = field(default_factory=list)  # shell scripts on the way
-    warning: WarningSignal | None = None  # which one of them asks SLURM for
+    warning_name: str = ""  # of the signal that one of them asks SLURM for
+    warns_batch: bool = False  # it goes to the shell of the job, not to the tasks
     clears: str = ""  # a word that keeps the environment from the training
     loses_path: str = ""  # what keeps PYTHONPATH from the training: a line of a script, an option
     elsewhere: str = ""  # a program that starts it where no variable of ours arrives
@@ -156,8 +157,9 @@ class Target:
         for number, line in enumerate(text.splitlines(), 1):
             if _LOSES_PATH.search(line) and not line.lstrip().startswith("#"):
                 self.loses_path = self.loses_path or f"{path.name}:{number}"
-        option = batch_options(text).get("signal")
-        self.warning = self.warning or (parse_signal(option) if option else None)
+        warning = parse_signal(batch_options(text).get("signal", ""))
+        if warning is not None and not self.warning_name:
+            self.warning_name, self.warns_batch = f"SIG{warning.name}", warning.to_batch
         self._search_text(text, depth)
 
     def _search_text(self, text: str, depth: int) -> None:
