@@ -33,7 +33,7 @@ from holdfast._environment.slurm.controller import scancel
 from holdfast._environment.slurm.job import rank_environment
 from holdfast._tools.doctor.check import State, slow
 from holdfast._tools.doctor.signals import probe
-from holdfast._tools.doctor.signals.target import Target, interpreter_flags
+from holdfast._tools.doctor.signals.target import Target
 from holdfast._tools.lint.launch import is_python
 
 # Killed, these clients would leave their processes on other nodes.
@@ -386,18 +386,19 @@ class Chain:
                 environment = read_bytes(f"/proc/{pid}/environ")
             if environment is None:
                 continue
-            label, flags = probe.what_it_runs(command)[1], interpreter_flags(command)
+            training = probe.read_python(command)
             paths = [each for each in environment.split(b"\0") if each.startswith(b"PYTHONPATH=")]
             if not any(str(self.folder).encode() in each for each in paths):
                 how = "PYTHONPATH does not reach it: a process above it sets it"
                 remedy = "write PYTHONPATH=…:$PYTHONPATH where it is set, and pass variables on"
-            elif set(flags) & set("EIS"):
-                how = f"python -{flags} ignores PYTHONPATH"
+            elif training.loses_path:
+                how = f"python -{training.flags} ignores PYTHONPATH"
                 remedy = "leave that option out for this test"
             else:
                 continue
             self.end()
-            raise ChainError(f"{label} was about to train for real, and was ended: {how}", remedy)
+            found = f"{training.name} was about to train for real, and was ended: {how}"
+            raise ChainError(found, remedy)
 
     # The processes, and their end.
 

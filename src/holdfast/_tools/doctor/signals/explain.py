@@ -13,7 +13,7 @@ from typing import Any
 
 from holdfast._tools.doctor.check import Check
 from holdfast._tools.doctor.signals.chain import CLIENTS
-from holdfast._tools.doctor.signals.probe import what_it_runs
+from holdfast._tools.doctor.signals.probe import read_python
 from holdfast._tools.lint.launch import CONDA, RUNNERS, SHELLS, WAITING, is_python, shell_input
 
 SHELL = "shell"
@@ -79,7 +79,7 @@ def name_hop(words: Sequence[str], name: str = "") -> tuple[str, str]:
         return name or "?", OTHER
     program = words[0].rpartition("/")[2].removeprefix("-")
     if is_python(program):
-        what = what_it_runs(words)[1]
+        what = read_python(words).name
         if what.startswith("torch.distributed."):
             what = "torchrun"
         elif what.startswith(("accelerate", "deepspeed")):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast._environment.slurm.options import batch_options, parse_signal
-from holdfast._tools.doctor.signals.probe import what_it_runs
+from holdfast._tools.doctor.signals.probe import read_python
 from holdfast._tools.lint.launch import SHELLS, is_python, shell_input
 from holdfast._tools.lint.shell import NotUnderstood, find_values, parse_commands
 
@@ -47,20 +47,6 @@ def find_target(command: Sequence[str], folder: Path) -> Target:
     if not target.names and not target.scripts:
         target.search_program(command)
     return target
-
-
-def interpreter_flags(words: Sequence[str]) -> str:
-    """The letters of a Python's own options.
-
-    >>> interpreter_flags(["python", "-u", "-Im", "train"])
-    'uI'
-    """
-    found = ""
-    for word in words[1:]:
-        if not word.startswith("-") or word.startswith("--"):
-            break
-        found += word[1:].partition("m")[0].partition("c")[0]
-    return found
 
 
 def shebang(path: Path) -> str:
@@ -109,10 +95,10 @@ class Target:
             if _CLEARS.match(word) and any(each.endswith("srun") for each in words[:at]):
                 self.clears = word
             if is_python(name):
-                flags = interpreter_flags(words[at:])
-                if set(flags) & set("EIS"):
-                    self.loses_path = self.loses_path or f"python -{flags}"
-                kind, what = what_it_runs(words[at:])
+                started = read_python(words[at:])
+                if started.loses_path:
+                    self.loses_path = self.loses_path or f"python -{started.flags}"
+                kind, what = started.kind, started.name
                 program = what.rpartition("/")[2]
                 if kind == "text" or (kind == "module" and what.startswith(_NOT_TRAINING_MODULES)):
                     continue  # another launcher, or no training
