@@ -57,28 +57,34 @@ def test_the_training_of_a_command_is_found(tmp_path, command, names):
     )
     (tmp_path / "job.sh").write_text(job)
     found = find_target(command.split(), tmp_path)
-    assert (found.names, found.elsewhere) == (names, "")
+    assert (found.names, found.refusal) == (names, None)
 
 
 def test_what_cannot_be_tried_is_known_before(tmp_path):
     (tmp_path / "job.sh").write_text("export PYTHONPATH=src\npython train.py\n")
     (tmp_path / "good.sh").write_text("export PYTHONPATH=src:$PYTHONPATH\npython train.py\n")
-    assert find_target(["bash", "job.sh"], tmp_path).loses_path == "job.sh:1"
-    assert not find_target(["bash", "good.sh"], tmp_path).loses_path
-    for command in (
-        "env -i python train.py",
-        "env A=1 -u PYTHONPATH python train.py",
-        "env A=1 PYTHONPATH=src python train.py",
-        "sh -c 'unset A PYTHONPATH; python train.py'",
-        "sh -c 'A=1 PYTHONPATH=. python train.py'",
+    for command, found in (
+        ("bash job.sh", "job.sh:1 keeps PYTHONPATH from"),
+        ("env -i python train.py", "the command keeps PYTHONPATH from"),
+        ("env A=1 -u PYTHONPATH python train.py", "the command keeps PYTHONPATH from"),
+        ("env A=1 PYTHONPATH=src python train.py", "the command keeps PYTHONPATH from"),
+        ("sh -c 'unset A PYTHONPATH; python train.py'", "the command keeps PYTHONPATH from"),
+        ("sh -c 'A=1 PYTHONPATH=. python train.py'", "the command keeps PYTHONPATH from"),
+        ("python -uI train.py", "python -uI keeps PYTHONPATH from"),
+        ("docker run image python train.py", "docker starts the training where"),
+        ("sbatch job.sh", "sbatch starts the training where"),
+        ("mpirun -H a,b train.py", "mpirun starts the training where"),
+        ("srun --export=NONE python train.py", "with --export=NONE the probe does not reach"),
     ):
-        assert find_target(shlex.split(command), tmp_path).loses_path == "the command"
-    assert find_target(["python", "-uI", "train.py"], tmp_path).loses_path == "python -uI"
-    assert not find_target(["env", "A=1", "python", "-u", "train.py"], tmp_path).loses_path
-    for command in ("docker run image python train.py", "sbatch job.sh", "mpirun -H a,b train.py"):
-        assert find_target(command.split(), tmp_path).elsewhere == command.split()[0]
-    assert find_target(["srun", "--export=NONE", "python", "train.py"], tmp_path).clears
-    assert not find_target(["srun", "--export=ALL,A=1", "python", "train.py"], tmp_path).clears
+        refusal = find_target(shlex.split(command), tmp_path).refusal
+        assert refusal is not None
+        assert refusal[0].startswith(found)
+    for command in (
+        "bash good.sh",
+        "env A=1 python -u train.py",
+        "srun --export=ALL,A=1 python train.py",
+    ):
+        assert find_target(shlex.split(command), tmp_path).refusal is None
 
 
 def test_only_the_training_is_replaced_and_no_launcher():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import time
 from collections.abc import Sequence
@@ -53,7 +52,7 @@ def check_ranks(
 
 def _follow(command: Sequence[str], target: Target, folder: Path, seconds: float) -> list[Check]:
     began = time.monotonic()
-    backend = _backend_of(target, folder)
+    backend = _backend_of(target)
     chain = Chain(command, target, "ranks", seconds=seconds / 2, folder=folder, backend=backend)
     with chain:
         deadline = chain.deadline(seconds)
@@ -70,14 +69,10 @@ def _follow(command: Sequence[str], target: Target, folder: Path, seconds: float
         ]
 
 
-def _backend_of(target: Target, folder: Path) -> str:
+def _backend_of(target: Target) -> str:
     """The one that the script names literally; empty if it names none."""
-    for name in target.names:
-        with contextlib.suppress(OSError, ValueError):
-            found = _BACKEND.search((folder / name).read_text(errors="replace"))
-            if found:
-                return found[1]
-    return ""
+    texts = (target.read(name) or "" for name in target.names)
+    return next((found[1] for text in texts if (found := _BACKEND.search(text))), "")
 
 
 def _check_port(command: Sequence[str]) -> Check | None:

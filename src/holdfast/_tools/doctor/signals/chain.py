@@ -223,7 +223,7 @@ class Chain:
     def __enter__(self) -> Chain:
         # Tasks of srun may be on other nodes, which share the job's folder and not /tmp.
         is_shared = any(word.endswith("srun") for word in self._command) or any(
-            b"srun" in (read_bytes(str(path)) or b"") for path in self.target.scripts
+            "srun" in text for text in self.target.scripts.values()
         )
         place = str(self._cwd) if is_shared else None
         prefix = ".holdfast-doctor-" if is_shared else "holdfast-doctor-"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import signal
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -138,7 +137,7 @@ class Tried:
     instead: list[str] = field(default_factory=list)  # other signals that arrived in its place
     seconds: float | None = None  # until the last rank had it
     asked: list[str] = field(default_factory=list)  # what a trap would ask of SLURM
-    scripts: list[Path] = field(default_factory=list)  # of the shell, on the way
+    scripts: Mapping[Path, str] = field(default_factory=dict)  # of the shell, on the way
     python: str = ""  # that would train
 
     @property
@@ -316,12 +315,11 @@ def _remedy_of_shell(tried: Tried, culprit: Hop, in_job: bool) -> str:
     return f"{place}exec {below}{how}, or: holdfast run -- {label}"
 
 
-def _find_line(scripts: Sequence[Path], script: str, label: str) -> tuple[str, str]:
-    for path in scripts:
+def _find_line(scripts: Mapping[Path, str], script: str, label: str) -> tuple[str, str]:
+    for path, text in scripts.items():
         if path.name != script:
             continue
-        with contextlib.suppress(OSError):
-            for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
-                if label in line and _STARTS.match(line):
-                    return f"{path.name}:{number}: ", line
+        for number, line in enumerate(text.splitlines(), 1):
+            if label in line and _STARTS.match(line):
+                return f"{path.name}:{number}: ", line
     return f"in {script}: ", ""

@@ -6,7 +6,6 @@ through SLURM to the tasks of a step.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import shutil
@@ -24,7 +23,7 @@ from holdfast._environment.processes.tree import is_known
 from holdfast._environment.slurm.controller import scancel
 from holdfast._environment.slurm.job import is_in_step
 from holdfast._environment.variables import of_job, of_ranks
-from holdfast._tools.doctor.check import Check, State, slow
+from holdfast._tools.doctor.check import Check, slow
 from holdfast._tools.doctor.signals import explain, probe
 from holdfast._tools.doctor.signals.chain import (
     CLIENTS,
@@ -68,7 +67,7 @@ def check_signal_path(
     if refusal is not None:
         return [refusal]
     trials = _Trials(command, target, where, start_seconds, arrive_seconds)
-    return [*trials.run(signals or _choose(target)), *_check_handlers(target, where)]
+    return [*trials.run(signals or _choose(target)), *_check_handlers(target)]
 
 
 def check_leader_path() -> list[Check]:
@@ -81,32 +80,20 @@ def check_leader_path() -> list[Check]:
 
 def _refuse(command: Sequence[str], target: Target) -> Check | None:
     """What cannot be tried without a risk that the training starts for real."""
-    state: State = "warn"
-    if target.clears:
-        found = f"not tried: with {target.clears} the probe does not reach the tasks"
-        remedy = "leave it out for this test: srun passes the environment on by itself"
-    elif target.elsewhere:
-        program = target.elsewhere
-        found = f"not tried: {program} starts the training where the probe does not come"
-        remedy = (
-            f"try it behind {program}, where the training runs: {program} … holdfast doctor -- …"
-        )
-        if program == "sbatch":
-            remedy = "in an allocation (salloc): holdfast doctor -- bash job.sbatch"
-    elif target.loses_path:
-        what = target.loses_path
-        found = f"not tried: {what} keeps PYTHONPATH from the training, and so the probe"
-        remedy = "leave it out for this test, or write PYTHONPATH=…:$PYTHONPATH there"
-    elif target.names or target.scripts or target.program_at is not None:
+    if target.refusal is not None:
+        found, remedy = target.refusal
+        return _check("warn", f"not tried: {found}", remedy)
+    if target.names or target.scripts or target.program_at is not None:
         return None
-    elif shutil.which(command[0]) is None and "/" not in command[0]:
-        state, found = "fail", f"{command[0]}: there is no such program"
+    if shutil.which(command[0]) is None and "/" not in command[0]:
         remedy = "see whether its environment has to be activated, or its module loaded"
-    else:
-        words = " ".join(command)[:80]
-        found = f"not tried: in `{words}` there is no Python script to stand in for"
-        remedy = "name the training in the command, as in: holdfast doctor -- srun python train.py"
-    return _check(state, found, remedy)
+        return _check("fail", f"{command[0]}: there is no such program", remedy)
+    words = " ".join(command)[:80]
+    return _check(
+        "warn",
+        f"not tried: in `{words}` there is no Python script to stand in for",
+        "name the training in the command, as in: holdfast doctor -- srun python train.py",
+    )
 
 
 def _choose(target: Target) -> Sequence[signal.Signals]:
@@ -118,14 +105,9 @@ def _choose(target: Target) -> Sequence[signal.Signals]:
     return (signal.Signals[chosen], *others)
 
 
-def _check_handlers(target: Target, folder: Path) -> list[Check]:
-    def read(name: str) -> str | None:
-        with contextlib.suppress(OSError, ValueError):
-            return (folder / name).read_text(errors="replace")
-        return None
-
+def _check_handlers(target: Target) -> list[Check]:
     for name in target.names:
-        if name.endswith(".py") and has_no_handler(name, read):
+        if name.endswith(".py") and has_no_handler(name, target.read):
             found = f"{name} handles no signal: it dies of the first that arrives, unsaved"
             remedy = "open a run in it: with holdfast.Run(…) as run:"
             return [Check("signal handlers", "warn", found, remedy)]

@@ -36,9 +36,9 @@ _CLEARS = re.compile(r"--export=(?:NONE|NIL|(?!ALL\b)\w)")
 
 def find_target(command: Sequence[str], folder: Path) -> Target:
     target = Target(folder)
-    if _LOSES_PATH.search(" ".join(command)):
-        target.loses_path = "the command"
     target.search(list(command), 0)
+    if _LOSES_PATH.search(" ".join(command)):
+        target.lose_path("the command")
     # Of several programs in one script, those with "train" in their name. If a name is not known
     # and none has that word: no name, and then the first Python script counts as the training.
     words = ("train", "finetune")
@@ -65,18 +65,33 @@ class Target:
 
     folder: Path  # in which the command is started
     names: list[str] = field(default_factory=list)  # train.py, or package.train
-    scripts: list[Path] = field(default_factory=list)  # shell scripts on the way
+    scripts: dict[Path, str] = field(default_factory=dict)  # the text of shell scripts on the way
     warning_name: str = ""  # of the signal that one of them asks SLURM for
     warns_batch: bool = False  # it goes to the shell of the job, not to the tasks
-    clears: str = ""  # a word that keeps the environment from the training
-    loses_path: str = ""  # what keeps PYTHONPATH from the training: a line of a script, an option
-    elsewhere: str = ""  # a program that starts it where no variable of ours arrives
+    refusal: tuple[str, str] | None = None  # why the probe cannot replace it, and what to do
     is_vague: bool = False  # its name is in a variable of unknown value
     program_at: int | None = None  # the word of the command that is a program and no Python
 
     @property
     def label(self) -> str:
         return self.names[0] if self.names else "the training"
+
+    def read(self, name: str | Path) -> str | None:
+        """The text of a file that the command names; None for anything else."""
+        path = self.folder / name
+        with contextlib.suppress(OSError, ValueError):
+            if path.is_file() and path.stat().st_size <= _MOST_BYTES:
+                return path.read_text(errors="replace")
+        return None
+
+    def lose_path(self, what: str) -> None:
+        self._refuse(
+            f"{what} keeps PYTHONPATH from the training, and so the probe",
+            "leave it out for this test, or write PYTHONPATH=…:$PYTHONPATH there",
+        )
+
+    def _refuse(self, found: str, remedy: str) -> None:
+        self.refusal = self.refusal or (found, remedy)
 
     def _add(self, name: str) -> None:
         if "$" in name:
@@ -90,14 +105,20 @@ class Target:
         for at, word in enumerate(words):
             name, rest = word.rpartition("/")[2], words[at + 1 :]
             if _is_elsewhere(name, rest, depth):
-                self.elsewhere = self.elsewhere or name
+                remedy = (
+                    f"try it behind {name}, where the training runs: {name} … holdfast doctor -- …"
+                )
+                if name == "sbatch":
+                    remedy = "in an allocation (salloc): holdfast doctor -- bash job.sbatch"
+                self._refuse(f"{name} starts the training where the probe does not come", remedy)
                 return
             if _CLEARS.match(word) and any(each.endswith("srun") for each in words[:at]):
-                self.clears = word
+                remedy = "leave it out for this test: srun passes the environment on by itself"
+                self._refuse(f"with {word} the probe does not reach the tasks", remedy)
             if is_python(name):
                 started = read_python(words[at:])
                 if started.loses_path:
-                    self.loses_path = self.loses_path or f"python -{started.flags}"
+                    self.lose_path(f"python -{started.flags}")
                 kind, what = started.kind, started.name
                 program = what.rpartition("/")[2]
                 if kind == "text" or (kind == "module" and what.startswith(_NOT_TRAINING_MODULES)):
@@ -133,20 +154,17 @@ class Target:
             self._search_file(self.folder / words[at], depth)
 
     def _search_file(self, path: Path, depth: int) -> None:
-        try:
-            if not path.is_file() or path.stat().st_size > _MOST_BYTES:
-                return
-            text = path.read_text(errors="replace")
-        except (OSError, ValueError):
+        text = self.read(path)
+        if text is None:
             return
-        self.scripts.append(path)
-        for number, line in enumerate(text.splitlines(), 1):
-            if _LOSES_PATH.search(line) and not line.lstrip().startswith("#"):
-                self.loses_path = self.loses_path or f"{path.name}:{number}"
+        self.scripts[path] = text
         warning = parse_signal(batch_options(text).get("signal", ""))
         if warning is not None and not self.warning_name:
             self.warning_name, self.warns_batch = f"SIG{warning.name}", warning.to_batch
         self._search_text(text, depth)
+        for number, line in enumerate(text.splitlines(), 1):
+            if _LOSES_PATH.search(line) and not line.lstrip().startswith("#"):
+                self.lose_path(f"{path.name}:{number}")
 
     def _search_text(self, text: str, depth: int) -> None:
         with contextlib.suppress(NotUnderstood):
