@@ -201,19 +201,15 @@ class Chain:
 
     def __init__(
         self,
-        command: Sequence[str],
         target: Target,
         kind: str,  # of the probe's work: "signals" or "ranks"
         *,
         seconds: float,
-        folder: Path,
         has_terminal: bool = False,
         backend: str = "",  # of torch, if the training names one
     ) -> None:
-        self._command = list(command)
         self.target = target
         self._errand = {"kind": kind, "seconds": seconds, "backend": backend}
-        self._cwd = folder
         self._has_terminal = has_terminal
         self.terminal: _Terminal | None = None
         self.first = 0  # the pid of the command
@@ -222,16 +218,15 @@ class Chain:
 
     def __enter__(self) -> Chain:
         # Tasks of srun may be on other nodes, which share the job's folder and not /tmp.
-        is_shared = any(word.endswith("srun") for word in self._command) or any(
+        is_shared = any(word.endswith("srun") for word in self.target.command) or any(
             "srun" in text for text in self.target.scripts.values()
         )
-        place = str(self._cwd) if is_shared else None
+        place = str(self.target.folder) if is_shared else None
         prefix = ".holdfast-doctor-" if is_shared else "holdfast-doctor-"
         try:
             self.folder = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
             self._undo.callback(shutil.rmtree, self.folder, ignore_errors=True)
-            self._prepare()
-            self._start()
+            self._start(self._prepare())
         except BaseException as error:
             self.end()
             if isinstance(error, OSError):
@@ -245,8 +240,8 @@ class Chain:
     def __exit__(self, *_: object) -> None:
         self.end()
 
-    def _prepare(self) -> None:
-        """Put the probe, its errand and the shims into the folder."""
+    def _prepare(self) -> list[str]:
+        """Put the probe, its errand and the shims into the folder; returns what to start."""
         folder = self.folder
         (folder / "told").mkdir()
         (folder / "bin").mkdir()
@@ -256,17 +251,18 @@ class Chain:
                 shim = folder / "bin" / program
                 shim.write_text(_SHIM.format(name=program, folder=folder))
                 shim.chmod(0o755)
-        names = self.target.names
+        names, command = self.target.names, self.target.command
         if self.target.program_at is not None:
             names = ["training.py"]
             training = folder / names[0]
             training.write_text("")
-            self._command[self.target.program_at :] = [sys.executable, str(training)]
+            command = [*command[: self.target.program_at], sys.executable, str(training)]
         doctor = [os.getpid(), started(os.getpid()) or 0]
         errand = {**self._errand, "folder": str(folder), "targets": names, "doctor": doctor}
         (folder / "errand.json").write_text(json.dumps(errand))
+        return command
 
-    def _start(self) -> None:
+    def _start(self, command: Sequence[str]) -> None:
         folder, environment = self.folder, variables.whole()
         paths = [str(folder), *filter(None, [environment.get("PYTHONPATH")])]
         environment |= {
@@ -288,8 +284,8 @@ class Chain:
             where = "nowhere" if terminal is None else "terminal"
             self._undo.callback(self._kill)
             self.process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _FIRST, where, *self._command],
-                cwd=self._cwd,
+                [sys.executable, "-I", "-S", "-c", _FIRST, where, *command],
+                cwd=self.target.folder,
                 env=environment,
                 stdin=subprocess.DEVNULL if terminal is None else terminal,
                 stdout=output if terminal is None else terminal,

@@ -60,13 +60,12 @@ def check_signal_path(
     """Send the real signals through the command; without one, through `holdfast run` itself."""
     if not sys.platform.startswith("linux") or not is_known():
         return [_check("warn", "not tried: it needs Linux and its /proc")]
-    where = folder or Path.cwd()
     command = list(command) or [sys.executable, "-m", "holdfast", "run", "--", "training"]
-    target = find_target(command, where)
-    refusal = _refuse(command, target)
+    target = find_target(command, folder or Path.cwd())
+    refusal = _refuse(target)
     if refusal is not None:
         return [refusal]
-    trials = _Trials(command, target, where, start_seconds, arrive_seconds)
+    trials = _Trials(target, start_seconds, arrive_seconds)
     return [*trials.run(signals or _choose(target)), *_check_handlers(target)]
 
 
@@ -78,17 +77,18 @@ def check_leader_path() -> list[Check]:
     return check_signal_path(signals=(signal.SIGUSR2, signal.SIGTERM))
 
 
-def _refuse(command: Sequence[str], target: Target) -> Check | None:
+def _refuse(target: Target) -> Check | None:
     """What cannot be tried without a risk that the training starts for real."""
     if target.refusal is not None:
         found, remedy = target.refusal
         return _check("warn", f"not tried: {found}", remedy)
     if target.names or target.scripts or target.program_at is not None:
         return None
-    if shutil.which(command[0]) is None and "/" not in command[0]:
+    program = target.command[0]
+    if shutil.which(program) is None and "/" not in program:
         remedy = "see whether its environment has to be activated, or its module loaded"
-        return _check("fail", f"{command[0]}: there is no such program", remedy)
-    words = " ".join(command)[:80]
+        return _check("fail", f"{program}: there is no such program", remedy)
+    words = " ".join(target.command)[:80]
     return _check(
         "warn",
         f"not tried: in `{words}` there is no Python script to stand in for",
@@ -118,9 +118,7 @@ def _check_handlers(target: Target) -> list[Check]:
 class _Trials:
     """The signals one after the other, on as many starts of the command as they need."""
 
-    _command: Sequence[str]
     _target: Target
-    _folder: Path
     _start_seconds: float
     _arrive_seconds: float
     _checks: list[Check] = field(default_factory=list)
@@ -141,11 +139,9 @@ class _Trials:
     def _run_on_one_chain(self, left: list[signal.Signals]) -> list[signal.Signals]:
         """Returns the signals that are left when one of them has changed the chain."""
         chain = Chain(
-            self._command,
             self._target,
             "signals",
             seconds=self._start_seconds + 6 * (self._arrive_seconds + 1),
-            folder=self._folder,
             has_terminal=left[0] == signal.SIGINT,  # the terminal decides who receives it
         )
         with chain:

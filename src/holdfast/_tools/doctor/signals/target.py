@@ -35,8 +35,8 @@ _CLEARS = re.compile(r"--export=(?:NONE|NIL|(?!ALL\b)\w)")
 
 
 def find_target(command: Sequence[str], folder: Path) -> Target:
-    target = Target(folder)
-    target.search(list(command), 0)
+    target = Target(list(command), folder)
+    target.search(target.command, 0)
     if _LOSES_PATH.search(" ".join(command)):
         target.lose_path("the command")
     # Of several programs in one script, those with "train" in their name. If a name is not known
@@ -45,7 +45,7 @@ def find_target(command: Sequence[str], folder: Path) -> Target:
     likely = [name for name in target.names if any(word in name.lower() for word in words)]
     target.names = likely or ([] if target.is_vague else target.names)
     if not target.names and not target.scripts:
-        target.search_program(command)
+        target.search_program()
     return target
 
 
@@ -63,6 +63,7 @@ def shebang(path: Path) -> str:
 class Target:
     """The training, by the names that a Python may be started with."""
 
+    command: list[str]
     folder: Path  # in which the command is started
     names: list[str] = field(default_factory=list)  # train.py, or package.train
     scripts: dict[Path, str] = field(default_factory=dict)  # the text of shell scripts on the way
@@ -174,14 +175,14 @@ class Target:
                 words = [each.text.strip("\"'") for each in values.arguments(command.words)]
                 self.search(words, depth + 1)
 
-    def search_program(self, command: Sequence[str]) -> None:
+    def search_program(self) -> None:
         """A command without a Python script: an installed one, or one in another language.
 
         A program in another language is found only behind `--`, as in `holdfast run -- ./train`:
         elsewhere it is not known where a launcher's own words end.
         """
-        at = list(command).index("--") + 1 if "--" in command else 0
-        program = command[at] if at < len(command) else ""
+        at = self.command.index("--") + 1 if "--" in self.command else 0
+        program = self.command[at] if at < len(self.command) else ""
         found = shutil.which(program) if program else None
         if found is not None and "python" in shebang(Path(found)):
             self._add(program.rpartition("/")[2])
