@@ -31,6 +31,7 @@ _LOSES_PATH = re.compile(
     r"(?:^|[\s;&|('\"])(?:PYTHONPATH=(?!.*\$\{?PYTHONPATH)|unset\s[^;&|]*\bPYTHONPATH\b"
     r"|env\s[^;&|]*?(?:-u\s*|--unset=)PYTHONPATH\b|env\s+(?:-\S*i\S*|-|--ignore-environment)\s)"
 )
+_OF_A_SHELL = re.compile(r"\b(?:ba|da|z|k)?sh\b")
 _CLEARS = re.compile(r"--export=(?:NONE|NIL|(?!ALL\b)\w)")
 
 
@@ -77,10 +78,11 @@ class Target:
     def label(self) -> str:
         return self.names[0] if self.names else "the training"
 
-    def read(self, name: str | Path) -> str | None:
+    def read(self, name: str) -> str | None:
         """The text of a file that the command names; None for anything else."""
         path = self.folder / name
         with contextlib.suppress(OSError, ValueError):
+            # A pipe would block.
             if path.is_file() and path.stat().st_size <= _MOST_BYTES:
                 return path.read_text(errors="replace")
         return None
@@ -106,9 +108,8 @@ class Target:
         for at, word in enumerate(words):
             name, rest = word.rpartition("/")[2], words[at + 1 :]
             if _is_elsewhere(name, rest, depth):
-                remedy = (
-                    f"try it behind {name}, where the training runs: {name} … holdfast doctor -- …"
-                )
+                there = f"behind {name}, where the training runs: {name} … holdfast doctor -- …"
+                remedy = f"try it {there}"
                 if name == "sbatch":
                     remedy = "in an allocation (salloc): holdfast doctor -- bash job.sbatch"
                 self._refuse(f"{name} starts the training where the probe does not come", remedy)
@@ -117,17 +118,9 @@ class Target:
                 remedy = "leave it out for this test: srun passes the environment on by itself"
                 self._refuse(f"with {word} the probe does not reach the tasks", remedy)
             if is_python(name):
-                started = read_python(words[at:])
-                if started.loses_path:
-                    self.lose_path(f"python -{started.flags}")
-                kind, what = started.kind, started.name
-                program = what.rpartition("/")[2]
-                if kind == "text" or (kind == "module" and what.startswith(_NOT_TRAINING_MODULES)):
-                    continue  # another launcher, or no training
-                if kind == "file" and (program in _LAUNCHERS or program == "holdfast"):
-                    continue
-                self._add(what if kind == "module" else program)
-                return
+                if self._search_python(words[at:]):
+                    return
+                continue
             if name in _LAUNCHERS or word.startswith(_LAUNCHER_MODULES):
                 if found := _named_by_launcher(rest):
                     self._add(found)
@@ -136,14 +129,27 @@ class Target:
             if name in SHELLS:
                 self._search_shell(words[at:], depth)
                 return
-            if at == 0 or name.endswith(".sh"):
-                path = self.folder / word
-                if re.search(r"\b(?:ba|da|z|k)?sh\b", shebang(path)):
-                    self._search_file(path, depth)
-                    return
+            is_first = at == 0 or name.endswith(".sh")
+            if is_first and _OF_A_SHELL.search(shebang(self.folder / word)):
+                self._search_file(word, depth)
+                return
             if word.endswith(".py") and not word.startswith("-"):
                 self._add(name)
                 return
+
+    def _search_python(self, words: Sequence[str]) -> bool:
+        """False for another launcher, and for what is no training."""
+        started = read_python(words)
+        if started.loses_path:
+            self.lose_path(f"python -{started.flags}")
+        if started.kind == "module":
+            name, trains = started.name, not started.name.startswith(_NOT_TRAINING_MODULES)
+        else:
+            name = started.name.rpartition("/")[2]
+            trains = started.kind == "file" and name not in (*_LAUNCHERS, "holdfast")
+        if trains:
+            self._add(name)
+        return trains
 
     def _search_shell(self, words: Sequence[str], depth: int) -> None:
         kind, at = shell_input(words) or ("", 0)
@@ -152,12 +158,13 @@ class Target:
             self.search(list(words[at + 2 :]), depth + 1)  # its "$@"
         elif kind == "file":
             self.search(list(words[at + 1 :]), depth + 1)  # its "$@"
-            self._search_file(self.folder / words[at], depth)
+            self._search_file(words[at], depth)
 
-    def _search_file(self, path: Path, depth: int) -> None:
-        text = self.read(path)
+    def _search_file(self, name: str, depth: int) -> None:
+        text = self.read(name)
         if text is None:
             return
+        path = self.folder / name
         self.scripts[path] = text
         warning = parse_signal(batch_options(text).get("signal", ""))
         if warning is not None and not self.warning_name:
