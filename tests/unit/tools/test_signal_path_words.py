@@ -57,28 +57,34 @@ def test_the_training_of_a_command_is_found(tmp_path, command, names):
     )
     (tmp_path / "job.sh").write_text(job)
     found = find_target(command.split(), tmp_path)
-    assert (found.names, found.elsewhere) == (names, "")
+    assert (found.names, found.refusal) == (names, None)
 
 
 def test_what_cannot_be_tried_is_known_before(tmp_path):
     (tmp_path / "job.sh").write_text("export PYTHONPATH=src\npython train.py\n")
     (tmp_path / "good.sh").write_text("export PYTHONPATH=src:$PYTHONPATH\npython train.py\n")
-    assert find_target(["bash", "job.sh"], tmp_path).loses_path == "job.sh:1"
-    assert not find_target(["bash", "good.sh"], tmp_path).loses_path
-    for command in (
-        "env -i python train.py",
-        "env A=1 -u PYTHONPATH python train.py",
-        "env A=1 PYTHONPATH=src python train.py",
-        "sh -c 'unset A PYTHONPATH; python train.py'",
-        "sh -c 'A=1 PYTHONPATH=. python train.py'",
+    for command, found in (
+        ("bash job.sh", "job.sh:1 keeps PYTHONPATH from"),
+        ("env -i python train.py", "the command keeps PYTHONPATH from"),
+        ("env A=1 -u PYTHONPATH python train.py", "the command keeps PYTHONPATH from"),
+        ("env A=1 PYTHONPATH=src python train.py", "the command keeps PYTHONPATH from"),
+        ("sh -c 'unset A PYTHONPATH; python train.py'", "the command keeps PYTHONPATH from"),
+        ("sh -c 'A=1 PYTHONPATH=. python train.py'", "the command keeps PYTHONPATH from"),
+        ("python -uI train.py", "python -uI keeps PYTHONPATH from"),
+        ("docker run image python train.py", "docker starts the training where"),
+        ("sbatch job.sh", "sbatch starts the training where"),
+        ("mpirun -H a,b train.py", "mpirun starts the training where"),
+        ("srun --export=NONE python train.py", "with --export=NONE the probe does not reach"),
     ):
-        assert find_target(shlex.split(command), tmp_path).loses_path == "the command"
-    assert find_target(["python", "-uI", "train.py"], tmp_path).loses_path == "python -uI"
-    assert not find_target(["env", "A=1", "python", "-u", "train.py"], tmp_path).loses_path
-    for command in ("docker run image python train.py", "sbatch job.sh", "mpirun -H a,b train.py"):
-        assert find_target(command.split(), tmp_path).elsewhere == command.split()[0]
-    assert find_target(["srun", "--export=NONE", "python", "train.py"], tmp_path).clears
-    assert not find_target(["srun", "--export=ALL,A=1", "python", "train.py"], tmp_path).clears
+        refusal = find_target(shlex.split(command), tmp_path).refusal
+        assert refusal is not None
+        assert refusal[0].startswith(found)
+    for command in (
+        "bash good.sh",
+        "env A=1 python -u train.py",
+        "srun --export=ALL,A=1 python train.py",
+    ):
+        assert find_target(shlex.split(command), tmp_path).refusal is None
 
 
 def test_only_the_training_is_replaced_and_no_launcher():
@@ -137,7 +143,7 @@ PYTHON = Hop(9, 1, "train.py", "training", CAUGHT)
     ],
 )
 def test_the_hop_that_keeps_the_signal_is_named(chain, gone, culprit):
-    found = find_culprit(chain, gone, USR2, first_died_of_it=False)
+    found = find_culprit(tried(*chain, gone=gone))
     assert (None if found is None else found.label) == culprit
 
 
@@ -153,7 +159,7 @@ def test_behind_srun_the_hops_begin_at_the_first_process_of_the_task():
 
 
 def tried(*chain: Hop, counts=None, route=TO_FIRST, number=USR2, **more) -> Tried:
-    return Tried(number, route, "train.py", list(chain), counts or {0: 0}, **more)
+    return Tried(number, route, list(chain), counts or {0: 0}, **more)
 
 
 def test_a_warning_that_nobody_asked_for_is_no_failure():
@@ -189,7 +195,7 @@ def test_a_trap_that_passes_on_another_signal_is_told_so():
     mask = 1 << (signal.SIGUSR1 - 1)
     shell = Hop(1, 1, "bash job.sh", "shell", caught=mask)
     training = Hop(2, 1, "train.py", "training")
-    tried = Tried(signal.SIGUSR1, TO_FIRST, "train.py", [shell, training], {0: 0})
+    tried = Tried(signal.SIGUSR1, TO_FIRST, [shell, training], {0: 0})
     tried.living, tried.instead = 1, ["SIGTERM"]
     check = judge(tried, {"SIGTERM"}, in_job=False)
     assert check.found == "it does not arrive: bash job.sh passes on SIGTERM in its place"

@@ -84,13 +84,12 @@ def parse_job(line: str) -> JobFacts | None:
 
 def requeue(job: str, seconds: float = ANSWER_SECONDS) -> str | None:
     """Have the job end and start again; returns why that failed, or None."""
-    done = _scontrol("requeue", job, seconds=seconds)
-    if done is None:
-        return "scontrol does not answer"
-    if done.returncode == 0:
-        return None
-    lines = (done.stderr or done.stdout).strip().splitlines()
-    return lines[-1] if lines else f"scontrol left with status {done.returncode}"
+    return _request("scontrol", "requeue", job, seconds=seconds)
+
+
+def scancel(*words: str) -> str | None:
+    """End a job or step, or send it a signal; returns why that failed, or None."""
+    return _request("scancel", *words, seconds=ANSWER_SECONDS)
 
 
 def batch_script(job: str, seconds: float = ANSWER_SECONDS) -> str | None:
@@ -113,14 +112,24 @@ def kill_wait_seconds(seconds: float = ANSWER_SECONDS) -> float | None:
 
 
 def _answer(*words: str, seconds: float = ANSWER_SECONDS) -> str | None:
-    done = _scontrol(*words, seconds=seconds)
+    done = _run("scontrol", *words, seconds=seconds)
     return None if done is None or done.returncode != 0 else done.stdout
 
 
-def _scontrol(*words: str, seconds: float) -> subprocess.CompletedProcess[str] | None:
+def _request(program: str, *words: str, seconds: float) -> str | None:
+    done = _run(program, *words, seconds=seconds)
+    if done is None:
+        return f"{program} does not answer"
+    if done.returncode == 0:
+        return None
+    lines = (done.stderr or done.stdout).strip().splitlines()
+    return lines[-1] if lines else f"{program} left with status {done.returncode}"
+
+
+def _run(program: str, *words: str, seconds: float) -> subprocess.CompletedProcess[str] | None:
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         return subprocess.run(
-            ["scontrol", *words],
+            [program, *words],
             # Otherwise times are in the local zone, without its name.
             env={**variables.child_environment(), "SLURM_TIME_FORMAT": "%s"},
             stdin=subprocess.DEVNULL,

@@ -207,7 +207,8 @@ class TerminalLine(Bar):  # type: ignore[misc]  # tqdm ships no types
         """Hide the line for this text, and draw it again when the text ends with its line."""
         # Not sys._getframe(1): the interpreter itself also writes, without a frame.
         caller = sys._getframe().f_back
-        if caller is not None and _is_of_tqdm(caller.f_globals):
+        module = "" if caller is None else str(caller.f_globals.get("__name__", ""))
+        if caller is not None and module.partition(".")[0] == "tqdm":
             return write(self._text_of_tqdm(text, is_message=caller.f_code.co_name == "write"))
         if self._is_closed or not text:
             return write(text)
@@ -268,10 +269,6 @@ def ends_in_mid_line(text: str, before: bool) -> bool:
     return not shown.endswith("\n") if shown else before
 
 
-def _is_of_tqdm(variables: dict[str, Any]) -> bool:
-    return str(variables.get("__name__", "")).partition(".")[0] == "tqdm"
-
-
 def _size(descriptor: int) -> os.terminal_size:
     try:
         columns, lines = os.get_terminal_size(descriptor)
@@ -309,17 +306,13 @@ def _is_lent(descriptor: int) -> bool:
 # -- Forked children: none may inherit the lock while our thread holds it --------------------------
 
 
-_held_to_fork: list[Any] = []
-
-
 def _before_fork() -> None:
-    if _LOCK.acquire(True, _LOCK_SECONDS):
-        _held_to_fork.append(_LOCK)
+    _LOCK.acquire(True, _LOCK_SECONDS)
 
 
 def _after_fork() -> None:
-    while _held_to_fork:
-        _held_to_fork.pop().release()
+    with contextlib.suppress(RuntimeError):  # another thread has kept it too long
+        _LOCK.release()
 
 
 if hasattr(os, "register_at_fork"):

@@ -212,15 +212,16 @@ def _show_rows(screen: Screen, plan: Plan) -> None:
 
 
 def _show_intervals(screen: Screen, plan: Plan) -> None:
-    low, high = plan.as_good
+    model, ours = plan.model, plan.ways[-1]
+    low, high = ours.as_good
     screen.write(
-        f"Young (1974): {shown(plan.young)}. Daly (2006): {shown(plan.daly)}. "
-        f"The simulation: {shown(plan.best)}; from {shown(low)} to {shown(high)} the goodput is "
+        f"Young (1974): {shown(model.young)}. Daly (2006): {shown(model.daly)}. "
+        f"The simulation: {shown(ours.best)}; from {shown(low)} to {shown(high)} the goodput is "
         "the same within 0.1 points."
     )
-    if plan.young < plan.model.least_interval:
+    if model.young < model.least_interval:
         screen.write(
-            f"The disk is what limits it: a checkpoint takes {shown(plan.model.write)} to write.",
+            f"The disk is what limits it: a checkpoint takes {shown(model.write)} to write.",
             style="yellow",
         )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import time
 from collections.abc import Sequence
@@ -35,15 +34,14 @@ def check_ranks(
 
     Only for a command whose training a signal path has reached.
     """
-    where = folder or Path.cwd()
-    target = find_target(command, where)
+    target = find_target(command, folder or Path.cwd())
     if target.program_at is not None:
         return []  # it is no Python that trains
     taken = _check_port(command)
     if taken is not None:
         return [taken]
     try:
-        return _follow(command, target, where, seconds)
+        return _follow(target, seconds)
     except ChainError as error:
         remedy = error.remedy
         if re.search(r"--?nnodes[= ]+(?!1\b)\d", " ".join(command)):
@@ -51,11 +49,9 @@ def check_ranks(
         return [_check(error.state, error.found, remedy)]
 
 
-def _follow(command: Sequence[str], target: Target, folder: Path, seconds: float) -> list[Check]:
+def _follow(target: Target, seconds: float) -> list[Check]:
     began = time.monotonic()
-    backend = _backend_of(target, folder)
-    chain = Chain(command, target, "ranks", seconds=seconds / 2, folder=folder, backend=backend)
-    with chain:
+    with Chain(target, "ranks", seconds=seconds / 2, backend=_backend_of(target)) as chain:
         deadline = chain.deadline(seconds)
         chain.await_probes(seconds / 2)
         while chain.process.poll() is None and not deadline.is_over():
@@ -70,14 +66,10 @@ def _follow(command: Sequence[str], target: Target, folder: Path, seconds: float
         ]
 
 
-def _backend_of(target: Target, folder: Path) -> str:
+def _backend_of(target: Target) -> str:
     """The one that the script names literally; empty if it names none."""
-    for name in target.names:
-        with contextlib.suppress(OSError, ValueError):
-            found = _BACKEND.search((folder / name).read_text(errors="replace"))
-            if found:
-                return found[1]
-    return ""
+    texts = (target.read(name) or "" for name in target.names)
+    return next((found[1] for text in texts if (found := _BACKEND.search(text))), "")
 
 
 def _check_port(command: Sequence[str]) -> Check | None:

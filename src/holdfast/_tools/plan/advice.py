@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from holdfast._report.html import finite
-from holdfast._run.checkpoint_interval import daly_interval, young_interval
 from holdfast._tools.plan.model import MAX_OVERHEAD, Inputs, Model, build_model
 from holdfast._tools.plan.simulate import Finished, SimulatedOutcome, simulate, simulate_run
 from holdfast._tools.plan.units import as_setting, round_interval
@@ -39,11 +38,19 @@ class Way:
     """One way of saving: its best interval, and its goodput at all others."""
 
     name: str
-    best: float
+    best: float  # by the simulation, before it is rounded
     goodput: float
     error: float
     intervals: list[float]
     curve: list[float]
+
+    @property
+    def as_good(self) -> tuple[float, float]:
+        """The range of intervals that are as good as the best one."""
+        least = max(self.curve) - _AS_GOOD  # all of them meet the same interruptions
+        points = zip(self.intervals, self.curve, strict=True)
+        good = [interval for interval, goodput in points if goodput >= least]
+        return min(good), max(good)
 
 
 @dataclass(frozen=True)
@@ -58,19 +65,15 @@ class Better:
 
 @dataclass(frozen=True)
 class Plan:
+    given: Inputs
+    seed: int
     model: Model
     assumed: list[str]
-    young: float
-    daly: float
-    best: float  # by the simulation, before it is rounded
     chosen: IntervalRow  # the interval to write down
-    as_good: tuple[float, float]
     rows: list[IntervalRow]
     ways: list[Way]  # the last one is that of the model
     better: Better | None
     finished: Finished | None
-    given: Inputs
-    seed: int
 
     @property
     def setting(self) -> str:
@@ -78,37 +81,38 @@ class Plan:
 
     @property
     def better_setting(self) -> str | None:
-        if self.better is None:
-            return None
-        return _setting(self.better.interval, self.better.max_overhead)
+        better = self.better
+        return None if better is None else _setting(better.interval, better.max_overhead)
 
     def to_json(self) -> dict[str, Any]:
         """For scripts; times in seconds, and an infinite time is null."""
-        model = self.model
-        derived = {
-            "checkpoint_cost": model.cost,
-            "extra_checkpoint_cost": model.extra_cost,
-            "snapshot_interval": model.snapshot_interval,
-            "losing_mtbf": model.losing_mtbf,
-        }
-        whole = asdict(self)
+        model, chosen, ours, whole = self.model, self.chosen, self.ways[-1], asdict(self)
         found: dict[str, Any] = {
             "setting": self.setting,
-            "checkpoint_every_seconds": self.chosen.interval,
-            "goodput": self.chosen.goodput,
-            "goodput_error": self.chosen.error,
-            "parts": self.chosen.parts,
-            "young_seconds": self.young,
-            "daly_seconds": self.daly,
-            "simulated_seconds": self.best,
-            "as_good_seconds": self.as_good,
-            **{name: whole[name] for name in ("rows", "ways", "better")},
+            "checkpoint_every_seconds": chosen.interval,
+            "goodput": chosen.goodput,
+            "goodput_error": chosen.error,
+            "parts": chosen.parts,
+            "young_seconds": model.young,
+            "daly_seconds": model.daly,
+            "simulated_seconds": ours.best,
+            "as_good_seconds": ours.as_good,
+            "rows": whole["rows"],
+            "ways": whole["ways"],
+            "better": whole["better"],
             "better_setting": self.better_setting,
             "run_seconds": self.given.run_seconds,
             "finished": whole["finished"],
             "host_bytes": self.given.host_bytes,
-            "model": whole["model"] | derived,
-            **{name: whole[name] for name in ("assumed", "seed")},
+            "model": {
+                **whole["model"],
+                "checkpoint_cost": model.cost,
+                "extra_checkpoint_cost": model.extra_cost,
+                "snapshot_interval": model.snapshot_interval,
+                "losing_mtbf": model.losing_mtbf,
+            },
+            "assumed": self.assumed,
+            "seed": self.seed,
         }
         return {name: finite(value) for name, value in found.items()}
 
@@ -116,43 +120,29 @@ class Plan:
 def make_plan(given: Inputs, seed: int = 0) -> Plan:
     """Takes about a second."""
     model, assumed = build_model(given)
-    beside = replace(model, max_overhead=0.0)
-    blocking = replace(beside, is_blocking=True)
+    no_snapshots = replace(model, max_overhead=0.0)
+    blocking = replace(no_snapshots, is_blocking=True)
     ways = [
         _try_way("training stands still while it writes", blocking, seed),
-        _try_way("written beside the training", beside, seed),
+        _try_way("written beside the training", no_snapshots, seed),
     ]
     if model.has_snapshots:
         share = f"{100 * model.max_overhead:g}%"
         ways.append(_try_way(f"and {share} of the time for snapshots in memory", model, seed))
-    young = young_interval(model.extra_cost, model.losing_mtbf)
-    daly = daly_interval(model.extra_cost, model.losing_mtbf)
-    best, as_good = ways[-1].best, _as_good(ways[-1])
-    choice = _choose(model, best, as_good[1])
-    rows = _rows(model, choice, young, daly, given.run_seconds, seed)
+    choice = _choose(model, ways[-1])
+    rows = _rows(model, choice, given.run_seconds, seed)
     chosen = next(row for row in rows if "best" in row.marks)
     finished = None
     if given.run_seconds / max(chosen.goodput, 1e-9) / model.mtbf < _RUN_LIVES:
         finished = simulate_run(model, choice, given.run_seconds, seed=seed)
-    return Plan(
-        model=model,
-        assumed=assumed,
-        young=young,
-        daly=daly,
-        best=best,
-        chosen=chosen,
-        as_good=as_good,
-        rows=rows,
-        ways=ways,
-        better=None if given.max_overhead is not None else _better(model, ways[-1].goodput, seed),
-        finished=finished,
-        given=given,
-        seed=seed,
-    )
+    better = None
+    if model.has_snapshots and given.max_overhead is None:
+        better = _better(model, ways[-1].goodput, seed)
+    return Plan(given, seed, model, assumed, chosen, rows, ways, better, finished)
 
 
 def _try_way(name: str, model: Model, seed: int) -> Way:
-    guess = min(young_interval(model.extra_cost, model.losing_mtbf), LONGEST_SECONDS)
+    guess = min(model.young, LONGEST_SECONDS)
     least = max(model.least_interval, _SHORTEST_SECONDS)
     low = max(least, min(guess / 20, COMMON_SECONDS[0]))
     high = max(LONGEST_SECONDS, low * 4)
@@ -176,45 +166,34 @@ def _smooth_best(outcome: SimulatedOutcome) -> float:
     return min(max(found, float(outcome.intervals[0])), float(outcome.intervals[-1]))
 
 
-def _rows(
-    model: Model, choice: float, young: float, daly: float, run_seconds: float, seed: int
-) -> list[IntervalRow]:
-    marks: dict[float, list[str]] = {}
+def _choose(model: Model, way: Way) -> float:
+    """The interval to write down: round, and 30 s or more if that is as good."""
+    calm = min(COMMON_SECONDS[0], way.as_good[1])
+    return round_interval(max(way.best, calm), max(model.least_interval, _SHORTEST_SECONDS))
+
+
+def _rows(model: Model, choice: float, run_seconds: float, seed: int) -> list[IntervalRow]:
+    young, daly = model.young, model.daly
     if math.isclose(young, daly, rel_tol=0.02):
         young = daly  # one row is enough
+    longest = max(run_seconds, choice)
+    common = [float(each) for each in COMMON_SECONDS if model.least_interval <= each <= longest]
+    marks: dict[float, list[str]] = {interval: [] for interval in common}
     for interval, mark in ((choice, "best"), (young, "Young"), (daly, "Daly")):
         if model.least_interval <= interval < math.inf:
             marks.setdefault(interval, []).append(mark)
-    longest = max(run_seconds, choice)
-    common = [float(each) for each in COMMON_SECONDS if model.least_interval <= each <= longest]
-    tried = sorted({*common, *marks})
-    outcome = simulate(model, tried, seed=seed)
+    intervals = sorted(marks)
+    outcome = simulate(model, intervals, seed=seed)
     return [
         IntervalRow(
             interval,
             float(outcome.goodput[at]),
             float(outcome.error[at]),
             {name: float(share[at]) for name, share in outcome.parts.items()},
-            tuple(marks.get(interval, ())),
+            tuple(marks[interval]),
         )
-        for at, interval in enumerate(tried)
+        for at, interval in enumerate(intervals)
     ]
-
-
-def _as_good(way: Way) -> tuple[float, float]:
-    good = [
-        interval
-        for interval, goodput in zip(way.intervals, way.curve, strict=True)
-        if goodput >= max(way.curve) - _AS_GOOD  # all of them meet the same interruptions
-    ]
-    return (min(good, default=way.best), max(good, default=way.best))
-
-
-def _choose(model: Model, best: float, as_good_until: float) -> float:
-    """The interval to write down: round, and 30 s or more if that is as good."""
-    least = max(model.least_interval, _SHORTEST_SECONDS)
-    calm = min(COMMON_SECONDS[0], as_good_until)
-    return round_interval(max(best, calm), least)
 
 
 def _setting(interval: float, overhead: float) -> str:
@@ -223,26 +202,17 @@ def _setting(interval: float, overhead: float) -> str:
 
 
 def _better(model: Model, goodput_now: float, seed: int) -> Better | None:
-    """Fewer snapshots or more, if that gains something.
+    """Fewer snapshots or more, if the whole run gains by it.
 
     By Young's formula: the cost of snapshots against half the interval that a process's death
     loses.
     """
     share = (1 - model.notice_share) * (1 - model.host_loss_share)
-    if not model.has_snapshots:
-        return None
-
-    def loss(overhead: float) -> float:
-        interval = replace(model, max_overhead=overhead).snapshot_interval
-        return model.snapshot / interval + share * interval / (2 * model.mtbf)
-
     best = math.sqrt(model.snapshot * share / (2 * model.mtbf))
     best = min(max(float(f"{best:.1g}"), _LEAST_OVERHEAD), 1.0)
-    if loss(model.max_overhead) - loss(best) <= _WORTH_SAYING:
-        return None
     other = replace(model, max_overhead=best)
     way = _try_way("", other, seed)
-    interval = _choose(other, way.best, _as_good(way)[1])
+    interval = _choose(other, way)
     goodput = float(simulate(other, [interval], seed=seed).goodput[0])
     if goodput - goodput_now <= _WORTH_SAYING:
         return None  # the time is lost elsewhere: in a queue, in restarts

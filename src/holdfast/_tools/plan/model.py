@@ -18,6 +18,7 @@ import math
 from dataclasses import dataclass
 
 from holdfast._errors import SettingsError
+from holdfast._run.checkpoint_interval import daly_interval, young_interval
 from holdfast._tools.plan.units import shown
 
 GPUS_PER_HOST = 8
@@ -91,6 +92,14 @@ class Model:
         return self.mtbf / share if share > 0 else math.inf
 
     @property
+    def young(self) -> float:
+        return young_interval(self.extra_cost, self.losing_mtbf)
+
+    @property
+    def daly(self) -> float:
+        return daly_interval(self.extra_cost, self.losing_mtbf)
+
+    @property
     def least_interval(self) -> float:
         """One checkpoint is on disk before the next one begins."""
         return 0.0 if self.is_blocking else self.write
@@ -136,10 +145,13 @@ class Inputs:
         return math.ceil(self.gpus / (self.gpus_per_host or GPUS_PER_HOST))
 
     @property
+    def state_bytes(self) -> float:
+        return STATE_BYTES if self.state_size is None else self.state_size
+
+    @property
     def host_bytes(self) -> float:
         """Two snapshots of a host's share of the state; three with several ranks."""
-        size = STATE_BYTES if self.state_size is None else self.state_size
-        return (2 if self.gpus == 1 else 3) * size / self.hosts
+        return (2 if self.gpus == 1 else 3) * self.state_bytes / self.hosts
 
     @property
     def run_seconds(self) -> float:
@@ -147,6 +159,7 @@ class Inputs:
 
 
 def build_model(given: Inputs) -> tuple[Model, list[str]]:
+    """The model, and a sentence for each option that the user has left out."""
     assumed: list[str] = []
 
     def known(value: float | None, default: float, sentence: str) -> float:
@@ -155,26 +168,33 @@ def build_model(given: Inputs) -> tuple[Model, list[str]]:
         assumed.append(sentence)
         return default
 
-    size = STATE_BYTES if given.state_size is None else given.state_size
     if given.state_size is None and (given.snapshot_cost is None or given.write_time is None):
         assumed.append("--state-size 10GB: 12 to 16 bytes for each parameter is usual with Adam")
-    bandwidth = given.write_bandwidth
-    if bandwidth is None:
-        bandwidth = min(HOST_BYTES_PER_SECOND * given.hosts, DISK_BYTES_PER_SECOND)
-    write = size / bandwidth if given.write_time is None else given.write_time
-    if given.write_time is None and given.write_bandwidth is None:
-        most = ", and 500 GB/s for all" if bandwidth == DISK_BYTES_PER_SECOND else ""
+    write = given.write_time
+    if write is None:
+        speed = min(HOST_BYTES_PER_SECOND * given.hosts, DISK_BYTES_PER_SECOND)
+        most = ", and 500 GB/s for all" if speed == DISK_BYTES_PER_SECOND else ""
         hosts = f"{given.hosts:,} {'host' if given.hosts == 1 else 'hosts'}"
+        text = f"--write-bandwidth {speed / 1e9:g}GB/s: 1 GB/s for each of {hosts}{most}. "
+        text += "`holdfast doctor` measures it"
+        write = given.state_bytes / known(given.write_bandwidth, speed, text)
+    if given.interruptions is not None and given.over is not None:
+        mtbf = given.over / given.interruptions
+    elif given.mtbf_per_gpu is not None:
+        mtbf = given.mtbf_per_gpu / given.gpus
+    else:
+        mtbf = 1 / (given.gpus / GPU_MTBF_SECONDS + 1 / JOB_MTBF_SECONDS)
         assumed.append(
-            f"--write-bandwidth {bandwidth / 1e9:g}GB/s: 1 GB/s for each of {hosts}{most}. "
-            "`holdfast doctor` measures it"
+            "--mtbf-per-gpu: one failure in 5.8 years for each GPU (Llama 3), and one "
+            "interruption a day of the job besides"
         )
-    mtbf = _mtbf(given, assumed)
-    copied, restart = size / given.gpus / COPY_BYTES_PER_SECOND, RESTART_SECONDS + write
+    copied = given.state_bytes / given.gpus / COPY_BYTES_PER_SECOND
+    restart = RESTART_SECONDS + write
     copy_text = f"--snapshot-cost {_option(copied)}: a GPU's share of the state at 10 GB/s"
     restart_text = f"--restart-time {_option(restart)}: two minutes, and the time to read the state"
     loss_text = f"--host-loss-share {HOST_LOSS_SHARE}: as we read the causes in the Llama 3 report"
     slows_text = f"--interference {INTERFERENCE}: of the time that a checkpoint is being written"
+    overhead_text = f"--max-overhead {MAX_OVERHEAD}: the default of Settings"
     model = Model(
         mtbf=mtbf,
         write=write,
@@ -184,27 +204,11 @@ def build_model(given: Inputs) -> tuple[Model, list[str]]:
         notice_share=known(given.notice_share, 0.0, "--notice-share 0: no warning ever comes"),
         host_loss_share=known(given.host_loss_share, HOST_LOSS_SHARE, loss_text),
         interference=known(given.interference, INTERFERENCE, slows_text),
-        max_overhead=known(
-            given.max_overhead,
-            MAX_OVERHEAD,
-            f"--max-overhead {MAX_OVERHEAD}: the default of Settings",
-        ),
+        max_overhead=known(given.max_overhead, MAX_OVERHEAD, overhead_text),
     )
     if given.run_time is None:
         assumed.append("--run-time 30d")
     return model, assumed
-
-
-def _mtbf(given: Inputs, assumed: list[str]) -> float:
-    if given.interruptions is not None and given.over is not None:
-        return given.over / given.interruptions
-    if given.mtbf_per_gpu is not None:
-        return given.mtbf_per_gpu / given.gpus
-    assumed.append(
-        "--mtbf-per-gpu: one failure in 5.8 years for each GPU (Llama 3), and one interruption "
-        "a day of the job besides"
-    )
-    return 1 / (given.gpus / GPU_MTBF_SECONDS + 1 / JOB_MTBF_SECONDS)
 
 
 def _option(seconds: float) -> str:

@@ -15,10 +15,11 @@ from holdfast._tools.plan.units import shown
 
 _WIDTH, _HEIGHT = 880, 532
 _LEFT, _RIGHT, _TOP, _BOTTOM = 74, 848, 96, 356
+_LEGEND = 416  # the height of its first row
 _STEPS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)  # between two lines of the grid
 _MOST_LINES = 6
 _LEAST_SPAN = 0.01  # of goodput, from the lowest line to the highest
-_COLOURS = ("var(--still)", "var(--beside)", "var(--ours)")
+_OTHER_COLOURS = ("var(--still)", "var(--beside)")
 _STYLE = """
 svg { --paper: #ffffff; --ink: #1d2530; --faint: #5b6675; --line: #dde2e8; --wash: #e8f3ec;
   --ours: #1f7a4d; --beside: #2f6db5; --still: #a3611c; }
@@ -51,7 +52,6 @@ def draw(plan: Plan) -> str:
         _text(32, 38, title, "title"),
         _text(32, 62, about, "faint"),
         *_draw_curves(plan),
-        *_draw_legend(plan),
         _text(_LEFT, 490, f"Where the other {1.0 - chosen.goodput:.2%} go", "strong"),
         _text(_LEFT, 510, ", ".join(parts)),
         "</svg>",
@@ -81,7 +81,7 @@ def _draw_curves(plan: Plan) -> Iterator[str]:
     def y(goodput: float) -> float:
         return _BOTTOM - (max(goodput, bottom) - bottom) / (top - bottom) * (_BOTTOM - _TOP)
 
-    left, right = map(x, plan.as_good)
+    left, right = map(x, plan.ways[-1].as_good)
     yield (
         f'<rect x="{left:.1f}" y="{_TOP}" width="{max(right - left, 2):.1f}" '
         f'height="{_BOTTOM - _TOP}" fill="var(--wash)"/>'
@@ -97,7 +97,8 @@ def _draw_curves(plan: Plan) -> Iterator[str]:
             yield _text(x(interval), _BOTTOM + 20, shown(interval), "faint middle")
     yield _text(_RIGHT, _BOTTOM + 38, "between two checkpoints", "faint end")
     yield _text(_LEFT, _TOP - 10, "goodput", "faint")
-    for way, colour in zip(plan.ways, _colours(plan), strict=True):
+    colours = (*_OTHER_COLOURS[: len(plan.ways) - 1], "var(--ours)")
+    for row, (way, colour) in enumerate(zip(plan.ways, colours, strict=True)):
         path = "L".join(
             f"{x(interval):.1f} {y(goodput):.1f}"
             for interval, goodput in zip(way.intervals, way.curve, strict=True)
@@ -105,22 +106,14 @@ def _draw_curves(plan: Plan) -> Iterator[str]:
         )
         name = f"<title>{escape(way.name)}</title>"
         yield f'<path class="curve" stroke="{colour}" d="M{path}">{name}</path>'
+        legend = _LEGEND + 22 * row
+        yield f'<path stroke="{colour}" stroke-width="3" d="M{_LEFT} {legend - 4}h22"/>'
+        yield _text(_LEFT + 32, legend, way.name)
+        yield _text(640, legend, f"best every {shown(way.best)}: {way.goodput:.2%}", "end")
     at, height = x(plan.chosen.interval), y(plan.chosen.goodput)
     yield f'<circle cx="{at:.1f}" cy="{height:.1f}" r="6" fill="var(--ours)"/>'
     text = f"{shown(plan.chosen.interval)}: {plan.chosen.goodput:.2%}"
     yield _text(min(max(at, _LEFT + 56), _RIGHT - 56), height + 24, text, "strong middle")
-
-
-def _colours(plan: Plan) -> tuple[str, ...]:
-    return _COLOURS if len(plan.ways) == 3 else (_COLOURS[0], _COLOURS[-1])
-
-
-def _draw_legend(plan: Plan) -> Iterator[str]:
-    for row, (way, colour) in enumerate(zip(plan.ways, _colours(plan), strict=True)):
-        y = 416 + 22 * row
-        yield f'<path stroke="{colour}" stroke-width="3" d="M{_LEFT} {y - 4}h22"/>'
-        yield _text(_LEFT + 32, y, way.name)
-        yield _text(640, y, f"best every {shown(way.best)}: {way.goodput:.2%}", "end")
 
 
 def _text(x: float, y: float, text: str, kind: str = "") -> str:

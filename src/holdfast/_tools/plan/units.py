@@ -14,6 +14,7 @@ _DURATIONS = {
 }  # fmt: skip
 _SIZES = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "PB": 1e15}
 _SIZES |= {"KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40}
+_SPEEDS = {f"{name}/s": size for name, size in _SIZES.items()}
 _WRITTEN = re.compile(r"\s*([+-]?[0-9]+(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?)\s*([a-z%/]*)\s*", re.I)
 _SHOWN = (("s", 1), ("min", 60), ("h", 3600), ("d", 86_400), ("years", 31_536_000))
 # Intervals as people choose them, and as checkpoint_every takes them.
@@ -29,8 +30,7 @@ def parse_duration(text: str, option: str, *, may_be_zero: bool = False) -> floa
     >>> parse_duration("2h", "--over")
     7200.0
     """
-    valid = _valid(_DURATIONS, "'90s', '30d' or '5y'")
-    return _above_zero(_parse(text, option, _DURATIONS, valid), text, option, valid, may_be_zero)
+    return _parse_amount(text, option, _DURATIONS, "'90s', '30d' or '5y'", may_be_zero=may_be_zero)
 
 
 def parse_size(text: str, option: str, *, per_second: bool = False) -> float:
@@ -39,9 +39,9 @@ def parse_size(text: str, option: str, *, per_second: bool = False) -> float:
     >>> parse_size("20GB", "--state-size"), parse_size("2 tb/s", "--x", per_second=True)
     (20000000000.0, 2000000000000.0)
     """
-    valid = _valid(_SIZES, "'20GB/s'" if per_second else "'20GB'")
-    tailed = {f"{name}/s": factor for name, factor in _SIZES.items() if per_second}
-    return _above_zero(_parse(text, option, _SIZES | tailed, valid), text, option, valid)
+    if per_second:
+        return _parse_amount(text, option, _SIZES | _SPEEDS, "'20GB/s'")
+    return _parse_amount(text, option, _SIZES, "'20GB'")
 
 
 def parse_share(text: str, option: str) -> float:
@@ -58,8 +58,16 @@ def parse_share(text: str, option: str) -> float:
     return share
 
 
-def _valid(units: dict[str, float], example: str) -> str:
-    return f"a number and a unit ({', '.join(units)}), for example {example}"
+def _parse_amount(
+    text: str, option: str, units: dict[str, float], example: str, *, may_be_zero: bool = False
+) -> float:
+    names = ", ".join(name for name in units if name not in _SPEEDS)
+    valid = f"a number and a unit ({names}), for example {example}"
+    value = _parse(text, option, units, valid)
+    if not math.isfinite(value) or value < 0 or (value == 0 and not may_be_zero):
+        least = "0 or more" if may_be_zero else "more than 0"
+        raise SettingsError(f"{option} {text}: this must be {least}.\nValid: {valid}.")
+    return value
 
 
 def _parse(text: str, option: str, units: dict[str, float], valid: str) -> float:
@@ -71,15 +79,6 @@ def _parse(text: str, option: str, units: dict[str, float], valid: str) -> float
         lack = f"the unit {match[2]!r} is unknown" if match[2] else "the unit is missing"
         raise SettingsError(f"{option} {text}: {lack}.\nValid: {valid}.")
     return float(match[1]) * factor
-
-
-def _above_zero(
-    value: float, text: str, option: str, valid: str, may_be_zero: bool = False
-) -> float:
-    if not math.isfinite(value) or value < 0 or (value == 0 and not may_be_zero):
-        least = "0 or more" if may_be_zero else "more than 0"
-        raise SettingsError(f"{option} {text}: this must be {least}.\nValid: {valid}.")
-    return value
 
 
 def round_interval(seconds: float, least: float = 0.0) -> float:

@@ -24,14 +24,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast._environment import variables as _env
+from holdfast._environment import variables
+from holdfast._environment.processes.libc import libc
 from holdfast._environment.processes.proc import FairDeadline, read_bytes, stat_fields
 from holdfast._environment.processes.threads import name_of
 from holdfast._environment.processes.tree import descendants
+from holdfast._environment.slurm.controller import scancel
 from holdfast._environment.slurm.job import rank_environment
 from holdfast._tools.doctor.check import State, slow
 from holdfast._tools.doctor.signals import probe
-from holdfast._tools.doctor.signals.target import Target, interpreter_flags
+from holdfast._tools.doctor.signals.target import Target
 from holdfast._tools.lint.launch import is_python
 
 # Killed, these clients would leave their processes on other nodes.
@@ -41,7 +43,6 @@ _MORE_RANKS_SECONDS = 0.3  # where the number of ranks is not known
 _MOST_TIMES = 3.0  # on a busy machine a deadline is at most so many times as long
 _END_SECONDS = 5.0
 _TERMINAL_END_SECONDS = 2.0
-_SCANCEL_SECONDS = 10.0
 _EXEC_SECONDS = 0.002
 _SET_ADOPTS_ORPHANS, _GET_ADOPTS_ORPHANS = 36, 37  # PR_*_CHILD_SUBREAPER
 _WORD = re.compile(r"\w")
@@ -141,7 +142,7 @@ def _step_of(words: Mapping[str, str]) -> str:
 
 
 def own_step() -> str:
-    return _step_of(_env.of_ranks())
+    return _step_of(variables.of_ranks())
 
 
 def started(pid: int) -> int | None:
@@ -155,30 +156,12 @@ def send(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def scancel(*words: str) -> str:
-    """Returns the reason of a failure; empty on success."""
-    try:
-        done = subprocess.run(
-            ["scancel", *words],
-            env=_env.child_environment(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_SCANCEL_SECONDS,
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        return str(error)
-    return "" if done.returncode == 0 else (done.stderr.strip() or f"status {done.returncode}")
-
-
 def _adopt_orphans(adopts: bool) -> bool:
     """Whether processes that lose their parent become ours; returns the previous value."""
-    with contextlib.suppress(OSError, AttributeError):
-        library, before = ctypes.CDLL(None), ctypes.c_int(0)
-        library.prctl(_GET_ADOPTS_ORPHANS, ctypes.byref(before), 0, 0, 0)
-        library.prctl(_SET_ADOPTS_ORPHANS, int(adopts), 0, 0, 0)
-        return bool(before.value)
-    return False
+    before = ctypes.c_int(0)
+    libc().prctl(_GET_ADOPTS_ORPHANS, ctypes.byref(before), 0, 0, 0)
+    libc().prctl(_SET_ADOPTS_ORPHANS, int(adopts), 0, 0, 0)
+    return bool(before.value)
 
 
 class _Terminal:
@@ -218,38 +201,32 @@ class Chain:
 
     def __init__(
         self,
-        command: Sequence[str],
         target: Target,
         kind: str,  # of the probe's work: "signals" or "ranks"
         *,
         seconds: float,
-        folder: Path,
         has_terminal: bool = False,
         backend: str = "",  # of torch, if the training names one
     ) -> None:
-        self.command = list(command)
         self.target = target
-        self._kind = kind
-        self._backend = backend
-        self._seconds = seconds
-        self._cwd = folder
-        self.terminal = _Terminal() if has_terminal else None
+        self._errand = {"kind": kind, "seconds": seconds, "backend": backend}
+        self._has_terminal = has_terminal
+        self.terminal: _Terminal | None = None
+        self.first = 0  # the pid of the command
         self._seen: dict[int, int] = {}  # each process that was ever below it, and its start
-        self._handlers: dict[int, Any] = {}
-        self._adopted_before: bool | None = None
-        self.first = 0
-        self.folder = Path()  # made at the start
+        self._undo = contextlib.ExitStack()
 
     def __enter__(self) -> Chain:
         # Tasks of srun may be on other nodes, which share the job's folder and not /tmp.
-        is_shared = any(word.endswith("srun") for word in self.command) or any(
-            b"srun" in (read_bytes(str(path)) or b"") for path in self.target.scripts
+        is_shared = any(word.endswith("srun") for word in self.target.command) or any(
+            "srun" in text for text in self.target.scripts.values()
         )
-        place = str(self._cwd) if is_shared else None
+        place = str(self.target.folder) if is_shared else None
+        prefix = ".holdfast-doctor-" if is_shared else "holdfast-doctor-"
         try:
-            prefix = ".holdfast-doctor-" if is_shared else "holdfast-doctor-"
             self.folder = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
-            self._start()
+            self._undo.callback(shutil.rmtree, self.folder, ignore_errors=True)
+            self._start(self._prepare())
         except BaseException as error:
             self.end()
             if isinstance(error, OSError):
@@ -263,7 +240,8 @@ class Chain:
     def __exit__(self, *_: object) -> None:
         self.end()
 
-    def _start(self) -> None:
+    def _prepare(self) -> list[str]:
+        """Put the probe, its errand and the shims into the folder; returns what to start."""
         folder = self.folder
         (folder / "told").mkdir()
         (folder / "bin").mkdir()
@@ -273,51 +251,51 @@ class Chain:
                 shim = folder / "bin" / program
                 shim.write_text(_SHIM.format(name=program, folder=folder))
                 shim.chmod(0o755)
-        names, command = list(self.target.names), self.command
+        names, command = self.target.names, self.target.command
         if self.target.program_at is not None:
             names = ["training.py"]
-            command = [*command[: self.target.program_at], sys.executable, str(folder / names[0])]
-            (folder / names[0]).write_text("")
-        errand = {
-            "kind": self._kind,
-            "folder": str(folder),
-            "targets": names,
-            "seconds": self._seconds,
-            "backend": self._backend,
-            "doctor": [os.getpid(), started(os.getpid()) or 0],
-        }
+            training = folder / names[0]
+            training.write_text("")
+            command = [*command[: self.target.program_at], sys.executable, str(training)]
+        doctor = [os.getpid(), started(os.getpid()) or 0]
+        errand = {**self._errand, "folder": str(folder), "targets": names, "doctor": doctor}
         (folder / "errand.json").write_text(json.dumps(errand))
-        variables = _env.whole()
-        paths = [str(folder), *filter(None, [variables.get("PYTHONPATH")])]
-        variables |= {
+        return command
+
+    def _start(self, command: Sequence[str]) -> None:
+        folder, environment = self.folder, variables.whole()
+        paths = [str(folder), *filter(None, [environment.get("PYTHONPATH")])]
+        environment |= {
             "PYTHONPATH": os.pathsep.join(paths),
-            "PATH": f"{folder / 'bin'}{os.pathsep}{variables.get('PATH', os.defpath)}",
+            "PATH": f"{folder / 'bin'}{os.pathsep}{environment.get('PATH', os.defpath)}",
             "HOLDFAST_STATE": str(folder / "state"),
         }
-        self._adopted_before = _adopt_orphans(True)
+        self._undo.callback(_adopt_orphans, _adopt_orphans(True))
         if threading.current_thread() is threading.main_thread():
             # End the chain before ourselves; Ctrl-C does so without a handler.
             for number in (signal.SIGTERM, signal.SIGHUP):
                 if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
-                    self._handlers[number] = signal.signal(number, _leave)
-        where = "nowhere" if self.terminal is None else "terminal"
+                    self._undo.callback(signal.signal, number, signal.signal(number, _leave))
+        if self._has_terminal:
+            self.terminal = _Terminal()
+            self._undo.callback(self.terminal.end)
         with (folder / "output").open("wb") as output:
-            streams: tuple[Any, Any] = (subprocess.DEVNULL, output)
-            if self.terminal is not None:
-                streams = (self.terminal.given, self.terminal.given)
+            terminal = None if self.terminal is None else self.terminal.given
+            where = "nowhere" if terminal is None else "terminal"
+            self._undo.callback(self._kill)
             self.process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", _FIRST, where, *command],
-                cwd=self._cwd,
-                env=variables,
-                stdin=streams[0],
-                stdout=streams[1],
-                stderr=streams[1],
+                cwd=self.target.folder,
+                env=environment,
+                stdin=subprocess.DEVNULL if terminal is None else terminal,
+                stdout=output if terminal is None else terminal,
+                stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
         self.first = self.process.pid
+        self._seen[self.first] = started(self.first) or 0
         if self.terminal is not None:
             self.terminal.begin(folder / "output")
-        self._seen[self.first] = started(self.first) or 0
 
     # What the chain reports.
 
@@ -344,7 +322,7 @@ class Chain:
         """Wait for all ranks, as far as their number is known."""
         deadline = self.deadline(seconds)
         seen, changed = 0, time.monotonic()
-        around = _env.of_ranks()
+        around = variables.of_ranks()
         while True:
             found = self.probes()
             if len(found) != seen:
@@ -398,24 +376,25 @@ class Chain:
                 continue
             if probe.role(command, self.target.names) != "train":
                 continue
-            variables = read_bytes(f"/proc/{pid}/environ")
-            if variables == b"":  # it may be in the middle of an exec
+            environment = read_bytes(f"/proc/{pid}/environ")
+            if environment == b"":  # it may be in the middle of an exec
                 time.sleep(_EXEC_SECONDS)
-                variables = read_bytes(f"/proc/{pid}/environ")
-            if variables is None:
+                environment = read_bytes(f"/proc/{pid}/environ")
+            if environment is None:
                 continue
-            label, flags = probe.what_it_runs(command)[1], interpreter_flags(command)
-            paths = [each for each in variables.split(b"\0") if each.startswith(b"PYTHONPATH=")]
+            training = probe.read_python(command)
+            paths = [each for each in environment.split(b"\0") if each.startswith(b"PYTHONPATH=")]
             if not any(str(self.folder).encode() in each for each in paths):
                 how = "PYTHONPATH does not reach it: a process above it sets it"
                 remedy = "write PYTHONPATH=…:$PYTHONPATH where it is set, and pass variables on"
-            elif set(flags) & set("EIS"):
-                how = f"python -{flags} ignores PYTHONPATH"
+            elif training.loses_path:
+                how = f"python -{training.flags} ignores PYTHONPATH"
                 remedy = "leave that option out for this test"
             else:
                 continue
             self.end()
-            raise ChainError(f"{label} was about to train for real, and was ended: {how}", remedy)
+            found = f"{training.name} was about to train for real, and was ended: {how}"
+            raise ChainError(found, remedy)
 
     # The processes, and their end.
 
@@ -442,25 +421,23 @@ class Chain:
         return str(self.folder).encode() in (read_bytes(f"/proc/{pid}/environ") or b"")
 
     def end(self) -> None:
-        """Stop all, so that no script goes on with its next line; then kill them."""
-        if self.folder == Path() or not self.folder.exists():
-            return
         # A second Ctrl-C would leave behind processes that are only stopped.
         before = signal.pthread_sigmask(
             signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         )
         try:
-            self._end()
+            self._undo.close()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-    def _end(self) -> None:
+    def _kill(self) -> None:
+        """Stop all, so that no script goes on with its next line; then kill them."""
         steps = {each.step for each in self.probes()} - {"", own_step()}
-        clients: dict[int, None] = {}
+        clients: set[int] = set()
         for _ in range(2):  # again, for processes that were started meanwhile
             for pid in self.family():
                 if name_of(pid) in CLIENTS:
-                    clients[pid] = None
+                    clients.add(pid)
                 else:
                     send(pid, signal.SIGSTOP)
         # For probes on other hosts. Earlier, a script would go on behind its probe.
@@ -480,13 +457,6 @@ class Chain:
             if self._reap() and not left:
                 break
             time.sleep(_POLL_SECONDS)
-        if self.terminal is not None:
-            self.terminal.end()
-        shutil.rmtree(self.folder, ignore_errors=True)
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        if self._adopted_before is not None:
-            _adopt_orphans(self._adopted_before)
 
     def _reap(self) -> bool:
         """True if no process is left. One with many threads is dead before it can be reaped."""

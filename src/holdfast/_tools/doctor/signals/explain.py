@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import signal
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 from holdfast._tools.doctor.check import Check
 from holdfast._tools.doctor.signals.chain import CLIENTS
-from holdfast._tools.doctor.signals.probe import what_it_runs
+from holdfast._tools.doctor.signals.probe import read_python
 from holdfast._tools.lint.launch import CONDA, RUNNERS, SHELLS, WAITING, is_python, shell_input
 
 SHELL = "shell"
@@ -34,8 +33,7 @@ _KNOWN = {
     **{name: (name, WAITER) for name in WAITING},
     **{name: (name, CLIENT) for name in CLIENTS},
 }
-# Above the first process of a task: SLURM's own.
-_HOSTS = ("slurmstepd",)
+_SLURMS_OWN = "slurmstepd"  # above the first process of a task
 
 TO_FIRST = "first"  # kill PID
 TO_GROUP = "group"  # as Ctrl-C in a terminal
@@ -80,7 +78,7 @@ def name_hop(words: Sequence[str], name: str = "") -> tuple[str, str]:
         return name or "?", OTHER
     program = words[0].rpartition("/")[2].removeprefix("-")
     if is_python(program):
-        what = what_it_runs(words)[1]
+        what = read_python(words).name
         if what.startswith("torch.distributed."):
             what = "torchrun"
         elif what.startswith(("accelerate", "deepspeed")):
@@ -95,10 +93,10 @@ def name_hop(words: Sequence[str], name: str = "") -> tuple[str, str]:
 
 
 def hop_of(process: dict[str, Any]) -> Hop:
+    """The hop of a process that the probe has read."""
     label, kind = name_hop(process["words"], process["name"])
-    numbers = (int(process[key]) for key in ("pid", "started", "caught", "ignored"))
-    pid, started, caught, ignored = numbers
-    return Hop(pid, started, label, kind, caught, ignored)
+    masks = process["caught"], process["ignored"]
+    return Hop(process["pid"], process["started"], label, kind, *masks)
 
 
 def find_hops(
@@ -109,44 +107,19 @@ def find_hops(
     `above` is the probe and all above it, the lowest first; `above_client` the same of a
     client such as srun, if the probe is not a descendant of the command.
     """
+    if hops := _hops_from(first, above):
+        return [], hops
+    # Pid 1 is the first process of a container, which may be the probe itself.
+    is_end = [each["name"].startswith(_SLURMS_OWN) or each["pid"] == 1 for each in above]
+    below = above[: is_end.index(True) or 1] if any(is_end) else above
+    return _hops_from(first, above_client), _hops_from(below[-1]["pid"], below)
+
+
+def _hops_from(first: int, above: Sequence[dict[str, Any]]) -> list[Hop]:
+    """From the process `first` down to the lowest; none if it is not among them."""
     pids = [each["pid"] for each in above]
-    if first in pids:
-        return [], [hop_of(each) for each in reversed(above[: pids.index(first) + 1])]
-    below = list(above)
-    for at, each in enumerate(above):
-        if each["name"].startswith(_HOSTS) or each["pid"] == 1:
-            below = list(above[: at or 1])
-            break
-    pids = [each["pid"] for each in above_client]
-    before = above_client[: pids.index(first) + 1] if first in pids else []
-    return [hop_of(each) for each in reversed(before)], [hop_of(each) for each in reversed(below)]
-
-
-def find_culprit(
-    hops: Sequence[Hop], gone: Sequence[int], number: int, *, first_died_of_it: bool
-) -> Hop | None:
-    """The hop above the training that keeps the signal, by who has died and who catches it.
-
-    `gone` are the pids of those that have ended since it was sent, in their order.
-    """
-    above = list(hops[:-1])
-    if not above:
-        return None
-    if first_died_of_it:
-        return above[0]
-    by_pid = {hop.pid: hop for hop in above}
-    if dead := [by_pid[pid] for pid in gone if pid in by_pid]:
-        return dead[0]
-    last = above[0]
-    for hop in above:
-        if hop.ignores(number):
-            return hop
-        if not hop.catches(number):
-            break  # it would have died: it did not receive it
-        last = hop
-        if hop.kind == SHELL:
-            break  # it runs its trap only when its foreground command has ended
-    return last
+    count = pids.index(first) + 1 if first in pids else 0
+    return [hop_of(each) for each in reversed(above[:count])]
 
 
 # -- One signal: what happened, and the check that says so -----------------------------------------
@@ -156,7 +129,6 @@ def find_culprit(
 class Tried:
     number: int
     route: str
-    label: str  # the training
     hops: list[Hop]  # from the process that it was sent to, down to the training
     counts: dict[int, int]  # how often it arrived, by rank
     gone: list[int] = field(default_factory=list)  # pids of hops that ended, in their order
@@ -165,12 +137,22 @@ class Tried:
     instead: list[str] = field(default_factory=list)  # other signals that arrived in its place
     seconds: float | None = None  # until the last rank had it
     asked: list[str] = field(default_factory=list)  # what a trap would ask of SLURM
-    scripts: list[Path] = field(default_factory=list)  # of the shell, on the way
+    scripts: Mapping[Path, str] = field(default_factory=dict)  # of the shell, on the way
     python: str = ""  # that would train
 
     @property
     def name(self) -> str:
         return signal.Signals(self.number).name
+
+    @property
+    def above(self) -> list[Hop]:
+        """The hops above the training."""
+        return self.hops[:-1]
+
+    @property
+    def label(self) -> str:
+        """Of the training."""
+        return self.hops[-1].label
 
     @property
     def missed(self) -> list[int]:
@@ -180,7 +162,7 @@ class Tried:
     def lost(self) -> list[Hop]:
         """The hops above the training that have ended, unless a living leader is above them."""
         found: list[Hop] = []
-        for hop in self.hops[:-1]:
+        for hop in self.above:
             if hop.pid in self.gone:
                 found.append(hop)
             elif hop.kind == LEADER:
@@ -188,45 +170,61 @@ class Tried:
         return found
 
 
+def find_culprit(tried: Tried) -> Hop | None:
+    """The hop above the training that keeps the signal, by who has died and who catches it."""
+    if not tried.above:
+        return None
+    if tried.status == -tried.number:
+        return tried.above[0]
+    if tried.gone:
+        return next(hop for hop in tried.above if hop.pid == tried.gone[0])
+    last = tried.above[0]
+    for hop in tried.above:
+        if hop.ignores(tried.number):
+            return hop
+        if not hop.catches(tried.number):
+            break  # it would have died: it did not receive it
+        last = hop
+        if hop.kind == SHELL:
+            break  # it runs its trap only when its foreground command has ended
+    return last
+
+
 def judge(tried: Tried, wanted: Collection[str], *, in_job: bool) -> Check:
     """`wanted` are the signals without which work is lost here; others are only warned of."""
+    culprit = find_culprit(tried) if tried.missed else next(iter(tried.lost), None)
+    times = max(tried.counts.values(), default=0)
     data: dict[str, Any] = {
         "signal": tried.name,
         "sent_to": tried.route,
         "hops": [hop.label for hop in tried.hops],
         "ranks": len(tried.counts),
         "arrived": len(tried.counts) - len(tried.missed),
-        "times": max(tried.counts.values(), default=0),
+        "times": times,
         "milliseconds": None if tried.seconds is None else round(1000 * tried.seconds),
         "asked_of_slurm": tried.asked,
         "python": tried.python,
-        "swallowed_by": None,
+        "swallowed_by": None if culprit is None else culprit.label,
     }
     check = partial(Check, f"signal {tried.name}", data=data)
     if tried.missed:
-        died = tried.status == -tried.number
-        culprit = find_culprit(tried.hops, tried.gone, tried.number, first_died_of_it=died)
-        data["swallowed_by"] = None if culprit is None else culprit.label
         found = _describe_missed(tried, culprit)
-        return check(
-            "fail" if tried.name in wanted else "warn", found, _remedy(tried, culprit, in_job)
-        )
+        remedy = "" if culprit is None else _remedy(tried, culprit, in_job)
+        return check("fail" if tried.name in wanted else "warn", found, remedy)
     found = _describe_arrived(tried)
-    most = max(tried.counts.values())
-    if lost := tried.lost:
-        data["swallowed_by"] = lost[0].label
-        found += f"; but {lost[0].label} ends by it, and the training goes on without it"
-        return check("warn", found, _remedy(tried, lost[0], tried.route == TO_STEP))
-    if most > 1 and tried.number == signal.SIGINT:
-        found += f", {most} times: a second Ctrl-C often means to leave at once, unsaved"
+    if culprit is not None:
+        found += f"; but {culprit.label} ends by it, and the training goes on without it"
+        return check("warn", found, _remedy(tried, culprit, tried.route == TO_STEP))
+    if times > 1 and tried.number == signal.SIGINT:
+        found += f", {times} times: a second Ctrl-C often means to leave at once, unsaved"
         return check("warn", found, "put `holdfast run --` in front: it passes each on once")
     return check("ok", found)
 
 
 def _describe_arrived(tried: Tried) -> str:
     whom = tried.label if len(tried.counts) == 1 else f"all {len(tried.counts)} ranks"
-    through = [hop.label for hop in tried.hops[:-1]]
-    way = f", through {', '.join(through)}" if through else ""
+    through = ", ".join(hop.label for hop in tried.above)
+    way = f", through {through}" if through else ""
     by = {TO_GROUP: "sent as Ctrl-C, ", TO_STEP: "sent by SLURM, "}.get(tried.route, "")
     after = f" after {1000 * tried.seconds:.0f} ms" if tried.seconds is not None else ""
     return f"{by}it arrives at {whom}{after}{way}"
@@ -266,9 +264,7 @@ def _describe_missed(tried: Tried, culprit: Hop | None) -> str:
     return f"it does not arrive: {how}, and {rest}"
 
 
-def _remedy(tried: Tried, culprit: Hop | None, in_job: bool) -> str:
-    if culprit is None:
-        return ""
+def _remedy(tried: Tried, culprit: Hop, in_job: bool) -> str:
     label = culprit.label
     led = f"holdfast run -- {label} …"
     if culprit.kind == SHELL:
@@ -319,12 +315,11 @@ def _remedy_of_shell(tried: Tried, culprit: Hop, in_job: bool) -> str:
     return f"{place}exec {below}{how}, or: holdfast run -- {label}"
 
 
-def _find_line(scripts: Sequence[Path], script: str, label: str) -> tuple[str, str]:
-    for path in scripts:
+def _find_line(scripts: Mapping[Path, str], script: str, label: str) -> tuple[str, str]:
+    for path, text in scripts.items():
         if path.name != script:
             continue
-        with contextlib.suppress(OSError):
-            for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
-                if label in line and _STARTS.match(line):
-                    return f"{path.name}:{number}: ", line
+        for number, line in enumerate(text.splitlines(), 1):
+            if label in line and _STARTS.match(line):
+                return f"{path.name}:{number}: ", line
     return f"in {script}: ", ""

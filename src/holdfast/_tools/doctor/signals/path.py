@@ -6,7 +6,6 @@ through SLURM to the tasks of a step.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import shutil
@@ -14,16 +13,17 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 from holdfast._environment.processes.proc import FairDeadline
 from holdfast._environment.processes.threads import name_of
 from holdfast._environment.processes.tree import is_known
+from holdfast._environment.slurm.controller import scancel
 from holdfast._environment.slurm.job import is_in_step
 from holdfast._environment.variables import of_job, of_ranks
-from holdfast._tools.doctor.check import Check, State, slow
+from holdfast._tools.doctor.check import Check, slow
 from holdfast._tools.doctor.signals import explain, probe
 from holdfast._tools.doctor.signals.chain import (
     CLIENTS,
@@ -31,7 +31,6 @@ from holdfast._tools.doctor.signals.chain import (
     ChainError,
     Probe,
     own_step,
-    scancel,
     send,
     started,
 )
@@ -61,14 +60,13 @@ def check_signal_path(
     """Send the real signals through the command; without one, through `holdfast run` itself."""
     if not sys.platform.startswith("linux") or not is_known():
         return [_check("warn", "not tried: it needs Linux and its /proc")]
-    where = folder or Path.cwd()
     command = list(command) or [sys.executable, "-m", "holdfast", "run", "--", "training"]
-    target = find_target(command, where)
-    refusal = _refuse(command, target)
+    target = find_target(command, folder or Path.cwd())
+    refusal = _refuse(target)
     if refusal is not None:
         return [refusal]
-    trials = _Trials(command, target, where, start_seconds, arrive_seconds)
-    return [*trials.run(signals or _choose(target)), *_check_handlers(target, where)]
+    trials = _Trials(target, start_seconds, arrive_seconds)
+    return [*trials.run(signals or _choose(target)), *_check_handlers(target)]
 
 
 def check_leader_path() -> list[Check]:
@@ -79,52 +77,37 @@ def check_leader_path() -> list[Check]:
     return check_signal_path(signals=(signal.SIGUSR2, signal.SIGTERM))
 
 
-def _refuse(command: Sequence[str], target: Target) -> Check | None:
+def _refuse(target: Target) -> Check | None:
     """What cannot be tried without a risk that the training starts for real."""
-    state: State = "warn"
-    if target.clears:
-        found = f"not tried: with {target.clears} the probe does not reach the tasks"
-        remedy = "leave it out for this test: srun passes the environment on by itself"
-    elif target.elsewhere:
-        program = target.elsewhere
-        found = f"not tried: {program} starts the training where the probe does not come"
-        remedy = (
-            f"try it behind {program}, where the training runs: {program} … holdfast doctor -- …"
-        )
-        if program == "sbatch":
-            remedy = "in an allocation (salloc): holdfast doctor -- bash job.sbatch"
-    elif target.loses_path:
-        what = target.loses_path
-        found = f"not tried: {what} keeps PYTHONPATH from the training, and so the probe"
-        remedy = "leave it out for this test, or write PYTHONPATH=…:$PYTHONPATH there"
-    elif target.names or target.scripts or target.program_at is not None:
+    if target.refusal is not None:
+        found, remedy = target.refusal
+        return _check("warn", f"not tried: {found}", remedy)
+    if target.names or target.scripts or target.program_at is not None:
         return None
-    elif shutil.which(command[0]) is None and "/" not in command[0]:
-        state, found = "fail", f"{command[0]}: there is no such program"
+    program = target.command[0]
+    if shutil.which(program) is None and "/" not in program:
         remedy = "see whether its environment has to be activated, or its module loaded"
-    else:
-        words = " ".join(command)[:80]
-        found = f"not tried: in `{words}` there is no Python script to stand in for"
-        remedy = "name the training in the command, as in: holdfast doctor -- srun python train.py"
-    return _check(state, found, remedy)
+        return _check("fail", f"{program}: there is no such program", remedy)
+    words = " ".join(target.command)[:80]
+    return _check(
+        "warn",
+        f"not tried: in `{words}` there is no Python script to stand in for",
+        "name the training in the command, as in: holdfast doctor -- srun python train.py",
+    )
 
 
 def _choose(target: Target) -> Sequence[signal.Signals]:
     """All, or with the one warning that the job's script has chosen."""
-    if target.warning is None or f"SIG{target.warning.name}" not in signal.Signals.__members__:
+    chosen = target.warning_name
+    if chosen not in signal.Signals.__members__:
         return _ALL
-    chosen = signal.Signals[f"SIG{target.warning.name}"]
-    return tuple(dict.fromkeys([chosen, *(each for each in _ALL if each.name not in _WARNINGS)]))
+    others = [each for each in _ALL if each.name not in (chosen, *_WARNINGS)]
+    return (signal.Signals[chosen], *others)
 
 
-def _check_handlers(target: Target, folder: Path) -> list[Check]:
-    def read(name: str) -> str | None:
-        with contextlib.suppress(OSError, ValueError):
-            return (folder / name).read_text(errors="replace")
-        return None
-
+def _check_handlers(target: Target) -> list[Check]:
     for name in target.names:
-        if name.endswith(".py") and has_no_handler(name, read):
+        if name.endswith(".py") and has_no_handler(name, target.read):
             found = f"{name} handles no signal: it dies of the first that arrives, unsaved"
             remedy = "open a run in it: with holdfast.Run(…) as run:"
             return [Check("signal handlers", "warn", found, remedy)]
@@ -135,9 +118,7 @@ def _check_handlers(target: Target, folder: Path) -> list[Check]:
 class _Trials:
     """The signals one after the other, on as many starts of the command as they need."""
 
-    _command: Sequence[str]
     _target: Target
-    _folder: Path
     _start_seconds: float
     _arrive_seconds: float
     _checks: list[Check] = field(default_factory=list)
@@ -158,11 +139,9 @@ class _Trials:
     def _run_on_one_chain(self, left: list[signal.Signals]) -> list[signal.Signals]:
         """Returns the signals that are left when one of them has changed the chain."""
         chain = Chain(
-            self._command,
             self._target,
             "signals",
             seconds=self._start_seconds + 6 * (self._arrive_seconds + 1),
-            folder=self._folder,
             has_terminal=left[0] == signal.SIGINT,  # the terminal decides who receives it
         )
         with chain:
@@ -188,15 +167,15 @@ class _Trials:
 
     def _wanted(self, in_job: bool) -> set[str]:
         """The signals without which work is lost: SIGTERM, and the warnings of this job."""
-        warning = self._target.warning
-        warnings = _WARNINGS if in_job else ()
-        return {"SIGTERM", *(warnings if warning is None else (f"SIG{warning.name}",))}
+        if self._target.warning_name:
+            return {"SIGTERM", self._target.warning_name}
+        return {"SIGTERM", *(_WARNINGS if in_job else ())}
 
     def _route(self, number: signal.Signals, is_step: bool) -> str:
         if number == signal.SIGINT:
             return explain.TO_GROUP
-        warning = self._target.warning
-        to_batch = warning is not None and warning.to_batch and number.name == f"SIG{warning.name}"
+        target = self._target
+        to_batch = number.name == target.warning_name and target.warns_batch
         return explain.TO_STEP if is_step and not to_batch else explain.TO_FIRST
 
 
@@ -211,24 +190,20 @@ class _Observation:
         clients = [pid for pid in chain.family() if name_of(pid) in CLIENTS]
         above_client = probe.above(clients[0]) if clients else []
         local, below = explain.find_hops(here["above"], chain.first, above_client)
-        hops = below if route == explain.TO_STEP else [*local, *below]
-        script = str(here["script"]).rpartition("/")[2]
-        label = script if target.program_at is None else "the training"
-        training = here["above"][0]
-        last = explain.Hop(training["pid"], training["started"], label, "training")
+        *above, training = below if route == explain.TO_STEP else [*local, *below]
         # A process may have called exec since: its words and its handlers are others then.
-        for at, hop in enumerate(hops[:-1]):
+        for at, hop in enumerate(above):
             now = probe.process(hop.pid)
             if now is not None and now["started"] == hop.started:
-                hops[at] = explain.hop_of(now)
-        hops = [*hops[:-1], last]
+                above[at] = explain.hop_of(now)
+        script = str(here["script"]).rpartition("/")[2]
+        label = script if target.program_at is None else "the training"
+        hops = [*above, replace(training, label=label, kind="training")]
         is_here = here["host"] == os.uname().nodename
         local_pids = [hop.pid for hop in local]
-        self._local = [hop for hop in hops[:-1] if is_here or hop.pid in local_pids]
+        self._local = [hop for hop in above if is_here or hop.pid in local_pids]
         python = str(here["python"]) if is_here else ""
-        self._tried = explain.Tried(
-            number, route, label, hops, {}, scripts=target.scripts, python=python
-        )
+        self._tried = explain.Tried(number, route, hops, {}, scripts=target.scripts, python=python)
 
     def run(self, seconds: float) -> tuple[explain.Tried, FairDeadline]:
         """Send the signal, and observe the chain until it has settled."""
@@ -287,5 +262,5 @@ class _Observation:
             tried.living = sum(started(pid) == began for pid, began in starts)
 
     def _record_gone(self, pid: int) -> None:
-        if pid in [hop.pid for hop in self._tried.hops[:-1]] and pid not in self._tried.gone:
+        if pid in [hop.pid for hop in self._tried.above] and pid not in self._tried.gone:
             self._tried.gone.append(pid)

@@ -21,7 +21,7 @@ import socket
 import sys
 import time
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 _SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP")
 _POLL_SECONDS = 0.1
@@ -35,17 +35,29 @@ _VARIABLES = (
 )
 
 
-def what_it_runs(words: Sequence[str]) -> tuple[str, str]:
-    """The kind (file, module, text) and name of what a Python is started with.
+class PythonCommand(NamedTuple):
+    """What a Python was started with."""
 
-    >>> what_it_runs(["python", "-u", "train.py", "--steps", "3"])
-    ('file', 'train.py')
-    >>> what_it_runs(["python3", "-um", "package.train"])
-    ('module', 'package.train')
-    >>> what_it_runs(["python", "-c", "print()"])
-    ('text', '')
+    kind: str  # file, module or text
+    name: str  # empty for a text
+    flags: str  # the letters of its own options
+
+    @property
+    def loses_path(self) -> bool:
+        """True if this Python ignores PYTHONPATH, or the sitecustomize.py there."""
+        return bool(set(self.flags) & set("EIS"))
+
+
+def read_python(words: Sequence[str]) -> PythonCommand:
     """
-    at = 1
+    >>> tuple(read_python(["python", "-u", "train.py", "--steps", "3"]))
+    ('file', 'train.py', 'u')
+    >>> tuple(read_python(["python3", "-uIm", "package.train"]))
+    ('module', 'package.train', 'uI')
+    >>> tuple(read_python(["python", "-c", "print()"]))
+    ('text', '', '')
+    """
+    at, flags = 1, ""
     while at < len(words):
         word = words[at]
         at += 1
@@ -54,19 +66,21 @@ def what_it_runs(words: Sequence[str]) -> tuple[str, str]:
         elif word.startswith("-") and not word.startswith("--"):
             for place, letter in enumerate(word[1:], 2):
                 if letter == "c":
-                    return "text", ""
+                    return PythonCommand("text", "", flags)
                 if letter == "m":
-                    return "module", word[place:] or "".join(words[at : at + 1])
+                    name = word[place:] or "".join(words[at : at + 1])
+                    return PythonCommand("module", name, flags)
                 if letter in "WX":
                     break
+                flags += letter
         elif not word.startswith("--"):
-            return "file", word
-    return "text", ""
+            return PythonCommand("file", word, flags)
+    return PythonCommand("text", "", flags)
 
 
 def role(words: Sequence[str], targets: Collection[str]) -> str:
     """What to do in a Python that was started with these words: "train", "skip" or "go on"."""
-    kind, name = what_it_runs(words)
+    kind, name, _ = read_python(words)
     if kind == "text":
         return "go on"
     if (name if kind == "module" else os.path.basename(name)) in targets:
@@ -286,7 +300,7 @@ def _begin() -> None:
     # From here on, the training must not begin in any case.
     status = 1
     try:
-        kind, script = what_it_runs(words)
+        kind, script, _ = read_python(words)
         if _is_there(kind, script):
             _take_over(part, script, errand)
             status = 0

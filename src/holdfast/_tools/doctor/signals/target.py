@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from holdfast._environment.slurm.options import WarningSignal, batch_options, parse_signal
-from holdfast._tools.doctor.signals.probe import what_it_runs
+from holdfast._environment.slurm.options import batch_options, parse_signal
+from holdfast._tools.doctor.signals.probe import read_python
 from holdfast._tools.lint.launch import SHELLS, is_python, shell_input
 from holdfast._tools.lint.shell import NotUnderstood, find_values, parse_commands
 
@@ -31,36 +31,23 @@ _LOSES_PATH = re.compile(
     r"(?:^|[\s;&|('\"])(?:PYTHONPATH=(?!.*\$\{?PYTHONPATH)|unset\s[^;&|]*\bPYTHONPATH\b"
     r"|env\s[^;&|]*?(?:-u\s*|--unset=)PYTHONPATH\b|env\s+(?:-\S*i\S*|-|--ignore-environment)\s)"
 )
+_OF_A_SHELL = re.compile(r"\b(?:ba|da|z|k)?sh\b")
 _CLEARS = re.compile(r"--export=(?:NONE|NIL|(?!ALL\b)\w)")
 
 
 def find_target(command: Sequence[str], folder: Path) -> Target:
-    target = Target(folder)
+    target = Target(list(command), folder)
+    target.search(target.command, 0)
     if _LOSES_PATH.search(" ".join(command)):
-        target.loses_path = "the command"
-    target.search(list(command), 0)
+        target.lose_path("the command")
     # Of several programs in one script, those with "train" in their name. If a name is not known
     # and none has that word: no name, and then the first Python script counts as the training.
     words = ("train", "finetune")
     likely = [name for name in target.names if any(word in name.lower() for word in words)]
     target.names = likely or ([] if target.is_vague else target.names)
     if not target.names and not target.scripts:
-        target.search_program(command)
+        target.search_program()
     return target
-
-
-def interpreter_flags(words: Sequence[str]) -> str:
-    """The letters of a Python's own options.
-
-    >>> interpreter_flags(["python", "-u", "-Im", "train"])
-    'uI'
-    """
-    found = ""
-    for word in words[1:]:
-        if not word.startswith("-") or word.startswith("--"):
-            break
-        found += word[1:].partition("m")[0].partition("c")[0]
-    return found
 
 
 def shebang(path: Path) -> str:
@@ -77,19 +64,37 @@ def shebang(path: Path) -> str:
 class Target:
     """The training, by the names that a Python may be started with."""
 
+    command: list[str]
     folder: Path  # in which the command is started
     names: list[str] = field(default_factory=list)  # train.py, or package.train
-    scripts: list[Path] = field(default_factory=list)  # shell scripts on the way
-    warning: WarningSignal | None = None  # which one of them asks SLURM for
-    clears: str = ""  # a word that keeps the environment from the training
-    loses_path: str = ""  # what keeps PYTHONPATH from the training: a line of a script, an option
-    elsewhere: str = ""  # a program that starts it where no variable of ours arrives
+    scripts: dict[Path, str] = field(default_factory=dict)  # the text of shell scripts on the way
+    warning_name: str = ""  # of the signal that one of them asks SLURM for
+    warns_batch: bool = False  # it goes to the shell of the job, not to the tasks
+    refusal: tuple[str, str] | None = None  # why the probe cannot replace it, and what to do
     is_vague: bool = False  # its name is in a variable of unknown value
     program_at: int | None = None  # the word of the command that is a program and no Python
 
     @property
     def label(self) -> str:
         return self.names[0] if self.names else "the training"
+
+    def read(self, name: str) -> str | None:
+        """The text of a file that the command names; None for anything else."""
+        path = self.folder / name
+        with contextlib.suppress(OSError, ValueError):
+            # A pipe would block.
+            if path.is_file() and path.stat().st_size <= _MOST_BYTES:
+                return path.read_text(errors="replace")
+        return None
+
+    def lose_path(self, what: str) -> None:
+        self._refuse(
+            f"{what} keeps PYTHONPATH from the training, and so the probe",
+            "leave it out for this test, or write PYTHONPATH=…:$PYTHONPATH there",
+        )
+
+    def _refuse(self, found: str, remedy: str) -> None:
+        self.refusal = self.refusal or (found, remedy)
 
     def _add(self, name: str) -> None:
         if "$" in name:
@@ -103,22 +108,19 @@ class Target:
         for at, word in enumerate(words):
             name, rest = word.rpartition("/")[2], words[at + 1 :]
             if _is_elsewhere(name, rest, depth):
-                self.elsewhere = self.elsewhere or name
+                there = f"behind {name}, where the training runs: {name} … holdfast doctor -- …"
+                remedy = f"try it {there}"
+                if name == "sbatch":
+                    remedy = "in an allocation (salloc): holdfast doctor -- bash job.sbatch"
+                self._refuse(f"{name} starts the training where the probe does not come", remedy)
                 return
             if _CLEARS.match(word) and any(each.endswith("srun") for each in words[:at]):
-                self.clears = word
+                remedy = "leave it out for this test: srun passes the environment on by itself"
+                self._refuse(f"with {word} the probe does not reach the tasks", remedy)
             if is_python(name):
-                flags = interpreter_flags(words[at:])
-                if set(flags) & set("EIS"):
-                    self.loses_path = self.loses_path or f"python -{flags}"
-                kind, what = what_it_runs(words[at:])
-                program = what.rpartition("/")[2]
-                if kind == "text" or (kind == "module" and what.startswith(_NOT_TRAINING_MODULES)):
-                    continue  # another launcher, or no training
-                if kind == "file" and (program in _LAUNCHERS or program == "holdfast"):
-                    continue
-                self._add(what if kind == "module" else program)
-                return
+                if self._search_python(words[at:]):
+                    return
+                continue
             if name in _LAUNCHERS or word.startswith(_LAUNCHER_MODULES):
                 if found := _named_by_launcher(rest):
                     self._add(found)
@@ -127,14 +129,27 @@ class Target:
             if name in SHELLS:
                 self._search_shell(words[at:], depth)
                 return
-            if at == 0 or name.endswith(".sh"):
-                path = self.folder / word
-                if re.search(r"\b(?:ba|da|z|k)?sh\b", shebang(path)):
-                    self._search_file(path, depth)
-                    return
+            is_first = at == 0 or name.endswith(".sh")
+            if is_first and _OF_A_SHELL.search(shebang(self.folder / word)):
+                self._search_file(word, depth)
+                return
             if word.endswith(".py") and not word.startswith("-"):
                 self._add(name)
                 return
+
+    def _search_python(self, words: Sequence[str]) -> bool:
+        """False for another launcher, and for what is no training."""
+        started = read_python(words)
+        if started.loses_path:
+            self.lose_path(f"python -{started.flags}")
+        if started.kind == "module":
+            name, trains = started.name, not started.name.startswith(_NOT_TRAINING_MODULES)
+        else:
+            name = started.name.rpartition("/")[2]
+            trains = started.kind == "file" and name not in (*_LAUNCHERS, "holdfast")
+        if trains:
+            self._add(name)
+        return trains
 
     def _search_shell(self, words: Sequence[str], depth: int) -> None:
         kind, at = shell_input(words) or ("", 0)
@@ -143,22 +158,21 @@ class Target:
             self.search(list(words[at + 2 :]), depth + 1)  # its "$@"
         elif kind == "file":
             self.search(list(words[at + 1 :]), depth + 1)  # its "$@"
-            self._search_file(self.folder / words[at], depth)
+            self._search_file(words[at], depth)
 
-    def _search_file(self, path: Path, depth: int) -> None:
-        try:
-            if not path.is_file() or path.stat().st_size > _MOST_BYTES:
-                return
-            text = path.read_text(errors="replace")
-        except (OSError, ValueError):
+    def _search_file(self, name: str, depth: int) -> None:
+        text = self.read(name)
+        if text is None:
             return
-        self.scripts.append(path)
+        path = self.folder / name
+        self.scripts[path] = text
+        warning = parse_signal(batch_options(text).get("signal", ""))
+        if warning is not None and not self.warning_name:
+            self.warning_name, self.warns_batch = f"SIG{warning.name}", warning.to_batch
+        self._search_text(text, depth)
         for number, line in enumerate(text.splitlines(), 1):
             if _LOSES_PATH.search(line) and not line.lstrip().startswith("#"):
-                self.loses_path = self.loses_path or f"{path.name}:{number}"
-        option = batch_options(text).get("signal")
-        self.warning = self.warning or (parse_signal(option) if option else None)
-        self._search_text(text, depth)
+                self.lose_path(f"{path.name}:{number}")
 
     def _search_text(self, text: str, depth: int) -> None:
         with contextlib.suppress(NotUnderstood):
@@ -168,14 +182,14 @@ class Target:
                 words = [each.text.strip("\"'") for each in values.arguments(command.words)]
                 self.search(words, depth + 1)
 
-    def search_program(self, command: Sequence[str]) -> None:
+    def search_program(self) -> None:
         """A command without a Python script: an installed one, or one in another language.
 
         A program in another language is found only behind `--`, as in `holdfast run -- ./train`:
         elsewhere it is not known where a launcher's own words end.
         """
-        at = list(command).index("--") + 1 if "--" in command else 0
-        program = command[at] if at < len(command) else ""
+        at = self.command.index("--") + 1 if "--" in self.command else 0
+        program = self.command[at] if at < len(self.command) else ""
         found = shutil.which(program) if program else None
         if found is not None and "python" in shebang(Path(found)):
             self._add(program.rpartition("/")[2])
