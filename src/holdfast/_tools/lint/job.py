@@ -138,7 +138,7 @@ class BatchScript:
     ) -> finding.LintFinding:
         line, changes = self.line_of(at), tuple(edits)
         lines = tuple(corrected) or finding.changed_lines(self.text, changes)
-        fixable = bool(changes) or folder is not None
+        fixable = severity != finding.HINT and (bool(changes) or folder is not None)
         source = self.text.split("\n")[line - 1]
         return finding.LintFinding(
             rule, severity, line, message, source, lines, changes, folder, fixable
