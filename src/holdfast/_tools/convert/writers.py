@@ -10,12 +10,10 @@ only by the format that needs them; a .safetensors file needs none.
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
-import os
 import shutil
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -31,7 +29,7 @@ from holdfast._errors import (
 from holdfast._state.capture_cache import OBJECTS
 from holdfast._state.restore import Assembler, kind_of
 from holdfast._store.commit.fault_points import fault_point
-from holdfast._store.folder.atomic import publish_folder, remove_folder, sync_folder, writing_whole
+from holdfast._store.folder.atomic import writing_folder, writing_whole
 from holdfast._store.format.image import TensorSpec
 from holdfast._store.format.tree import Pairs, TreeVisitor, tensor_leaves
 from holdfast._store.read.verify import Loaded
@@ -256,26 +254,6 @@ def _check_folder(request: ExportRequest, what: str, is_ours: Callable[[str], bo
         )
 
 
-@contextlib.contextmanager
-def _writing_folder(request: ExportRequest) -> Iterator[Path]:
-    """A folder to write into; FileExistsError if its name is taken by then."""
-    out = request.out
-    prepared = out.with_name(f".{out.name}.{os.getpid()}.unfinished")
-    try:
-        prepared.mkdir()
-        yield prepared
-        for each in prepared.iterdir():
-            with each.open("rb+") as file:
-                os.fsync(file.fileno())
-        sync_folder(prepared)
-        if request.force and out.exists():
-            remove_folder(out)
-        if not publish_folder(prepared, out):
-            raise FileExistsError(str(out))
-    finally:
-        remove_folder(prepared)
-
-
 def _write_safetensors(request: ExportRequest, selected: Selected) -> Written:
     """Tensors under plain names, and all else as JSON."""
     loaded, state = selected.loaded, selected.state
@@ -392,7 +370,7 @@ def _write_dcp(request: ExportRequest, selected: Selected) -> Written:
                 f"--strip: {selected.names[0]} has no parts with names.\n"
                 "Leave out --strip: what DCP writes has a name."
             )
-    with _writing_folder(request) as folder:
+    with writing_folder(request.out, replace=request.force) as folder:
         try:
             checkpoints.write_dcp(folder, plain)
         except checkpoints.Unwritable as error:
@@ -432,7 +410,7 @@ def _write_tensorflow(request: ExportRequest, selected: Selected) -> Written:
         spec = loaded.plan.specs[by_name[name]]
         return adapter_of(spec.kind).new_array(spec, loaded.data(by_name[name]))
 
-    with _writing_folder(request) as folder:
+    with writing_folder(request.out, replace=request.force) as folder:
         written = checkpoints.write_bundle(folder, graph, held, read, strip=request.strip)
         if not written:
             instead = "Leave out --strip: it is a variable itself, and needs its name."
@@ -476,7 +454,7 @@ def _write_huggingface(request: ExportRequest, selected: Selected) -> Written:
     if of_trainer:
         instead = f"write the model only: --only {name}."
         _load_torch("an optimizer in a Hugging Face folder", instead)
-    with _writing_folder(request) as folder:
+    with writing_folder(request.out, replace=request.force) as folder:
         with (folder / _WEIGHTS).open("wb") as file:
             _write_tensors(file, selected.loaded, names, {"format": "pt"})
         if of_trainer:
