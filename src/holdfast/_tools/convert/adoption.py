@@ -19,7 +19,7 @@ from holdfast._errors import (
     FolderError,
     HoldfastError,
     SaveFailed,
-    install_command,
+    not_installed,
 )
 from holdfast._run.exit.leaving import ExitRecord
 from holdfast._run.saving.saver import write_direct
@@ -251,10 +251,8 @@ def _read(path: Path, reader: str) -> Any:
     try:
         from holdfast.torch import checkpoints as torch
     except ImportError as error:
-        raise HoldfastError(
-            f"{path}: reading it needs PyTorch, which is not installed here.\n"
-            f"Install it: {install_command('torch')}"
-        ) from error
+        what = f"{path}: reading it"
+        raise HoldfastError(not_installed(what, "PyTorch", "torch")) from error
     try:
         return getattr(torch, reader)(path)
     except torch.Refused as error:
@@ -384,10 +382,8 @@ def _read_orbax(folder: Path) -> Foreign:
     try:
         from holdfast.jax import checkpoints
     except ImportError as error:
-        raise HoldfastError(
-            f"{folder}: reading it needs JAX and Orbax, which are not installed here.\n"
-            f"Install them: {install_command('orbax')}"
-        ) from error
+        what = f"{folder}: reading it"
+        raise HoldfastError(not_installed(what, "Orbax", "orbax")) from error
     try:
         whole, left_out = checkpoints.read_orbax(folder)
     except Exception as error:
