@@ -223,10 +223,14 @@ class Uploader:
         """Write the record; `holdfast status` reads it and asks no store."""
         if self._index is not None and under_way is None:
             held = self._index.checkpoints()
-            sizes = [self._index.size_bytes(each.path.name) or 0 for each in held]
             self.record["checkpoints"] = [
-                {"name": each.path.name, "step": each.step, "attempt": each.attempt, "size": size}
-                for each, size in zip(held, sizes, strict=True)
+                {
+                    "name": each.path.name,
+                    "step": each.step,
+                    "attempt": each.attempt,
+                    "size": self._index.size_bytes(each.path.name) or 0,
+                }
+                for each in held
             ]
             newest = self._index.head(held[-1].path.name) if held else None
             self.record["newest_saved_at"] = None if newest is None else newest.saved_at
@@ -256,8 +260,11 @@ class Uploader:
 
 
 @contextlib.contextmanager
-def locked(layout: RunLayout) -> Iterator[bool]:
-    """Whether no other process copies from this folder; the lock ends with its process."""
+def locked(layout: RunLayout, *, waits: bool = False) -> Iterator[bool]:
+    """Whether no other process copies from this folder or fetches into it.
+
+    With `waits` it waits until that is so. The lock ends with its process.
+    """
     try:
         import fcntl
     except ImportError:  # Windows, where there is no keeper either
@@ -266,24 +273,13 @@ def locked(layout: RunLayout) -> Iterator[bool]:
     descriptor = open_plain(layout.mirror_lock, os.O_RDWR | os.O_CREAT)
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
         except BlockingIOError:
             yield False
             return
         yield True
     finally:
         os.close(descriptor)
-
-
-@contextlib.contextmanager
-def alone(layout: RunLayout) -> Iterator[None]:
-    """Wait until no other process copies from this folder or fetches into it."""
-    while True:
-        with locked(layout) as is_ours:
-            if is_ours:
-                yield
-                return
-        time.sleep(0.1)
 
 
 def tell(kind: str, **fields: Any) -> None:
