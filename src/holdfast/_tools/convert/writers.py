@@ -9,7 +9,6 @@ only by the format that needs them; a .safetensors file needs none.
 
 from __future__ import annotations
 
-import base64
 import json
 import shutil
 from collections import OrderedDict
@@ -23,11 +22,10 @@ from holdfast._errors import (
     FolderError,
     HoldfastError,
     SettingsError,
-    StateMismatch,
     install_command,
 )
 from holdfast._state.capture_cache import OBJECTS
-from holdfast._state.restore import Assembler, kind_of
+from holdfast._state.restore import Assembler, decode_scalar, kind_of
 from holdfast._store.commit.fault_points import fault_point
 from holdfast._store.folder.atomic import writing_folder, writing_whole
 from holdfast._store.format.image import TensorSpec
@@ -137,24 +135,13 @@ class _TorchValues(TreeVisitor):
         return inner
 
     def scalar(self, tag: str, inner: Any) -> Any:
-        if tag == "$float":
-            return float(inner)
-        if tag == "$int":
-            value = int(inner, 16)
-            if value.bit_length() > _MOST_BITS:
-                bits = value.bit_length()
-                raise HoldfastError(f"the state has a number of {bits} bits{_NOT_FOR_TORCH}")
-            return value
-        if tag in ("$bytes", "$bytearray"):
-            return {"$bytes": bytes, "$bytearray": bytearray}[tag](base64.b64decode(inner))
-        if tag == "$complex":
-            return complex(float(inner[0]), float(inner[1]))
-        if tag.startswith("$torch."):
-            return adapter_of("torch").decode_other(tag, inner)
-        raise StateMismatch(
-            f"the checkpoint holds a value of kind {tag}, which this holdfast lacks.\n"
-            "Use the version of holdfast that wrote it."
-        )
+        if tag.startswith("$tensorflow."):
+            raise HoldfastError(f"the state has a value of TensorFlow{_NOT_FOR_TORCH}")
+        value = decode_scalar(tag, inner)
+        if tag == "$int" and value.bit_length() > _MOST_BITS:
+            bits = value.bit_length()
+            raise HoldfastError(f"the state has a number of {bits} bits{_NOT_FOR_TORCH}")
+        return value
 
 
 def _hashable(found: Any) -> Any:
