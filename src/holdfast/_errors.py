@@ -120,12 +120,21 @@ def install_command(extra: str) -> str:
     return f"pip install {' '.join(shlex.quote(each) for each in _EXTRAS[extra])}"
 
 
+def not_installed(what: str, needed: str, extra: str) -> str:
+    """The two lines of an error for a missing package.
+
+    >>> print(not_installed("holdfast ui", "uvicorn", "ui"))
+    holdfast ui needs uvicorn, which is not installed here.
+    Install it: pip install 'starlette>=0.37' 'uvicorn>=0.29'
+    """
+    return (
+        f"{what} needs {needed}, which is not installed here.\nInstall it: {install_command(extra)}"
+    )
+
+
 def missing_framework(extra: str, name: str) -> ImportError:
     """What an adapter raises whose framework is not installed."""
-    return ImportError(
-        f"holdfast.{extra} needs {name}, which is not installed here.\n"
-        f"Install it: {install_command(extra)}"
-    )
+    return ImportError(not_installed(f"holdfast.{extra}", name, extra))
 
 
 class SettingsError(HoldfastError, ValueError):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from holdfast._report import events
@@ -18,7 +17,7 @@ from holdfast._report.attempts import AttemptHistory
 from holdfast._report.json_lines import Lines, Record, parse
 from holdfast._report.labels import read_labels
 from holdfast._report.series import Rows
-from holdfast._report.status.gather import JournalHistory, RunSummary, summarize
+from holdfast._report.status.gather import JournalHistory, RunSummary, aged, summarize
 from holdfast._report.verdicts import Verdicts
 from holdfast._report.view import ProofRecord, View
 from holdfast._store.folder import attempts
@@ -79,7 +78,7 @@ class RunModel:
         is_new = self._judge(self._summary, deadline) or is_new
         labels = read_labels(self._layout)
         is_new, self._known.labels = is_new or labels != self._known.labels, labels
-        return is_new or before is None or _ageless(before) != _ageless(self._summary)
+        return is_new or before is None or aged(before, None) != aged(self._summary, None)
 
     def summary(self) -> RunSummary:
         """What `holdfast status` shows, as of the last update."""
@@ -234,10 +233,3 @@ def look_once(layout: RunLayout, attempt: int) -> bool:
     if moment is None or abs(time.time() - moment) > _OLD_SECONDS:
         return False
     return attempts.is_live(layout, attempt, _WATCH_SECONDS)
-
-
-def _ageless(run: RunSummary) -> RunSummary:
-    """The same without what changes by the mere passing of time."""
-    outlook = replace(run.outlook, boundary_age_seconds=None)
-    safe = replace(run.safe, memory_age_seconds=None, disk_age_seconds=None)
-    return replace(run, outlook=outlook, safe=safe, last_exit=None, job=None, ranks=[])

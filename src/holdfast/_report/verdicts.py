@@ -6,11 +6,11 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from holdfast._diagnose.texts.log_file import read_tail
 from holdfast._report.attempts import AttemptHistory
 from holdfast._report.view import Death, Hang
 from holdfast._store.folder.attempts import read_json
 from holdfast._store.folder.layout import RunLayout
-from holdfast._store.folder.plain_file import open_file
 from holdfast._text import real, text, whole
 
 if TYPE_CHECKING:
@@ -129,13 +129,7 @@ def _traceback(path: Path) -> str:
 
 
 def _end_of(path: Path) -> str:
-    try:
-        with open_file(path) as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - _STACKS_BYTES))
-            found = file.read(_STACKS_BYTES).decode("utf-8", errors="replace")
-    except OSError:
-        return ""
+    found = read_tail(path, _STACKS_BYTES)
     return found if len(found) <= _MOST_CHARACTERS else "…\n" + found[-_MOST_CHARACTERS:]
 
 

@@ -290,7 +290,7 @@ class _Loader:
             return self.value(inner, path, near, borrowed=borrowed)
         if tag == "$node":  # in an object's own state there is no live value for it
             return {key: inner_value(item, key) for key, item in inner.items()}
-        return _decode_plain(tag, inner)
+        return decode_scalar(tag, inner)
 
 
 def _part_of(near: Any, key: Any) -> Any:
@@ -309,7 +309,8 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def _decode_plain(tag: str, inner: Any) -> Any:
+def decode_scalar(tag: str, inner: Any) -> Any:
+    """The value of a tag that holds no other values."""
     try:
         if tag in _DECODERS:
             return _DECODERS[tag](inner)

@@ -22,7 +22,7 @@ from holdfast._store.mirror.child import Service, describe_trouble
 from holdfast._store.mirror.fetch import Fetched, candidates, fetch_newest
 from holdfast._store.mirror.index import Holder, MirrorIndex
 from holdfast._store.mirror.store import open_store
-from holdfast._store.mirror.uploader import Uploader, alone
+from holdfast._store.mirror.uploader import Uploader, locked
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ def fetch(
             raise MirrorError(f"{address}: there is {what} in this mirror.")
         _admit(layout, folder, run_id, newest)
         _refuse_strange(index, layout, folder, wanted[0])
-        with alone(layout):
+        with locked(layout, waits=True):
             found = fetch_newest(index, layout, tell_damage, lambda *_: None, step)
     if found is None:
         raise NoGoodCheckpoint(f"{address}: none of the checkpoints that were asked for is whole.")

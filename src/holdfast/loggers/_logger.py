@@ -18,7 +18,7 @@ from collections.abc import Callable
 from time import time as _now
 from typing import TYPE_CHECKING, Any, Self
 
-from holdfast._errors import HoldfastError, SettingsError, install_command
+from holdfast._errors import HoldfastError, SettingsError, not_installed
 from holdfast._run.exit.leaving import status_of
 from holdfast._store.folder.prove_config import current as current_prove_config
 from holdfast._store.memory.control import MARK
@@ -225,10 +225,7 @@ def _require(package: str, extra: str, name: str) -> None:
         spec = importlib.util.find_spec(package)
     # A folder of that name, such as the one that wandb creates, is not a package.
     if spec is None or spec.origin is None:
-        raise ImportError(
-            f"holdfast.loggers.{name} needs {package}, which is not installed here.\n"
-            f"Install it: {install_command(extra)}"
-        )
+        raise ImportError(not_installed(f"holdfast.loggers.{name}", package, extra))
 
 
 def _checked(name: str, plan: dict[str, Any]) -> dict[str, Any]:

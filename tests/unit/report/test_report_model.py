@@ -116,6 +116,16 @@ def test_nothing_new_is_said_to_be_nothing_new(folder):
     assert not model.update()
 
 
+def test_the_age_of_what_a_mirror_holds_is_no_change(folder):
+    book = killed_and_resumed(folder)
+    mirror = {"address": "mirror", "checkpoints": [{"step": 5}], "newest_saved_at": 1e9 + 0.5}
+    (book.folder / "mirror.json").write_text(json.dumps(mirror))
+    model = RunModel(folder)
+    assert model.update()
+    assert model.summary().safe.mirror.age_seconds > 0
+    assert not model.update()
+
+
 def test_a_long_journal_can_be_left_in_the_middle(folder, monkeypatch):
     monkeypatch.setattr("holdfast._report.json_lines._PIECE_BYTES", 300)
     killed_and_resumed(folder)

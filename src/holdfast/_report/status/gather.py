@@ -10,9 +10,9 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from holdfast import _errors, _text
 from holdfast._errors import CheckpointError, HoldfastError, NotARun
@@ -199,6 +199,32 @@ class RunSummary:
         for group in ("outlook", "safe", "process", "trouble"):
             found |= found.pop(group)
         return found
+
+
+_Found = TypeVar("_Found")
+
+
+def aged(found: _Found, more_seconds: float | None) -> _Found:
+    """A summary so much later: ages grow, and what is left shrinks. None: without either.
+
+    >>> aged(Outlook(boundary_age_seconds=2.0), 3.0).boundary_age_seconds
+    5.0
+    """
+    if isinstance(found, list):
+        return cast(_Found, [aged(each, more_seconds) for each in found])
+    if not is_dataclass(found) or isinstance(found, type):
+        return found
+    changed: dict[str, Any] = {}
+    for name in (each.name for each in fields(found)):
+        value = getattr(found, name)
+        sign = 1.0 if name.endswith("age_seconds") else -1.0 if name == "seconds_left" else None
+        if sign is None:
+            changed[name] = aged(value, more_seconds)
+        elif value is None or more_seconds is None:
+            changed[name] = None
+        else:
+            changed[name] = max(0.0, value + sign * more_seconds)
+    return replace(found, **changed)
 
 
 @dataclass(slots=True)

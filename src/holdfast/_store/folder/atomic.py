@@ -173,6 +173,30 @@ def publish_folder(prepared: Path, final: Path, *, durable: bool = True) -> bool
     return True
 
 
+@contextlib.contextmanager
+def writing_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
+    """A folder to write into, which gets its name when it is whole.
+
+    FileExistsError if the name is taken by then and `replace` is False. Files in it are made
+    durable; those in its folders have to be already.
+    """
+    prepared = _unfinished(path, "unfinished")
+    try:
+        prepared.mkdir()
+        yield prepared
+        for each in prepared.iterdir():
+            if each.is_file():
+                with each.open("rb+") as file:
+                    os.fsync(file.fileno())
+        sync_folder(prepared)
+        if replace and path.exists():
+            remove_folder(path)
+        if not publish_folder(prepared, path):
+            raise FileExistsError(str(path))
+    finally:
+        remove_folder(prepared)
+
+
 def move_aside(path: Path, folder: Path, prefix: str = "") -> Path:
     """Move a file or folder into `folder` under a free name; returns the new path."""
     _refuse_link(folder)

@@ -18,7 +18,10 @@ from typing import Any
 from holdfast._errors import HoldfastError
 from holdfast._store.folder.layout import RunLayout
 from holdfast._store.mirror.child import Service, describe_trouble
-from holdfast._store.mirror.uploader import Uploader, alone, tell
+from holdfast._store.mirror.fetch import candidates, fetch_newest
+from holdfast._store.mirror.index import MirrorIndex
+from holdfast._store.mirror.store import open_store
+from holdfast._store.mirror.uploader import Uploader, locked, tell
 
 _TELL_SECONDS = 1.0
 # When memory runs out, the copy must be killed before the training.
@@ -56,10 +59,6 @@ def _end_with_parent() -> None:
 
 
 def _look_or_fetch(config: dict[str, Any]) -> None:
-    from holdfast._store.mirror.fetch import candidates, fetch_newest
-    from holdfast._store.mirror.index import MirrorIndex
-    from holdfast._store.mirror.store import open_store
-
     index = MirrorIndex(open_store(config["address"]))
     run_id = index.identity()
     if run_id is None:
@@ -87,7 +86,7 @@ def _look_or_fetch(config: dict[str, Any]) -> None:
         tell("damaged", name=name, text=text)
 
     layout = RunLayout(Path(config["folder"]))
-    with alone(layout):
+    with locked(layout, waits=True):
         done = fetch_newest(index, layout, tell_damage, progress)
     if done is not None:
         tell("fetched", **vars(done))

@@ -26,6 +26,7 @@ from holdfast._errors import MirrorError
 from holdfast._store.commit.write import Policy
 from holdfast._store.folder.plain_file import open_log
 from holdfast._store.mirror.store import MissingPlace
+from holdfast._text import cut
 
 _AGAIN_SECONDS = (1.0, 5.0, 30.0, 300.0)
 _NEVER = float("inf")
@@ -234,8 +235,7 @@ def why(error: BaseException) -> str:
     while len(chain) < 8 and (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
         chain.append(cause)
     texts = " ".join(f"{type(each).__name__} {each}" for each in chain)
-    first = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-    first = first if len(first) <= _MOST else f"{first[: _MOST - 1]}…"
+    first = cut(" ".join(str(error).split()).rstrip(".") or type(error).__name__, _MOST)
     if any(word in texts for word in _NO_CREDENTIALS):
         return "there are no credentials for it here"
     if isinstance(error, OSError) and error.errno in NO_ROOM:

@@ -23,14 +23,13 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from holdfast._environment import variables
 from holdfast._errors import DamagedCheckpoint, MirrorError
 from holdfast._store.commit.fault_points import fault_point
-from holdfast._store.commit.retention import choose_kept, list_checkpoints
+from holdfast._store.commit.retention import Kept, choose_kept, list_checkpoints
 from holdfast._store.folder import journal
 from holdfast._store.folder.attempts import write_json
 from holdfast._store.folder.layout import RunLayout
@@ -138,51 +137,51 @@ class Uploader:
             here = [path.name for _, _, path in self._layout.checkpoint_folders()]
             if (state := (here, void_steps(self._layout))) == self._settled:
                 return True  # ask no store needlessly: some charge for each request
-            if self._index is None:
+            index = self._index
+            if index is None:
                 index = MirrorIndex(open_store(self._service.address))
                 index.enter(self._holder)
                 self._index = index
-            wanted = self._next()
+            wanted = self._next(index)
             if wanted is None:
                 # Not earlier: the chunks of a cut upload belong to no checkpoint yet.
                 if state[1] != self._voids:
-                    self._prune()
+                    self._prune(index)
                 self._publish()
                 self._settled = state
                 return True
-            self._copy(self._index, wanted)
-            self._prune()
-            return self._next() is None
+            self._copy(index, wanted)
+            self._prune(index)
+            return self._next(index) is None
 
     # -- One checkpoint ---------------------------------------------------------------
 
-    def _next(self) -> Path | None:
+    def _next(self, index: MirrorIndex) -> Kept | None:
         """The checkpoint to copy now: the newest before the best."""
-        assert self._index is not None
-        line = self._index.line(self._layout, self._service.attempt)
-        local = [
-            each for each in list_checkpoints(self._layout) if each.path.name not in self._broken
+        line = index.line(self._layout, self._service.attempt)
+        own = [
+            each
+            for each in list_checkpoints(self._layout)
+            if is_on_line(line, each.attempt, each.step) and each.path.name not in self._broken
         ]
-        there = {each.path.name for each in self._index.checkpoints()}
-        kept = choose_kept(local, line, 1, self._service.best)
-        wanted = [path for path, why in kept.items() if why != "of another line"]
-        wanted.sort(key=lambda path: [each.path for each in local].index(path), reverse=True)
-        return next((path for path in wanted if path.name not in there), None)
+        chosen = choose_kept(own, line, 1, self._service.best)
+        there = {each.path.name for each in index.checkpoints()}
+        wanted = (each for each in reversed(own) if each.path in chosen)
+        return next((each for each in wanted if each.path.name not in there), None)
 
-    def _copy(self, index: MirrorIndex, folder: Path) -> None:
-        began = time.monotonic()
-        step = int(folder.name.split("-")[1])
-        self._moved_at = began
+    def _copy(self, index: MirrorIndex, wanted: Kept) -> None:
+        folder = wanted.path
+        self._moved_at = began = time.monotonic()
 
         def progress(done: int, total: int) -> None:
             self._moved_at = now = time.monotonic()
             if now - self._told_at > _TELL_SECONDS:
                 self._told_at = now
-                self._publish({"step": step, "done_bytes": done, "total_bytes": total})
+                self._publish({"step": wanted.step, "done_bytes": done, "total_bytes": total})
 
         upload = Upload(index, folder, self._verified, progress)
         try:
-            figures = upload.run(lambda: self._may_commit(index, folder))
+            figures = upload.run(lambda: self._may_commit(index, wanted))
         except DamagedCheckpoint as error:
             if folder.exists():
                 self._broken.add(folder.name)
@@ -197,24 +196,23 @@ class Uploader:
         except OSError as error:
             if error.errno in NO_ROOM:
                 # Else the chunks of repeated tries would keep it full.
-                self._prune()
+                self._prune(index)
             raise
         figures["seconds"] = round(time.monotonic() - began, 3)
         journal.append(self._layout.journal, "mirrored", address=self._service.address, **figures)
         self._publish()
         self._tell("mirrored", **figures)
 
-    def _may_commit(self, index: MirrorIndex, folder: Path) -> None:
+    def _may_commit(self, index: MirrorIndex, wanted: Kept) -> None:
         index.enter(self._holder)  # again: the mirror may have been emptied by hand
-        _, step, attempt = folder.name.removesuffix("-turn").split("-")
-        if is_void(void_steps(self._layout), int(attempt[1:]), int(step)):
-            raise FileNotFoundError(str(folder))  # a rule has called it bad, and it was set aside
+        if is_void(void_steps(self._layout), wanted.attempt, wanted.step):
+            # A rule has called it bad, and it was set aside.
+            raise FileNotFoundError(str(wanted.path))
 
-    def _prune(self) -> None:
-        assert self._index is not None
+    def _prune(self, index: MirrorIndex) -> None:
         service = self._service
         self._voids = void_steps(self._layout)
-        gone = prune(self._index, self._holder, self._layout, service.keep_last, service.best)
+        gone = prune(index, self._holder, self._layout, service.keep_last, service.best)
         if gone:
             journal.append(self._layout.journal, "mirror-removed", names=sorted(gone))
         self._publish()
@@ -225,10 +223,14 @@ class Uploader:
         """Write the record; `holdfast status` reads it and asks no store."""
         if self._index is not None and under_way is None:
             held = self._index.checkpoints()
-            sizes = [self._index.size_bytes(each.path.name) or 0 for each in held]
             self.record["checkpoints"] = [
-                {"name": each.path.name, "step": each.step, "attempt": each.attempt, "size": size}
-                for each, size in zip(held, sizes, strict=True)
+                {
+                    "name": each.path.name,
+                    "step": each.step,
+                    "attempt": each.attempt,
+                    "size": self._index.size_bytes(each.path.name) or 0,
+                }
+                for each in held
             ]
             newest = self._index.head(held[-1].path.name) if held else None
             self.record["newest_saved_at"] = None if newest is None else newest.saved_at
@@ -258,8 +260,11 @@ class Uploader:
 
 
 @contextlib.contextmanager
-def locked(layout: RunLayout) -> Iterator[bool]:
-    """Whether no other process copies from this folder; the lock ends with its process."""
+def locked(layout: RunLayout, *, waits: bool = False) -> Iterator[bool]:
+    """Whether no other process copies from this folder or fetches into it.
+
+    With `waits` it waits until that is so. The lock ends with its process.
+    """
     try:
         import fcntl
     except ImportError:  # Windows, where there is no keeper either
@@ -268,24 +273,13 @@ def locked(layout: RunLayout) -> Iterator[bool]:
     descriptor = open_plain(layout.mirror_lock, os.O_RDWR | os.O_CREAT)
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
         except BlockingIOError:
             yield False
             return
         yield True
     finally:
         os.close(descriptor)
-
-
-@contextlib.contextmanager
-def alone(layout: RunLayout) -> Iterator[None]:
-    """Wait until no other process copies from this folder or fetches into it."""
-    while True:
-        with locked(layout) as is_ours:
-            if is_ours:
-                yield
-                return
-        time.sleep(0.1)
 
 
 def tell(kind: str, **fields: Any) -> None:
@@ -315,20 +309,24 @@ class StoreDiffers(OSError):
     """The store does not return what it was given."""
 
 
-@dataclass(eq=False)
 class Upload:
     """The copying of one checkpoint folder."""
 
-    _index: MirrorIndex
-    _folder: Path
-    _verified: set[str]  # chunks that this process knows to be complete there
-    _progress: Callable[[int, int], None]
-
-    def __post_init__(self) -> None:
-        self._store = self._index.store
+    def __init__(
+        self,
+        index: MirrorIndex,
+        folder: Path,
+        verified: set[str],
+        progress: Callable[[int, int], None],
+    ) -> None:
+        self._index = index
+        self._store = index.store
+        self._folder = folder
+        self._verified = verified  # chunks that this process knows to be complete there
+        self._progress = progress
         self._chunk_bytes = variables.whole_number("HOLDFAST_MIRROR_PIECE_BYTES") or _CHUNK_BYTES
         self._sent: dict[str, str] = {}  # by key, the MD5 of what was sent
-        self._done = 0
+        self._done = self._total = 0  # bytes
         self._lock = threading.Lock()
 
     def run(self, may_commit: Callable[[], None]) -> dict[str, Any]:
@@ -339,7 +337,7 @@ class Upload:
         raw = manifest.read_raw(self._folder)
         found = manifest.parse(raw, str(self._folder))
         files = files_of(found)
-        total = sum(file.size_bytes for file in files)
+        self._total = sum(file.size_bytes for file in files)
         with contextlib.ExitStack() as stack:
             # Open all files first: the run may remove the folder during the upload.
             opened = []
@@ -351,9 +349,9 @@ class Upload:
                 stack.callback(os.close, opened[-1][1])
             held = self._store.list(CHUNKS)
             indexed: list[IndexedFile] = []
-            _in_threads(self._send_chunk, self._chunks(opened, held, total, indexed))
+            _in_threads(self._send_chunk, self._chunks(opened, held, indexed))
         fault_point("mirror-sent")
-        self._verify_sent(total)
+        self._verify_sent()
         self._store.put(index_key(self._folder.name), encode_index(indexed))
         fault_point("mirror-indexed")
         may_commit()
@@ -366,7 +364,7 @@ class Upload:
             "step": found.step,
             "attempt": found.attempt,
             "name": self._folder.name,
-            "size_bytes": total,
+            "size_bytes": self._total,
             "sent_bytes": sum(size_of(key) for key in self._sent),
         }
 
@@ -374,9 +372,8 @@ class Upload:
         self,
         opened: list[tuple[StoredFile, int]],
         held: dict[str, StoredObject],
-        total: int,
         indexed: list[IndexedFile],
-    ) -> Iterator[tuple[str, bytes, StoredObject | None, int]]:
+    ) -> Iterator[tuple[str, bytes, StoredObject | None]]:
         """The chunks of all files, each checked; `indexed` gets what the files consist of."""
         size = self._chunk_bytes
         for file, descriptor in opened:
@@ -386,16 +383,16 @@ class Upload:
                 check.update(data)
                 checksums.append(digest(data).hex())
                 key = chunk_key(checksums[-1], len(data))
-                yield key, data, held.get(key), total
+                yield key, data, held.get(key)
             check.finish()
             indexed.append(IndexedFile(file.name, file.size_bytes, size, tuple(checksums)))
 
-    def _send_chunk(self, key: str, data: bytes, held: StoredObject | None, total: int) -> None:
+    def _send_chunk(self, key: str, data: bytes, held: StoredObject | None) -> None:
         with self._lock:
             is_there = key in self._sent or (held is not None and key in self._verified)
         if not is_there:
             md5 = hashlib.md5(data, usedforsecurity=False).hexdigest()
-            is_there = held is not None and self._is_whole(key, held, md5, data)
+            is_there = held is not None and self._is_whole(key, held, md5)
             if not is_there:
                 self._store.put(key, data)
                 with self._lock:
@@ -403,11 +400,11 @@ class Upload:
         with self._lock:
             self._done += len(data)
             done = self._done
-        self._progress(done, total)
+        self._progress(done, self._total)
         if not is_there:
             fault_point("mirror-piece")
 
-    def _is_whole(self, key: str, held: StoredObject, md5: str, data: bytes | None = None) -> bool:
+    def _is_whole(self, key: str, held: StoredObject, md5: str) -> bool:
         """Whether the store has the right bytes for a key: by its own MD5, or read back."""
         if held.size_bytes != size_of(key):
             return False
@@ -417,24 +414,24 @@ class Upload:
                 found = self._store.get(key)
             except FileNotFoundError:
                 return False
-            if (found != data) if data is not None else (checksum_of(key) != digest(found).hex()):
+            if digest(found).hex() != checksum_of(key):
                 return False
         with self._lock:
             self._verified.add(key)
         return True
 
-    def _verify_sent(self, total: int) -> None:
+    def _verify_sent(self) -> None:
         """Compare all that was sent with what the store reports, or returns."""
         if self._sent:
             held = self._store.list(CHUNKS)
-            sent = ((key, held.get(key), md5, total) for key, md5 in self._sent.items())
+            sent = ((key, held.get(key), md5) for key, md5 in self._sent.items())
             _in_threads(self._verify_chunk, sent)
 
-    def _verify_chunk(self, key: str, held: StoredObject | None, md5: str, total: int) -> None:
+    def _verify_chunk(self, key: str, held: StoredObject | None, md5: str) -> None:
         if held is None or not self._is_whole(key, held, md5):
             self._store.remove([key])  # so that the next try sends it again
             raise StoreDiffers(f"{self._store.address} has other bytes for {key} than it was sent")
-        self._progress(self._done, total)  # reading it all back may take minutes
+        self._progress(self._done, self._total)  # reading it all back may take minutes
 
 
 def _in_threads(work: Callable[..., None], calls: Iterable[tuple[Any, ...]]) -> None:

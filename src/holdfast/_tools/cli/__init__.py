@@ -49,10 +49,9 @@ def _run() -> int:
         from holdfast._supervise import lead
 
         most = options.get("--max-restarts")
-        return lead(
-            *(command, None if most is None else int(most), options.get("--hang-timeout")),
-            spare="--spare" in options,
-        )
+        most_restarts = None if most is None else int(most)
+        timeout, spare = options.get("--hang-timeout"), "--spare" in options
+        return lead(command, most_restarts, timeout, spare=spare)
     for stream in (sys.stdout, sys.stderr):
         # A folder's name may hold bytes that are no text, and a pipe may be ASCII only.
         with contextlib.suppress(AttributeError, ValueError):
@@ -88,22 +87,18 @@ def _led_command(words: list[str]) -> tuple[list[str], dict[str, str]]:
     if words[:1] != ["run"]:
         return [], {}
     rest, found = words[1:], dict[str, str]()
-    while rest and (name := rest[0].partition("=")[0]) in (*_LED_OPTIONS, "--spare"):
-        word = rest.pop(0)
-        if word == "--spare":
-            found[word] = ""
-            continue
-        if name == "--spare":
-            return [], {}
-        value = word.partition("=")[2] if "=" in word else "".join(rest[:1])
-        if "=" not in word:
-            del rest[:1]
-        if not _LED_OPTIONS[name](value):
+    while rest and rest[0].startswith("-"):
+        name, equals, value = rest.pop(0).partition("=")
+        if name == "--" and not equals:
+            return rest, found
+        if name in _LED_OPTIONS:
+            value = value if equals or not rest else rest.pop(0)
+            if not _LED_OPTIONS[name](value):
+                return [], {}
+        elif name != "--spare" or equals:
             return [], {}
         found[name] = value
-    if rest[:1] == ["--"]:
-        return rest[1:], found
-    return ([] if "".join(rest[:1]).startswith("-") else rest), found
+    return rest, found
 
 
 def _is_count(text: str) -> bool:

@@ -205,11 +205,6 @@ def _write(path: Path, data: bytes) -> str:
     return ""
 
 
-def _is_fixed(finding: LintFinding) -> bool:
-    """Whether --fix corrects it: hints are left as they are."""
-    return finding.is_fixable and finding.severity != HINT
-
-
 def _trees(checked: _Checked, wants_fix: bool) -> list[dict[str, Any]]:
     left = {each.rule for each in checked.left}
     trees = []
@@ -222,10 +217,10 @@ def _trees(checked: _Checked, wants_fix: bool) -> list[dict[str, Any]]:
             "message": each.message,
             "source": each.source,
             "corrected": list(each.corrected),
-            "fixable": _is_fixed(each),
+            "fixable": each.is_fixable,
         }
         if wants_fix:
-            tree["fixed"] = bool(tree["fixable"]) and each.rule not in left
+            tree["fixed"] = each.is_fixable and each.rule not in left
         trees.append(tree)
     return trees
 
@@ -278,11 +273,12 @@ def _show_summary(screen: Screen, checked: list[_Checked], wants_fix: bool) -> N
         return
     rest = ""
     if not wants_fix:
-        fixable = sum(map(_is_fixed, left))
-        names = [Path(each.name) for each in checked if any(map(_is_fixed, each.left))]
+        fixable = sum(each.is_fixable for each in left)
         if fixable:
             them = "it" if len(left) == 1 else "them"
             these = them if fixable == len(left) else f"{fixable} of {len(left)}"
+            those = [each for each in checked if any(one.is_fixable for one in each.left)]
+            names = (Path(each.name) for each in those)
             rest = f" To fix {these}: {_text.command('lint --fix', *names)}"
     unclear = [_text.name(each.name) for each in checked if not each.is_understood]
     if unclear:  # the command stands last, without a full stop

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from holdfast import _text
 from holdfast._environment import variables
-from holdfast._errors import HoldfastError, SettingsError, install_command
+from holdfast._errors import HoldfastError, SettingsError, not_installed
 from holdfast._report import compare as comparison
 from holdfast._report import html, openmetrics
 from holdfast._report.model import RunModel
@@ -337,10 +337,7 @@ def ui(folder: Path, port: int, host: str, read_only: bool, no_open: bool) -> in
     """
     for name in ("starlette", "uvicorn"):
         if importlib.util.find_spec(name) is None:
-            raise HoldfastError(
-                f"holdfast ui needs {name}, which is not installed here.\n"
-                f"Install it: {install_command('ui')}"
-            )
+            raise HoldfastError(not_installed("holdfast ui", name, "ui"))
     from holdfast._report.server.serve import serve
 
     redirects: list[Path] = []

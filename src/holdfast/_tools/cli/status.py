@@ -13,7 +13,6 @@ import json
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -22,7 +21,7 @@ from rich.text import Text
 
 from holdfast import _text
 from holdfast._errors import HoldfastError, NotARun
-from holdfast._report.status.gather import RunSummary, find_runs, summarize_all
+from holdfast._report.status.gather import RunSummary, aged, find_runs, summarize_all
 from holdfast._tools.cli.group import AS_JSON, RUNS_PATH, print_json
 from holdfast._tools.cli.show import Screen, show_run, show_runs
 
@@ -111,7 +110,7 @@ def _watch(path: Path, seconds: float, *, as_json: bool) -> None:
             runs = poller.poll()
             if is_drawn:
                 drawing.draw(_lines(path, runs))
-            elif (now := [_with_ages(run, None) for run in runs]) != shown:
+            elif (now := [aged(run, None) for run in runs]) != shown:
                 shown = now
                 if as_json:
                     click.echo(
@@ -179,7 +178,7 @@ class _PolledRun:
                 # While it is watched, it is not known yet whether it lives.
                 if not self._follower.is_watched:
                     self._run, self._read_at = run, time.monotonic()
-        return self._run and _with_ages(self._run, time.monotonic() - self._read_at)
+        return self._run and aged(self._run, time.monotonic() - self._read_at)
 
     def _is_stale(self, now: float) -> bool:
         run = self._run
@@ -188,26 +187,6 @@ class _PolledRun:
         # A process that dies changes no file.
         is_busy = run.is_live or run.process.keeper_pid is not None
         return is_busy or self._follower.has_changed()
-
-
-def _with_ages(run: RunSummary, more_seconds: float | None) -> RunSummary:
-    """The summary with every age so much higher, or without ages."""
-
-    def age(seconds: float | None) -> float | None:
-        return None if seconds is None or more_seconds is None else seconds + more_seconds
-
-    ended = run.last_exit
-    return replace(
-        run,
-        safe=replace(
-            run.safe,
-            memory_age_seconds=age(run.safe.memory_age_seconds),
-            disk_age_seconds=age(run.safe.disk_age_seconds),
-        ),
-        outlook=replace(run.outlook, boundary_age_seconds=age(run.outlook.boundary_age_seconds)),
-        last_exit=ended and replace(ended, age_seconds=age(ended.age_seconds)),
-        ranks=[replace(r, boundary_age_seconds=age(r.boundary_age_seconds)) for r in run.ranks],
-    )
 
 
 def _lines(path: Path, runs: Sequence[RunSummary]) -> list[str]:

@@ -274,7 +274,7 @@ def _command(evidence: Evidence) -> str:
     if not isinstance(command, list) or not command:
         return ""
     shown = " ".join(_text.name(str(word)) for word in command)
-    shown = shown if len(shown) <= _MOST_CHARACTERS else f"{shown[:_MOST_CHARACTERS]}…"
+    shown = _text.cut(shown, _MOST_CHARACTERS)
     return f"{shown} (attempt {life})" if isinstance(life, int) and life > 1 else shown
 
 

@@ -19,13 +19,13 @@ from holdfast._errors import (
     FolderError,
     HoldfastError,
     SaveFailed,
-    install_command,
+    not_installed,
 )
 from holdfast._run.exit.leaving import ExitRecord
 from holdfast._run.saving.saver import write_direct
 from holdfast._store.commit.write import Policy
 from holdfast._store.folder import journal
-from holdfast._store.folder.atomic import publish_folder, remove_folder, sync_folder
+from holdfast._store.folder.atomic import writing_folder
 from holdfast._store.folder.attempts import claim, note_origin, open_folder, read_json, write_json
 from holdfast._store.folder.layout import RunLayout
 from holdfast._store.format.version import __version__
@@ -70,21 +70,18 @@ def _publish_run(folder: Path, make: Callable[[Path], None]) -> None:
 
     A folder without its checkpoint would be a run that begins from nothing.
     """
-    unfinished = folder.absolute().with_name(f".{folder.absolute().name}.{os.getpid()}.unfinished")
     try:
-        unfinished.parent.mkdir(parents=True, exist_ok=True)
-        make(unfinished)
-        sync_folder(unfinished)
-        if not publish_folder(unfinished, folder.absolute()):
-            raise _is_taken(folder)
+        folder.absolute().parent.mkdir(parents=True, exist_ok=True)
+        with writing_folder(folder.absolute()) as unfinished:
+            make(unfinished)
     except (OSError, SaveFailed) as error:
+        if isinstance(error, FileExistsError) and folder.exists():
+            raise _is_taken(folder) from error
         reason = getattr(error, "strerror", None) or error
         raise HoldfastError(
             f"{folder}: could not be written ({reason}).\n"
             "Nothing was left there. Choose a place that has room and that you may write to."
         ) from error
-    finally:
-        remove_folder(unfinished)
 
 
 def _make_run(folder: Path, prepared: Prepared, wanted: Adoption) -> None:
@@ -254,10 +251,8 @@ def _read(path: Path, reader: str) -> Any:
     try:
         from holdfast.torch import checkpoints as torch
     except ImportError as error:
-        raise HoldfastError(
-            f"{path}: reading it needs PyTorch, which is not installed here.\n"
-            f"Install it: {install_command('torch')}"
-        ) from error
+        what = f"{path}: reading it"
+        raise HoldfastError(not_installed(what, "PyTorch", "torch")) from error
     try:
         return getattr(torch, reader)(path)
     except torch.Refused as error:
@@ -387,10 +382,8 @@ def _read_orbax(folder: Path) -> Foreign:
     try:
         from holdfast.jax import checkpoints
     except ImportError as error:
-        raise HoldfastError(
-            f"{folder}: reading it needs JAX and Orbax, which are not installed here.\n"
-            f"Install them: {install_command('orbax')}"
-        ) from error
+        what = f"{folder}: reading it"
+        raise HoldfastError(not_installed(what, "Orbax", "orbax")) from error
     try:
         whole, left_out = checkpoints.read_orbax(folder)
     except Exception as error:

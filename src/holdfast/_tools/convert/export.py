@@ -198,15 +198,13 @@ def _newer_in_memory(layout: RunLayout, run_id: str, chosen: Chosen) -> int | No
 def _read(step: int, attempt: int, path: Path) -> Loaded:
     try:
         loaded = read_checkpoint(path)
+        # Of the other ranks, only what rank 0 shares has been read so far.
+        if loaded.world > 1 and (damage := find_damage(path)):
+            raise DamagedCheckpoint(f"{path}: {damage[0]}.")
     except DamagedCheckpoint as error:
         if not path.exists():
             raise _Removed from error
         raise
-    if loaded.world > 1 and (damage := find_damage(path)):
-        # Of the other ranks, only what rank 0 shares has been read so far.
-        if not path.exists():
-            raise _Removed
-        raise DamagedCheckpoint(f"{path}: {damage[0]}.")
     head = loaded.head
     found = (head["step"], head.get("attempt", attempt))
     if found != (step, attempt):  # a folder's name has no checksum

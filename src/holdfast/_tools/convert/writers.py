@@ -9,13 +9,10 @@ only by the format that needs them; a .safetensors file needs none.
 
 from __future__ import annotations
 
-import base64
-import contextlib
 import json
-import os
 import shutil
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -25,13 +22,12 @@ from holdfast._errors import (
     FolderError,
     HoldfastError,
     SettingsError,
-    StateMismatch,
     install_command,
 )
 from holdfast._state.capture_cache import OBJECTS
-from holdfast._state.restore import Assembler, kind_of
+from holdfast._state.restore import Assembler, decode_scalar, kind_of
 from holdfast._store.commit.fault_points import fault_point
-from holdfast._store.folder.atomic import publish_folder, remove_folder, sync_folder, writing_whole
+from holdfast._store.folder.atomic import writing_folder, writing_whole
 from holdfast._store.format.image import TensorSpec
 from holdfast._store.format.tree import Pairs, TreeVisitor, tensor_leaves
 from holdfast._store.read.verify import Loaded
@@ -139,24 +135,13 @@ class _TorchValues(TreeVisitor):
         return inner
 
     def scalar(self, tag: str, inner: Any) -> Any:
-        if tag == "$float":
-            return float(inner)
-        if tag == "$int":
-            value = int(inner, 16)
-            if value.bit_length() > _MOST_BITS:
-                bits = value.bit_length()
-                raise HoldfastError(f"the state has a number of {bits} bits{_NOT_FOR_TORCH}")
-            return value
-        if tag in ("$bytes", "$bytearray"):
-            return {"$bytes": bytes, "$bytearray": bytearray}[tag](base64.b64decode(inner))
-        if tag == "$complex":
-            return complex(float(inner[0]), float(inner[1]))
-        if tag.startswith("$torch."):
-            return adapter_of("torch").decode_other(tag, inner)
-        raise StateMismatch(
-            f"the checkpoint holds a value of kind {tag}, which this holdfast lacks.\n"
-            "Use the version of holdfast that wrote it."
-        )
+        if tag.startswith("$tensorflow."):
+            raise HoldfastError(f"the state has a value of TensorFlow{_NOT_FOR_TORCH}")
+        value = decode_scalar(tag, inner)
+        if tag == "$int" and value.bit_length() > _MOST_BITS:
+            bits = value.bit_length()
+            raise HoldfastError(f"the state has a number of {bits} bits{_NOT_FOR_TORCH}")
+        return value
 
 
 def _hashable(found: Any) -> Any:
@@ -254,26 +239,6 @@ def _check_folder(request: ExportRequest, what: str, is_ours: Callable[[str], bo
             f"{out}: holds what no export to {what} has left there, and was left as it is.\n"
             "Choose another name."
         )
-
-
-@contextlib.contextmanager
-def _writing_folder(request: ExportRequest) -> Iterator[Path]:
-    """A folder to write into; FileExistsError if its name is taken by then."""
-    out = request.out
-    prepared = out.with_name(f".{out.name}.{os.getpid()}.unfinished")
-    try:
-        prepared.mkdir()
-        yield prepared
-        for each in prepared.iterdir():
-            with each.open("rb+") as file:
-                os.fsync(file.fileno())
-        sync_folder(prepared)
-        if request.force and out.exists():
-            remove_folder(out)
-        if not publish_folder(prepared, out):
-            raise FileExistsError(str(out))
-    finally:
-        remove_folder(prepared)
 
 
 def _write_safetensors(request: ExportRequest, selected: Selected) -> Written:
@@ -392,7 +357,7 @@ def _write_dcp(request: ExportRequest, selected: Selected) -> Written:
                 f"--strip: {selected.names[0]} has no parts with names.\n"
                 "Leave out --strip: what DCP writes has a name."
             )
-    with _writing_folder(request) as folder:
+    with writing_folder(request.out, replace=request.force) as folder:
         try:
             checkpoints.write_dcp(folder, plain)
         except checkpoints.Unwritable as error:
@@ -432,7 +397,7 @@ def _write_tensorflow(request: ExportRequest, selected: Selected) -> Written:
         spec = loaded.plan.specs[by_name[name]]
         return adapter_of(spec.kind).new_array(spec, loaded.data(by_name[name]))
 
-    with _writing_folder(request) as folder:
+    with writing_folder(request.out, replace=request.force) as folder:
         written = checkpoints.write_bundle(folder, graph, held, read, strip=request.strip)
         if not written:
             instead = "Leave out --strip: it is a variable itself, and needs its name."
@@ -476,7 +441,7 @@ def _write_huggingface(request: ExportRequest, selected: Selected) -> Written:
     if of_trainer:
         instead = f"write the model only: --only {name}."
         _load_torch("an optimizer in a Hugging Face folder", instead)
-    with _writing_folder(request) as folder:
+    with writing_folder(request.out, replace=request.force) as folder:
         with (folder / _WEIGHTS).open("wb") as file:
             _write_tensors(file, selected.loaded, names, {"format": "pt"})
         if of_trainer:

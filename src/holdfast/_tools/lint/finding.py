@@ -61,7 +61,7 @@ class LintFinding:
     corrected: tuple[str, ...] = ()
     edits: tuple[Edit, ...] = ()
     folder: str | None = None  # a missing one, which --fix makes
-    is_fixable: bool = False
+    is_fixable: bool = False  # by --fix, which leaves hints as they are
 
 
 def in_order(found: list[LintFinding], around: Surroundings) -> list[LintFinding]:

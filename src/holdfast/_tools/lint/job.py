@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from holdfast._environment.slurm import options as slurm
@@ -56,29 +56,27 @@ class Trap:
         return self.handler == ""
 
 
-@dataclass
 class BatchScript:
-    text: str
-    around: finding.Surroundings
-    options: list[slurm.Option] = field(default_factory=list)
-    commands: list[shell.Command] = field(default_factory=list)
-    values: shell.Values = field(default_factory=shell.Values)
-    launches: list[Launch] = field(default_factory=list)  # those of a known kind, and those of srun
-    everything: list[Launch] = field(default_factory=list)  # all other commands too
-    is_understood: bool = False  # as a shell script
-
-    def __post_init__(self) -> None:
-        self.options = slurm.read_options(self.text)
-        if not _SHELLS.match(self.text) and self.text.startswith("#!"):
+    def __init__(self, text: str, around: finding.Surroundings) -> None:
+        self.text = text
+        self.around = around
+        self.options = slurm.read_options(text)
+        self.commands: list[shell.Command] = []
+        self.values = shell.Values()
+        self.everything: list[Launch] = []  # all commands, as what they start
+        self.launches: list[Launch] = []  # those of a known kind, and those of srun
+        self.is_understood = False  # as a shell script
+        if not _SHELLS.match(text) and text.startswith("#!"):
             return
         try:
-            self.commands = shell.parse_commands(self.text)
+            self.commands = shell.parse_commands(text)
             self.values = shell.find_values(self.commands)
             self.everything = self._find_launches()
-            self.launches = [each for each in self.everything if each.kind != OTHER or each.is_step]
-            self.is_understood = True
         except (shell.NotUnderstood, RecursionError):
-            self.commands, self.launches, self.everything = [], [], []
+            self.commands = []
+            return
+        self.launches = [each for each in self.everything if each.kind != OTHER or each.is_step]
+        self.is_understood = True
 
     def option(self, name: str) -> slurm.Option | None:
         """The one in force; of a heterogeneous job, that of its first part."""
@@ -138,7 +136,7 @@ class BatchScript:
     ) -> finding.LintFinding:
         line, changes = self.line_of(at), tuple(edits)
         lines = tuple(corrected) or finding.changed_lines(self.text, changes)
-        fixable = bool(changes) or folder is not None
+        fixable = severity != finding.HINT and (bool(changes) or folder is not None)
         source = self.text.split("\n")[line - 1]
         return finding.LintFinding(
             rule, severity, line, message, source, lines, changes, folder, fixable

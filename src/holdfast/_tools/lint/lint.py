@@ -55,9 +55,7 @@ def fix(text: str, around: finding.Surroundings) -> str:
         return text  # offsets assume lines that end with LF
     for _ in range(_ROUNDS):
         found = lint(text, around)
-        changed = finding.apply_edits(
-            text, *(each.edits for each in found if each.severity != finding.HINT)
-        )
+        changed = finding.apply_edits(text, *(each.edits for each in found if each.is_fixable))
         if changed == text:
             break
         text = changed

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from holdfast import _errors
-from holdfast._errors import HoldfastError, SettingsError, install_command
+from holdfast._errors import HoldfastError, SettingsError, not_installed
 from holdfast._tools.lint.finding import ERROR, HINT, WARNING, LintFinding, Surroundings, in_order
 from holdfast._tools.lint.launch import SHELLS, shell_input
 from holdfast._tools.lint.shell import NotUnderstood, parse_commands
@@ -62,10 +62,8 @@ def read_documents(name: str, text: str) -> list[ManifestNode]:
     try:
         import yaml
     except ImportError as error:
-        raise HoldfastError(
-            f"{name}: PyYAML reads manifests, and is not installed.\n"
-            f"Install it: {install_command('kubernetes')}"
-        ) from error
+        what = f"{name}: reading a manifest"
+        raise HoldfastError(not_installed(what, "PyYAML", "kubernetes")) from error
     try:
         return list(_documents(yaml, text))
     except (yaml.YAMLError, ValueError, RecursionError) as error:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 
+from holdfast import _text
 from holdfast._environment.slurm.options import Option, WarningSignal
 from holdfast._errors import REQUEUE
 from holdfast._tools.lint.finding import (
@@ -449,5 +450,5 @@ def check_understood(job: BatchScript) -> Iterator[LintFinding]:
     for launch in job.unseen[-1:]:
         command = launch.command
         written = re.sub(r"\s*\\?\n\s*", " ", job.text[command.start : command.end])
-        name = written if len(written) <= 40 else f"{written[:40]}…"
+        name = _text.cut(written, 41)
         yield job.not_understood(command.start, f"lint cannot see what `{name}` starts.")
