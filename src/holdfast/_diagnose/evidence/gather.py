@@ -24,7 +24,7 @@ from holdfast._environment.processes.tree import keepers_of
 from holdfast._store.folder import journal
 from holdfast._store.folder.attempts import is_live, keeper_of, lease_holder, read_json
 from holdfast._store.folder.layout import RunLayout
-from holdfast._store.folder.plain_file import open_file
+from holdfast._store.folder.plain_file import read_end
 from holdfast._store.folder.supervised import led_outputs
 
 _OUTPUT_BYTES = 1 << 20  # of the end of a log
@@ -303,14 +303,4 @@ def _named(signs: Iterable[Sign], rank: int | None) -> Iterator[Sign]:
 
 
 def _tail(path: Path, size_bytes: int) -> str:
-    """The end of a text file, from the beginning of a line."""
-    try:
-        with open_file(path) as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - size_bytes))
-            data = file.read(size_bytes)
-    except OSError:
-        return ""
-    if size > size_bytes:
-        data = data.partition(b"\n")[2]
-    return data.decode("utf-8", errors="replace")
+    return read_end(path, size_bytes).decode("utf-8", errors="replace")

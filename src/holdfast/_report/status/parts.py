@@ -6,7 +6,6 @@ and its progress. Neither SLURM nor the mirror is asked.
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Iterable, Sequence
@@ -20,7 +19,7 @@ from holdfast._report.json_lines import Record, parse_lines
 from holdfast._store.folder import series
 from holdfast._store.folder.attempts import identity_in, keeper_of, read_json
 from holdfast._store.folder.layout import RunLayout
-from holdfast._store.folder.plain_file import MOST_LINES_BYTES, open_file
+from holdfast._store.folder.plain_file import read_end
 
 _MOST_LINES = 8
 _ENDED_LINES = _SLOW_LINES = 4  # of many ranks
@@ -446,15 +445,7 @@ def main_metric(names: Iterable[str]) -> str | None:
 
 
 def _last_rows(path: Path) -> list[Record]:
-    try:
-        with open_file(path, most_bytes=MOST_LINES_BYTES) as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _TAIL_BYTES))
-            lines = file.read(_TAIL_BYTES).split(b"\n")
-    except OSError:
-        return []
-    # The first line is cut, unless the whole file was read; the last one may be incomplete.
-    rows = parse_lines(lines[1:-1] if size > _TAIL_BYTES else lines[:-1])
+    rows = parse_lines(read_end(path, _TAIL_BYTES).split(b"\n")[:-1])  # the last may be incomplete
     real, whole = _text.real, _text.whole
     return [r for r in rows if series.is_row(r) and None not in (real(r["t"]), whole(r["s"]))]
 

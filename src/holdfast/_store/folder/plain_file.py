@@ -82,6 +82,18 @@ def read_plain(path: Path, most_bytes: int = MOST_RECORD_BYTES) -> bytes:
     return data
 
 
+def read_end(path: Path, most_bytes: int) -> bytes:
+    """The end of a file, from the beginning of a line; empty if it cannot be read."""
+    try:
+        with open_file(path) as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - most_bytes))
+            end = file.read(most_bytes)
+    except OSError:
+        return b""
+    return end if size <= most_bytes else end.partition(b"\n")[2]
+
+
 def _kind(path: Path) -> str:
     try:
         found = os.lstat(path).st_mode

@@ -27,18 +27,15 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
 from holdfast._store.folder import journal
-from holdfast._store.folder.plain_file import open_file
 
 _RATIO = math.log(1.1)
 _LEAST_SECONDS = 1e-6
 _LONGEST_ROW_BYTES = 2048  # longer rows come less often
-_TAIL_BYTES = 1 << 18
 
 
 class Row(TypedDict, total=False):
@@ -130,15 +127,10 @@ def read(path: Path) -> Iterator[Row]:
 def first_and_last(path: Path) -> tuple[Row, Row] | None:
     """The first and the last row, without reading those in between."""
     try:
-        with open_file(path) as file:
-            first = _parse(file.readline(_TAIL_BYTES))
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - _TAIL_BYTES))
-            rows = filter(None, map(_parse, reversed(file.read().splitlines())))
+        last = next(filter(None, map(_parse, journal.read_back(path))), None)
+        return None if last is None else (next(read(path), last), last)
     except OSError:
         return None
-    last = next(rows, None)
-    return None if last is None else (first or last, last)  # the first line may be incomplete
 
 
 def _parse(line: bytes) -> Row | None:
