@@ -243,8 +243,9 @@ class _OneDevice:
         with torch.no_grad(), torch.cuda.stream(self._stream):
             timing.began.record()
             changed = self.changed(values, shared)
+            within = self._within(shared)
             for group in self._groups:
-                left = [i for i in group if i not in self._within(shared)]
+                left = [i for i in group if i not in within]
                 torch._foreach_copy_([self._views[i] for i in left], [values[i] for i in left])
             timing.freed.record()
         # The next work of any stream may change what is being copied, even of one that is idle now.
