@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,11 @@ from typing import Any
 import psutil
 import pytest
 
+from holdfast._store.folder.supervised import (
+    is_death_recorded,
+    tell_leader,
+    tell_leader_of_death,
+)
 from tests.cli.command import PROGRAM
 from tests.processes.conftest import EAGER, LIGHT
 from tests.processes.leading import beaten_step
@@ -78,6 +84,7 @@ with holdfast.Run(sys.argv[1], settings=settings, weights=weights) as run:
         weights += numpy.random.standard_normal(8)
         if life == 1 and step == 20:
             (place / "dying").touch()
+            (place / "launcher").unlink(missing_ok=True)
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(0.01)
 print("trained in life", life, flush=True)
@@ -150,16 +157,27 @@ def test_after_a_kill_it_goes_on_at_once_and_all_of_it_is_noted(supervised, fold
     assert f"More: holdfast why {folder}" in trainer.output
 
 
+@pytest.fixture
+def gated(
+    start: Callable[..., Trainer], folder: Path, tmp_path: Path, state: Path
+) -> Callable[..., Trainer]:
+    def begin(opens: str, *prefix: str) -> Trainer:
+        script = tmp_path / "script.py"
+        script.write_text(_GATED)
+        (tmp_path / "sitecustomize.py").write_text(_GATED_DISK)
+        path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+        env = {"HOLDFAST_STATE": str(state), "GATED": str(tmp_path), "PYTHONPATH": path}
+        prefix = (*SUPERVISE, *prefix)
+        return start(folder, opens, script=script, prefix=prefix, env=environment(**env))
+
+    return begin
+
+
 @pytest.mark.parametrize("opens", ["start", "read"])
 def test_the_next_life_begins_and_reads_while_the_last_state_is_still_being_written(
-    start, folder, tmp_path, state, opens
+    gated, folder, tmp_path, opens
 ):
-    script = tmp_path / "script.py"
-    script.write_text(_GATED)
-    (tmp_path / "sitecustomize.py").write_text(_GATED_DISK)
-    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
-    env = {"HOLDFAST_STATE": str(state), "GATED": str(tmp_path), "PYTHONPATH": path}
-    trainer = start(folder, opens, script=script, prefix=SUPERVISE, env=environment(**env))
+    trainer = gated(opens)
     assert trainer.wait() == 0, trainer.output
     assert "trained in life 2" in trainer.output
     assert not (tmp_path / "in-vain").exists()
@@ -170,6 +188,27 @@ def test_the_next_life_begins_and_reads_while_the_last_state_is_still_being_writ
     assert steps == sorted(steps)
     assert resumed["step"] in steps
     assert "starting it again (the command is not at fault" in trainer.output
+
+
+def test_if_the_next_life_cannot_be_started_the_last_state_is_waited_for(gated, folder, tmp_path):
+    launcher = tmp_path / "launcher"
+    launcher.write_text('#!/bin/sh\nexec "$@"\n')
+    launcher.chmod(0o755)
+    trainer = gated("nothing", str(launcher))
+    trainer.wait_for("there is no such program")
+    threading.Timer(1.0, (tmp_path / "gate").touch).start()
+    assert trainer.wait() == 127
+    assert not keepers(folder)
+    (death,) = journal_events(folder, "death")
+    assert death["durable_step"] in checkpoint_steps(folder)
+
+
+def test_a_death_before_in_the_same_life_is_not_taken_for_that_of_the_newest_run(tmp_path):
+    tell_leader(tmp_path, tmp_path / "run", 1, 0)
+    tell_leader_of_death(tmp_path, os.getpid(), 1)
+    assert is_death_recorded(tmp_path)
+    tell_leader(tmp_path, tmp_path / "run", 2, 0)
+    assert not is_death_recorded(tmp_path)
 
 
 def test_a_crash_counts(supervised, state):

@@ -123,7 +123,7 @@ class Alone:
         keeper.end_series()  # with the metrics that had been sent and not been received yet
         self._persist_newest("death")
         if (led := variables.led_folder()) is not None and keeper.is_unexpected(death):
-            tell_leader_of_death(led)
+            tell_leader_of_death(led, self._trainer.pid, keeper.policy.attempt)
         storage.writer.wait_idle()
         death.wait_for_status()
         if keeper.is_unexpected(death):

@@ -16,7 +16,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from holdfast._errors import HUNG, REQUEUE
-from holdfast._store.folder.supervised import led_death
+from holdfast._store.folder.supervised import is_death_recorded
 from holdfast._supervise import children
 from holdfast._supervise.child import Outlet, Streams
 from holdfast._supervise.hangs import CommandHangs, Timeout, WatchedCommand
@@ -180,7 +180,8 @@ class SupervisedAttempt:
         if number == signal.SIGCHLD:
             return
         if number == signal.SIGWINCH:
-            self._streams.pass_size_on(self._child)
+            if self._status is None:
+                self._streams.pass_size_on(self._child)
         elif number == signal.SIGCONT:
             self._go_on()
         elif number == signal.SIGTSTP:
@@ -277,12 +278,12 @@ class SupervisedAttempt:
 
     def _await_death_record(self) -> bool:
         """True if a keeper has recorded a death, and only saves the last state."""
-        if not self._status or self.was_asked or self.has_hung or self._record.folder is None:
+        life = self._record.folder
+        if not self._status or self.was_asked or self.has_hung or life is None:
             return False
-        path = led_death(self._record.folder)
         deadline = time.monotonic() + _RECORD_SECONDS
         while time.monotonic() < deadline and children.keepers(os.getpid()):
-            if path.exists():
+            if is_death_recorded(life):
                 return True
             self._turn(_LOOK_SECONDS / 5)
         return False

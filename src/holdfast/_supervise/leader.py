@@ -77,12 +77,15 @@ class Supervision:
         self._folder: Path | None = led_folder()
         self._restarts: Restarts | None = None
         self._has_run = False
+        self._attempt: SupervisedAttempt | None = None
         self._spare = self._find_spare() if has_spare else None
 
     def run(self) -> int:
         try:
             return self._run()
         finally:
+            if self._attempt is not None:
+                self._attempt.wait_for_keepers()
             if self._spare is not None:
                 self._spare.close()
             if self._in_job:  # no arena waits longer than this process: SLURM would kill its guard
@@ -94,7 +97,7 @@ class Supervision:
             number += 1
             record = SupervisionRecord(self._folder, number, self._command)
             try:
-                attempt = self._begin(record, number)
+                attempt = self._attempt = self._begin(record, number)
             except OSError as error:
                 return explain_no_start(self._command[0], error)
             status = attempt.follow()
@@ -102,7 +105,6 @@ class Supervision:
             if has_hung and status == 0:
                 status = HUNG  # it left at our SIGTERM, and is not done
             if not self._goes_on(attempt, record, status):
-                attempt.wait_for_keepers()
                 return HUNG if has_hung else status if status >= 0 else 128 - status
 
     def _begin(self, record: SupervisionRecord, number: int) -> SupervisedAttempt:

@@ -85,6 +85,7 @@ class Start:
         self.leftovers: list[Leftover] = find.open_leftovers(run_id)
         self.ahead: ReadAhead | None = None
         self._has_tried = False
+        self.is_touched = False  # the script's objects may not be as it made them
 
     @without_collector()
     def read_ahead(self, attempt: int, state: dict[str, Any]) -> None:
@@ -101,6 +102,7 @@ class Start:
         if not is_on_line(line, attempt, candidate.step):
             return
         is_begun = bool(self.layout.checkpoint_folders())
+        self.is_touched = True
         with contextlib.suppress(Exception):
             found = find.read_candidate(
                 candidate, send=send_to_device, choose=places_in(state) if is_begun else None
@@ -265,10 +267,10 @@ def resume(
         found = find_together(group, layout, line, start.leftovers)
     if is_first:
         _tell_of_deleted(start, line, found)
+    if found is None and start.is_touched:
+        raise CheckpointError(f"{start.folder}: the state in memory is gone.\nStart it again.")
     if ahead is not None:
         began -= ahead.seconds
-        if found is None:  # the objects are not as the script made them
-            raise CheckpointError(f"{start.folder}: the state in memory is gone.\nStart it again.")
     if found is None:
         if before is not None:
             note_origin(layout, attempt, None)

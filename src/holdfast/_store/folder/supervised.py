@@ -174,14 +174,26 @@ def tell_leader_of_hang(place: Path, hang: dict[str, Any]) -> None:
         write_led(led_hang(place), kept)
 
 
-def tell_leader_of_death(place: Path) -> None:
-    """Record that the trainer is dead, and that its death is on record in the run's folder.
+def tell_leader_of_death(place: Path, pid: int, attempt: int) -> None:
+    """Record that this trainer is dead, and that its death is on record in the run's folder.
 
     The keeper still makes the last state durable. The next attempt waits for that by itself, so the
     supervisor need not.
     """
     with contextlib.suppress(OSError):
-        write_led(led_death(place), {"time": time.time(), "keeper": os.getpid()})
+        write_led(led_death(place), {"pid": pid, "attempt": attempt})
+
+
+def is_death_recorded(life: Path) -> bool:
+    """Whether it is that of the run that opened last in this life: others may have died before."""
+    try:
+        death = parse_record(read_plain(led_death(life)))
+    except (OSError, ValueError):
+        return False
+    keys = ("pid", "attempt")
+    return any(
+        [run.get(k) for k in keys] == [death.get(k) for k in keys] for run in read_runs(life)[:1]
+    )
 
 
 # -- Folders ---------------------------------------------------------------------------------------
