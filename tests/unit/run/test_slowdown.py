@@ -30,6 +30,7 @@ class Costs:
     beside: float = 0.0  # for which it is copied and hashed after it
     slower: float = 0.0  # by which steps are slower then
     outlier: float = 0.0  # of each 20th snapshot, on top, and told
+    other: float = 0.0  # of each second snapshot, on top, and told
     building: float = 0.0  # until all slots have memory
     building_slower: float = 0.0
     first: float = 0.0  # setup of the first snapshot, told
@@ -93,6 +94,7 @@ class Simulation:
             return
         told = costs.stall + (0.0 if self.snapshots else costs.first)
         told += costs.outlier if len(self.snapshots) % 20 == 19 else 0.0
+        told += costs.other if len(self.snapshots) % 2 else 0.0
         meter.begin_snapshot(self.step)
         self.now += told + costs.untold
         self._beside_until = self.now + costs.beside
@@ -173,6 +175,11 @@ def test_a_debt_of_the_start_does_not_let_a_kill_cost_a_second():
     simulation.run(60)
     gaps = [b - a for a, b in itertools.pairwise(simulation.snapshots)]
     assert max(gaps) < 1.0
+
+
+def test_snapshots_of_two_costs_leave_no_debt():
+    costs = Costs(step=0.02, jitter=0.0, stall=0.001, other=0.018)
+    assert Simulation(costs).run(600) > 0.0095
 
 
 def test_a_state_that_was_told_right_is_saved_as_often_as_before():

@@ -7,7 +7,7 @@ import statistics
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,6 +106,11 @@ _ENOUGH = 4
 _TRIMMED = 8  # this fraction at each end is left out: other things make a step long, too
 
 
+def _without_extremes(values: Collection[float]) -> list[float]:
+    trimmed = len(values) // _TRIMMED
+    return sorted(values)[trimmed : len(values) - trimmed]
+
+
 class _Window:
     """Steps that something disturbs, from one boundary until the first one after a moment."""
 
@@ -141,8 +146,7 @@ class SlowdownMeter:
         """
         if len(self._found) < _ENOUGH:
             return None
-        trimmed = len(self._found) // _TRIMMED
-        found = sorted(self._found)[trimmed : len(self._found) - trimmed]
+        found = _without_extremes(self._found)
         return statistics.fmean(found) - statistics.stdev(found) / math.sqrt(len(found))
 
     def begin_snapshot(self, step: int) -> None:
@@ -342,7 +346,9 @@ class Cadence:
                 self._told_seconds.append(seconds)
             return seconds
         before, self._told_seconds = self._told_seconds or [], None
-        return max(seconds, measured) + sum(max(0.0, measured - each) for each in before)
+        # A snapshot that is told to cost more than the usual one makes up for those that cost less.
+        untold = max(0.0, measured - statistics.fmean(_without_extremes(self._long)))
+        return seconds + untold + sum(max(0.0, measured - each) for each in before)
 
     def _stretched(self, pause: float) -> float:
         """A pause, longer by a part of the debt beyond what the pause itself pays off."""
