@@ -14,14 +14,17 @@ A slot is whole only when its last byte has arrived (see _run/saving/slots.py).
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
+import itertools
 import statistics
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -37,8 +40,10 @@ _ROOM_SHARE = 16  # this fraction of the device's memory stays free for training
 _POOL_STREAMS = 32  # torch has this many of each priority, and uses them in turn
 _BESIDE_SHARE = 0.0125  # of its time: how much a copy to the host slows the device
 _BYTES_PER_SECOND = 2e12  # of a copy on the device, until one is measured
-_MOST_QUEUED = 2  # pieces on their way to the host, of 0.6 ms each
+_MOST_QUEUED = 2  # bursts on their way to the host; a piece takes 0.6 ms
+_LONGEST_BURST = 16  # pieces
 _REMEMBERED = 8
+_Piece = TypeVar("_Piece")
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -175,6 +180,10 @@ class _AllCopies:
         self._parts = parts
 
     def wait(self) -> bool:
+        _let_captures_be()
+        sending = [part.send() for part in self._parts]
+        while sending:  # in turns: each device has a link of its own
+            sending = [each for each in sending if next(each, self) is None]
         landed = [part.wait() for part in self._parts]
         good = all(landed)
         self._devices.found_change = any(part.found_change for part in self._parts)
@@ -338,24 +347,24 @@ class _StagedCopy:
     stall_seconds: float = 0.0
     cost_seconds: float = 0.0
 
-    def _send_home(self) -> None:
-        """Copy to the host; a script that waits for the device waits for queued pieces only."""
-        queued = deque[torch.cuda.Event]()
+    def send(self) -> Iterator[None]:
+        """Copy to the host, a burst for each item."""
+        self._timing.freed.synchronize()
+        if self._register is not None:
+            self._register()
+        yield from queue_in_bursts(self._pieces, self._queue)
+        self._timing.landed.record(self._stream)
+
+    def _queue(self, pieces: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.cuda.Event:
         with torch.cuda.stream(self._stream):
-            for target, source in self._pieces:
-                target.copy_(source, non_blocking=True)
-                queued.append(torch.cuda.Event(blocking=True))
-                queued[-1].record()
-                if len(queued) > _MOST_QUEUED:
-                    queued.popleft().synchronize()
-            self._timing.landed.record()
+            targets, sources = zip(*pieces, strict=True)
+            torch._foreach_copy_(targets, sources, non_blocking=True)
+        done = torch.cuda.Event(blocking=True)
+        done.record(self._stream)
+        return done
 
     def wait(self) -> bool:
         timing = self._timing
-        timing.freed.synchronize()
-        if self._register is not None:
-            self._register()
-        self._send_home()
         timing.landed.synchronize()
         self.stall_seconds = timing.began.elapsed_time(timing.freed) / 1e3
         beside_seconds = timing.freed.elapsed_time(timing.landed) / 1e3
@@ -364,6 +373,30 @@ class _StagedCopy:
             with torch.cuda.stream(self._stream):
                 self.found_change = bool(self._changed)
         return not self.found_change
+
+
+def queue_in_bursts(
+    pieces: Iterable[_Piece], queue: Callable[[Sequence[_Piece]], Any]
+) -> Iterator[None]:
+    """Queue few pieces ahead of the device: a script that waits for it waits for them, too.
+
+    If the device is idle already, this thread has waited for the interpreter. More pieces go at a
+    time then, since each call waits so. `queue` returns the event of their end.
+    """
+    left, queued, length = iter(pieces), deque[Any](), 1
+    while burst := list(itertools.islice(left, length)):
+        queued.append(queue(burst))
+        yield
+        if len(queued) > _MOST_QUEUED:
+            queued.popleft().synchronize()
+        length = min(2 * length, _LONGEST_BURST) if queued[-1].query() else max(1, length // 2)
+
+
+def _let_captures_be() -> None:
+    """Let calls of this thread not end the capture of a CUDA graph in another one."""
+    relaxed = ctypes.c_int(2)
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(relaxed))
 
 
 def _typed(base: torch.Tensor, at: int, spec: TensorSpec) -> torch.Tensor:
@@ -569,6 +602,9 @@ class _HeldBackCopy:
         stream.wait_event(self.landed)
         after.record(stream)
         self._held.append((before, after))
+
+    def send(self) -> Iterator[None]:
+        return iter(())  # all is queued
 
     def wait(self) -> bool:
         self.landed.synchronize()

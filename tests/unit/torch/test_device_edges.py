@@ -40,3 +40,35 @@ def test_a_tensor_that_crosses_edges_is_copied_to_the_bit(monkeypatch, dtype):
     for value, (spec, at) in zip(values, places, strict=True):
         stored = home[at : at + spec.size_bytes].view(value.dtype).view(spec.shape)
         assert torch.equal(stored, value)
+
+
+class _Event:
+    """The end of a burst that the test's device has done, or will have when it is waited for."""
+
+    def __init__(self, is_done: bool) -> None:
+        self.is_done = is_done
+
+    def query(self) -> bool:
+        return self.is_done
+
+    def synchronize(self) -> None:
+        self.is_done = True
+
+
+@pytest.mark.parametrize("is_idle", [False, True])
+def test_few_pieces_are_queued_ahead_of_the_device_unless_it_is_idle(is_idle):
+    bursts, events, waiting = [], [], []
+
+    def queue(pieces):
+        bursts.append(pieces)
+        events.append(_Event(is_idle))
+        return events[-1]
+
+    for _ in device.queue_in_bursts(range(100), queue):
+        waiting.append(sum(not each.is_done for each in events))
+    assert [piece for burst in bursts for piece in burst] == list(range(100))
+    if is_idle:
+        assert list(map(len, bursts[:6])) == [1, 2, 4, 8, 16, 16]
+    else:
+        assert set(map(len, bursts)) == {1}
+        assert max(waiting) == 3
