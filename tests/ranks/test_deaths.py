@@ -78,7 +78,8 @@ def test_kill_9_of_all_ranks_at_once(jobs, undisturbed):
         keeper.resume()
     step = wait_until(lambda: checkpoint_steps(jobs.folder), 10, "the checkpoint")[-1]
     _check_goes_on(jobs, undisturbed, step)
-    assert [jobs.post_mortem(rank)["status"] for rank in range(2)] == [-9, -9]
+    found = [jobs.post_mortem(rank).get("status") for rank in range(2)]
+    assert found == [-9, -9], jobs.events()
 
 
 def test_a_rank_that_is_killed_once_it_was_told_to_leave_has_not_left(jobs):
@@ -93,6 +94,7 @@ def test_a_rank_that_is_killed_once_it_was_told_to_leave_has_not_left(jobs):
     jobs.check_nothing_left(may_leave_arena=True)
     left = json.loads(RunLayout(jobs.folder).exit(1).read_text())
     assert (left["status"], left["how"]) == (None, "was killed by SIGKILL")
+    assert [jobs.post_mortem(rank)["status"] for rank in range(2)] == [-9, -9]
 
 
 @pytest.mark.nightly  # test_where_ranks_are.py: a stop of ranks that run free

@@ -413,6 +413,10 @@ class Departure:
     def _begin_to_linger(self, now: float) -> float:
         """Keep the slots for ranks that are started again; returns until when."""
         keeper = self._keeper
+        if (told := self._told_death) is not None:
+            told.wait_for_status()
+            if keeper.is_unexpected(told):  # something else ended it first
+                self._death = told
         if self._death is not None:
             self._death.write(durable_step=keeper.storage.durable_step)
         comes_back = keeper.trainer.leave_status in _errors.RESTARTED
