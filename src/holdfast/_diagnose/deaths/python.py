@@ -358,7 +358,7 @@ _FULL_SHARE = 0.01
 _GUESS = "It is possible that"  # torch's, after any bus error of a worker
 _ROOM = 0.9  # of /dev/shm
 _MUCH_BYTES = 1 << 30  # a smaller /dev/shm is full with a few batches
-_PATH = re.compile(r"'([^'\n]{1,400})'")
+_PATH = re.compile(r"['\u2018]([^'\u2019\n]{0,300}/[^'\u2019\n]{0,300})['\u2019]")
 
 
 def _judge_shm(case: Case, trouble: Trouble) -> Finding:
@@ -389,12 +389,16 @@ def _judge_disk(case: Case, trouble: Trouble) -> Finding:
     said = trouble.message
     disks = _text.records(trouble.record.get("disks"))
     full = [disk for disk in disks if _is_full(disk)]
+    now = [disk for disk in case.evidence.disks if _is_full(disk)] if not disks else []
     evidence = [*trouble.evidence(case), *map(_tell, full or disks[:3])]
+    evidence += [f"on this machine, {_tell(disk, 'has')} now" for disk in now[:3]]
     is_told = re.search(r"(?i)No space left|disk is full|quota exceeded|Errno (?:28|122)\b", said)
     is_of_pod = re.search("ephemeral|EmptyDir|DiskPressure", said) is not None
     is_quota = "quota" in said.lower() or "Errno 122" in said
-    named = _PATH.search(said)
-    path = _text.text(full[0].get("path")) if full else (named[1] if named else "")
+    named = _PATH.findall(said)  # of a copy the last: it is what was written
+    if case.evidence.kind == "led" and not named and len(now) == 1:  # a log may be from elsewhere
+        full = full or now
+    path = _text.text(full[0].get("path")) if full else (named[-1] if named else "")
     where = f" ({path})" if path else ""
     sure = Sure.LIKELY
     if is_told:
@@ -409,11 +413,12 @@ def _judge_disk(case: Case, trouble: Trouble) -> Finding:
         sentence = (
             f"A file that {case.who} wrote was cut short, as on a full disk or beyond a quota."
         )
-        evidence.append(
-            "torch.save does not report a full disk, and the free room was not recorded"
-            if not disks
-            else "there is room on the disks now: it may have been freed, or be another one"
-        )
+        if not now:
+            evidence.append(
+                "torch.save does not report a full disk, and the free room was not recorded"
+                if not disks
+                else "there is room on the disks now: it may have been freed, or be another one"
+            )
     where = path or "the folder that it wrote to"
     lines = advice.advise(case, "disk_full", where=where)
     return Finding(Cause.DISK_FULL, sentence, sure, evidence, lines)
@@ -428,9 +433,9 @@ def _is_full(disk: Record) -> bool:
     return free < min(_FULL_BYTES, _FULL_SHARE * total if total else _FULL_BYTES) or free == 0
 
 
-def _tell(disk: Record) -> str:
+def _tell(disk: Record, had: str = "had") -> str:
     free, total = _text.whole(disk.get("free")), _text.whole(disk.get("total"))
     path = _text.one_line(str(disk.get("path")), 120)
     room = f"{_text.size_of(free, total)} free" if free is not None and total else "room unknown"
     inodes = _text.whole(disk.get("free_inodes"))
-    return f"{path} had {room}" + (", and no inode left" if inodes == 0 and total else "")
+    return f"{path} {had} {room}" + (", and no inode left" if inodes == 0 and total else "")

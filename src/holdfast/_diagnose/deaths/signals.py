@@ -207,6 +207,7 @@ def judge_terminated(case: Case) -> Finding | None:
         sentence = f"The kernel ended {case.who} at its limit of processor time (ulimit -t)."
         return Finding(Cause.TIME_LIMIT, sentence, sure, evidence, lines)
     sentence = f"A signal ended {case.who}: {sender or name}."
-    if name == "SIGINT" and case.evidence.kind == "log":  # hardly anything else sends it
-        return Finding(Cause.ASKED, f"{case.opening} was ended by Ctrl-C.", sure, evidence, lines)
+    if name == "SIGINT":
+        by = sender or "Ctrl-C or kill -INT"
+        return Finding(Cause.ASKED, f"{case.opening} was interrupted: {by}.", sure, evidence, lines)
     return Finding(Cause.TERMINATED, sentence, sure, evidence, lines)
