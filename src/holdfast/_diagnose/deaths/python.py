@@ -147,7 +147,7 @@ def _trouble(case: Case) -> Trouble | None:
         return None  # the printed lines are not why it ended
     if signs:
         order = list(KINDS)  # the gravest first
-        sign = min(signs, key=lambda each: order.index(each.kind))
+        sign = min(signs, key=lambda each: (_is_report(each), order.index(each.kind)))
         return Trouble(kind_of_sign(sign), _text.one_line(sign.text, 200), None, sign)
     return None
 
@@ -170,6 +170,12 @@ def _lines_after(sign: Sign) -> int:
     return _text.whole(sign.details.get("from_end")) or 0
 
 
+def _is_report(sign: Sign) -> bool:
+    """Whether it only tells that a process or a peer was lost: another line may say why."""
+    told = {"exitcode", "signal_name"} & sign.details.keys()
+    return kind_of_sign(sign) in ("worker", *_SAYING_LITTLE) and not told
+
+
 def _says_more(sign: Sign, fault: Fault) -> bool:
     """Whether a printed line says more of the cause than the exception."""
     if fault.kind == "interrupt":
@@ -178,7 +184,9 @@ def _says_more(sign: Sign, fault: Fault) -> bool:
         return True
     if sign.kind == "environment" and _WANTS_GPU.search(fault.message) is not None:
         return True
-    if KINDS[sign.kind] in ("cuda_error", "cuda_oom") and _VAGUE.fullmatch(fault.type):
+    if KINDS[sign.kind] in ("cuda_error", "cuda_oom", "rendezvous") and _VAGUE.fullmatch(
+        fault.type
+    ):
         return True
     if _INTERNAL.search(fault.message) is not None and sign.kind == "rendezvous":
         return True

@@ -46,7 +46,7 @@ def open_case(evidence: Evidence) -> Case:
         return Case(evidence, ends, child, [_then(ends[0])], why)
     for end in [each for each in ends if _was_ended_later(each, ends)]:
         end.was_sent_away = True
-    by_itself = [end for end in ends if _is_own(end)]
+    by_itself = [end for end in ends if _is_own(end) and not _is_aborted_by_watchdog(end, ends)]
     hard = [end for end in by_itself if not is_ended_by_launcher(end) or end.status == -9]
     # One that did not find the others is no cause, as long as another raised by itself.
     other = [end for end in hard if kind_of(end) != "rendezvous"]
@@ -84,6 +84,12 @@ def _was_ended_later(end: End, ends: list[End]) -> bool:
         if later > 0:
             return True
     return False
+
+
+def _is_aborted_by_watchdog(end: End, ends: list[End]) -> bool:
+    """NCCL's watchdog aborts its process. Its words may be those of another rank alone."""
+    is_silent = end.status == -6 and end.fault is None and end.has(*_LAST_WORDS) is None
+    return is_silent and any(kind_of(other) == "timeout" for other in ends)
 
 
 def _child_to_blame(end: End) -> End | None:

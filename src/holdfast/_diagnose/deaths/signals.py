@@ -45,7 +45,9 @@ _MEANINGS = {
 _SHELL_STATUSES = {129: "SIGHUP", 130: "SIGINT", 131: "SIGQUIT", 143: "SIGTERM"}
 _TERMINATE = "terminate called"
 # What a library says before it aborts its process.
-_FATAL = re.compile(r"(?m)^.*(?:\bF\d{4} |: F \S+\] |Check failed: |FATAL|\[Fatal|[Aa]ssert).*$")
+_FATAL = re.compile(
+    r"(?m)^.*(?:\bF\d{4} |(?:: |^)F \S+\] |^Status: |Check failed: |FATAL|\[Fatal|[Aa]ssert).*$"
+)
 _DEEP = 8  # frames of one line: the function calls itself
 # What libraries abort for.
 _OF_THE_DEVICE = ("cuda_error", "cuda_assert", "cuda_oom", "memory_refused", "environment")

@@ -327,7 +327,8 @@ def _leads_to(other: Sign, main: Sign) -> bool:
     (_, end), (start, _) = (
         each.details.get("lines") or [each.line, each.line] for each in (other, main)
     )
-    return end < start and (waits_in_vain(main) or start - end <= _AT_ONCE_LINES)
+    lost = waits_in_vain(main) or "exited unexpectedly" in str(main.details.get("message"))
+    return end < start and (lost or start - end <= _AT_ONCE_LINES)
 
 
 def _type_of(sign: Sign) -> str:

@@ -254,7 +254,8 @@ def _read(text: Text, head: Line) -> Traceback | None:
     for line in text.from_same(head, _MOST_LINES):
         body = bare(line.text)
         if frame := _FRAME.match(body):
-            frames.append((frame[1], int(frame[2]), (frame[3] or "").strip()))
+            file = frame[1].replace("\\", "/")  # of Windows
+            frames.append((file, int(frame[2]), (frame[3] or "").strip()))
             continue
         if cell and (frame := _CELL_FRAME.match(body)):
             frames.append((frame[1] or "cell", int(frame[2]), frame[3] or "<module>"))
@@ -371,7 +372,7 @@ def _add_context(text: Text, found: Traceback, lead: str) -> None:
     if outer[0] == "<string>" and any(file.endswith(_STARTS) for file, *_ in found.frames[1:3]):
         found.details["process"] = "of multiprocessing"
     for line in text.before(found.head, 2):
-        said = line.text.strip()
+        said = PROGRESS_BAR.sub("", line.text).strip()
         if said.startswith(_IGNORED):
             found.details["is_ignored"] = True
         elif said.startswith("Error executing job with overrides"):
