@@ -70,7 +70,8 @@ def judge_python(case: Case) -> Finding | None:
     if trouble.kind in _BY_KIND:
         has_met = trouble.kind == "rendezvous" and trouble.record.get("is_late")
         cause, opening, name = _BY_KIND["left" if has_met else trouble.kind]
-        if trouble.kind == "nan" or has_met:
+        is_inferred = trouble.kind == "rendezvous" and fault is not None and fault.kind == "plain"
+        if trouble.kind == "nan" or has_met or is_inferred:
             sure = Sure.LIKELY
         elif trouble.kind == "cuda_error":
             told = _text.text(trouble.details.get("what")) if fault is None else ""
