@@ -353,9 +353,14 @@ def judge_worker(case: Case, trouble: Trouble) -> Finding:
         return Finding(
             Cause.SHM_FULL, sentence, Sure.LIKELY, evidence, advice.advise(case, "shm_full")
         )
-    # Who ends a job, ends its workers, too.
-    is_of_a_stop = status in _STOPS or case.sign(*_OF_A_STOP) is not None
-    sure = Sure.CERTAIN if is_told and not is_of_a_stop else Sure.LIKELY
+    stop = case.sign(*_OF_A_STOP)
+    if stop is not None and status in _STOPS:  # what ends a job, ends its workers, too
+        said = _text.one_line(stop.text, 200)
+        sentence = f"{case.opening} was ended, and its workers with it: {said}."
+        cause = Cause.TERMINATED if stop.kind == "terminated_line" else Cause.ASKED
+        return Finding(cause, sentence, Sure.LIKELY, evidence, advice.go_on(case))
+    is_by_itself = stop is None and status not in _STOPS
+    sure = Sure.CERTAIN if is_told and is_by_itself else Sure.LIKELY
     of = f" of {case.who}" if case.end.rank is not None else ""
     how = f"left with status {status}" if signal is None else f"died of {signal}"
     how = {None: "died", -9: "was killed with SIGKILL"}.get(status, how)

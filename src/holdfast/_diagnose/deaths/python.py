@@ -249,7 +249,8 @@ def _exit(case: Case, fault: Fault) -> Finding:
             evidence.append("2 is what argparse leaves with when it does not like an argument")
         lines = [f"See what it printed last{usage}", advice.ONCE_RIGHT]
         return Finding(Cause.CONFIGURATION, sentence, Sure.LIKELY, evidence, lines)
-    sentence = f"{case.opening} left by itself, with sys.exit({code[:120]})."
+    because = f" after {_text.one_line(fault.chain[0], 200)}" if fault.chain else ""
+    sentence = f"{case.opening} left by itself, with sys.exit({code[:120]}){because}."
     return Finding(Cause.PYTHON_EXCEPTION, sentence, Sure.CERTAIN, evidence, advice.go_on(case))
 
 
@@ -389,7 +390,7 @@ def _judge_shm(case: Case, trouble: Trouble) -> Finding:
         )
         lines = advice.advise(case, "worker_died")
         return Finding(Cause.WORKER_DIED, sentence, Sure.LIKELY, evidence, lines)
-    sentence = f"/dev/shm was full{size}, and {case.who} could not hand over a batch."
+    sentence = f"/dev/shm was full{size}, and {case.who} got no room there."
     return Finding(Cause.SHM_FULL, sentence, Sure.LIKELY, evidence, advice.advise(case, "shm_full"))
 
 

@@ -85,7 +85,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "terminated_line": (
         r"\b(?i:received|caught|got|handling)(?i: signal)?:? «SIG»(?P<_name>TERM|INT|HUP)\b",
         r"\b(?i:received|caught|got|handling)« signal »#?(?P<signal>15|2|1)\b",
-        *(r"^(?P<_name>«^C»)$", r"SignalException: Process \d+ «got signal: »(?P<signal>\d+)"),
+        *(r"^(?P<_name>«^C»)", r"SignalException: Process \d+ «got signal: »(?P<signal>\d+)"),
         *(r"^(?:[\w.]+\.)?«SIGTERMException»$", r"Received (?P<signal>\d{1,2})« death signal»"),
         *("Detected KeyboardInterrupt, attempting graceful shutdown", "ERROR: InterruptException"),
         r"failed (?:live|readi|start)\w+« probe, will be restarted»",

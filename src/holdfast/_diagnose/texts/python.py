@@ -67,7 +67,7 @@ _CALLED = re.compile(r"([A-Z]\w*(?:Error|Exception))\((['\"].*)\)")  # as Hydra 
 _FATAL = re.compile(r"(?:.{0,40}\W)?(FATAL|[Ff]atal)(?: error)?\]?:? +(\S.*)")
 # What bash and env say of a line of a script. A signal is told otherwise.
 _OF_SHELL = re.compile(
-    r"-?(?:\S+: line \d+|(?:\S*/)?(?:(?:ba|z|da)?sh|env)(?:: \d+)?): "
+    r"-?(?:\S+: line \d+|\S+\.sh: \d+|(?:\S*/)?(?:(?:ba|z|da)?sh|env)(?:: \d+)?): "
     r"(?!warning:|\s*\d+ [A-Z])(\S.*)|(?:\S.*: )?(?:No such file or directory|Permission denied"
     r".{0,40}|Operation not permitted|Resource temporarily unavailable|Not a directory"
     r"|Connection (?:refused|timed out))\W*"
@@ -423,7 +423,8 @@ def _signs_of(found: Traceback) -> Iterator[Sign]:
     # A data set, too, may miss a file: only the loader's own calls tell of a dead worker.
     frames = found.frames if "Connection" in name else found.frames[-1:]
     files = " ".join(frame[0] for frame in frames)
-    if name in DISGUISES and any(part in files for part in _LOADER_FILES):
+    is_of_main = "thread" not in details  # others lose a connection while the script leaves, too
+    if name in DISGUISES and is_of_main and any(part in files for part in _LOADER_FILES):
         yield make_sign(DISGUISES[name], found.last, {"type": found.type}, rank)
 
 
