@@ -117,7 +117,9 @@ def _by_kernel(case: Case, use: Use) -> Finding | None:
     evidence = [f"the kernel's log has: {_text.one_line(sign.text)}"]
     is_it = case.end.pid or re.match("py|pt_|ray|torch|train", str(sign.details.get("comm")))
     sure = Sure.CERTAIN if is_it else Sure.LIKELY
-    if sign.details.get("of_cgroup"):
+    # Older kernels tell it in a line of its own.
+    cgroup = f"Memory cgroup out of memory: Kill process {sign.details.get('pid')} "
+    if sign.details.get("of_cgroup") or cgroup in case.evidence.output:
         return _cgroup(case, use, evidence, sure, use.limit)
     return _machine(case, use, evidence, sure)
 

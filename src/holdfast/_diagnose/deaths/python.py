@@ -11,7 +11,13 @@ from holdfast._diagnose.deaths.memory import judge_worker
 from holdfast._diagnose.evidence.case import Case, Finding, Trouble
 from holdfast._diagnose.evidence.evidence import Record
 from holdfast._diagnose.evidence.memory import last_use, tell_graphs, tell_memory, tell_space
-from holdfast._diagnose.texts.exceptions import KINDS, POINTS_ABOVE, Fault, kind_of_sign
+from holdfast._diagnose.texts.exceptions import (
+    CHILD_LEFT,
+    KINDS,
+    POINTS_ABOVE,
+    Fault,
+    kind_of_sign,
+)
 from holdfast._diagnose.texts.patterns import HARDWARE, read_memory_error
 from holdfast._diagnose.verdict import Cause, Sure
 
@@ -70,7 +76,8 @@ def judge_python(case: Case) -> Finding | None:
     if trouble.kind in _BY_KIND:
         has_met = trouble.kind == "rendezvous" and trouble.record.get("is_late")
         cause, opening, name = _BY_KIND["left" if has_met else trouble.kind]
-        is_inferred = trouble.kind == "rendezvous" and fault is not None and fault.kind == "plain"
+        by_a_line = trouble.kind in ("environment", "rendezvous")
+        is_inferred = by_a_line and fault is not None and fault.kind == "plain"
         if trouble.kind == "nan" or has_met or is_inferred:
             sure = Sure.LIKELY
         elif trouble.kind == "cuda_error":
@@ -183,7 +190,9 @@ def _says_more(sign: Sign, fault: Fault) -> bool:
         return "threads" in sign.details  # OpenBLAS interrupts its own process then
     if POINTS_ABOVE.search(fault.message) is not None:
         return True
-    if sign.kind == "environment" and _WANTS_GPU.search(fault.message) is not None:
+    # Why a compiler, say, has failed, was printed above it.
+    lacks_more = _WANTS_GPU.search(fault.message) or CHILD_LEFT.search(fault.message)
+    if sign.kind == "environment" and lacks_more is not None:
         return True
     if KINDS[sign.kind] in ("cuda_error", "cuda_oom", "rendezvous") and _VAGUE.fullmatch(
         fault.type
