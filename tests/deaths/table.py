@@ -61,7 +61,7 @@ def _by_signal(name: str, *, as_user: bool = False, often: tuple[str, ...] = ())
         how="waits",
         sent=number,
         status=-number,
-        cause=Cause.TERMINATED,
+        cause=Cause.ASKED if name == "INT" else Cause.TERMINATED,
         alone=None,
         led=CERTAIN,
         instead="a run answers it: it was asked to stop",

@@ -19,6 +19,7 @@ from holdfast._environment import variables
 from holdfast._environment.processes.identity import command
 from holdfast._environment.processes.proc import FairDeadline
 from holdfast._environment.processes.tree import Tree
+from holdfast._store.folder import supervised
 from holdfast._supervise import children
 from holdfast._supervise.hangs import NO_HANG, Timeout, WatchedCommand
 
@@ -75,7 +76,7 @@ class SilenceWatch:
                 return
             self._next_inspection = now + _AGAIN_SECONDS
             with contextlib.suppress(OSError):
-                self._inspection = Inspection(self._command.child)
+                self._inspection = Inspection(self._command.child, self._command.record.folder)
                 self.inspectors.add(self._inspection.pid)
 
     def close(self) -> None:
@@ -202,15 +203,17 @@ class Inspection:
     block: it receives the signals. So it starts a process for it, and takes what comes in time.
     """
 
-    def __init__(self, pid: int) -> None:
-        """OSError if no process can be started."""
+    def __init__(self, pid: int, life: Path | None) -> None:
+        """`life` is the folder of the records. OSError if no process can be started."""
         self._file = os.memfd_create("holdfast-look", os.MFD_CLOEXEC)
+        output = None if life is None else str(supervised.led_output(life))
+        plan = {"pid": pid, "file": self._file, "output": output}
         # Without the variables of a rank: it must not count as one that was left behind.
         ranks = variables.of_ranks()
         environment = variables.child_environment()
         try:
             self._process = subprocess.Popen(
-                command("holdfast._supervise.silence", {"pid": pid, "file": self._file}),
+                command("holdfast._supervise.silence", plan),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -256,7 +259,8 @@ def main(plan: str) -> None:
     given = json.loads(plan)
     look = Looker(given["pid"]).look()
     looks = by_rank(look, ranks_below(given["pid"]))
-    found = explain({"looks": looks})
+    output = given["output"]
+    found = explain({"looks": looks}, None if output is None else Path(output))
     record = {
         "look": look,
         "looks": looks,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import tempfile
+from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
@@ -12,7 +13,7 @@ import pytest
 
 from holdfast._diagnose.deaths.judge import judge_strictly
 from holdfast._diagnose.evidence.evidence import Evidence, RankEvidence
-from holdfast._diagnose.hangs.explain import explain_strictly
+from holdfast._diagnose.hangs.explain import explain, explain_strictly
 from holdfast._diagnose.texts.signs import read_signs
 from holdfast._diagnose.verdict import Cause, Restart, Sure
 from holdfast._environment.processes import inspect, tree
@@ -299,7 +300,7 @@ def test_a_command_without_a_run_that_its_leader_has_ended():
     assert verdict.restart is Restart.BACKOFF
 
 
-def test_a_thread_that_an_exception_ended_is_told_where_the_main_thread_then_waits():
+def test_a_thread_that_an_exception_ended_is_told_where_the_main_thread_then_waits(tmp_path):
     died = (
         "Exception in thread Thread-1 (reader):\nTraceback (most recent call last):\n"
         '  File "/home/a/train.py", line 7, in reader\n    q.put(record["x"])\nKeyError: \'x\'\n'
@@ -314,6 +315,10 @@ def test_a_thread_that_an_exception_ended_is_told_where_the_main_thread_then_wai
     assert (verdict.cause, verdict.sure) == (Cause.HANG_LOCK, Sure.LIKELY)
     assert "KeyError: 'x' (in thread Thread-1 (reader)) was raised at" in verdict.sentence
     assert verdict.advice[0] == "Look at /home/a/train.py:7 in reader first."
+    evidence = replace(evidence, is_live=True, led={}, look={"looks": [waits], "still_seconds": 3})
+    assert "KeyError: 'x' (in thread" in judge_strictly(evidence).sentence
+    (tmp_path / "output.log").write_text(died)  # what is told meanwhile
+    assert explain(hang, tmp_path / "output.log").sentence == verdict.sentence
 
 
 def test_a_command_that_starts_ranks_is_judged_by_them(monkeypatch):
@@ -327,7 +332,7 @@ def test_a_command_that_starts_ranks_is_judged_by_them(monkeypatch):
     monkeypatch.setattr(inspect, "Looker", lambda pid: Mock(look=lambda: seen))
     monkeypatch.setattr(tree, "ranks_below", lambda pid: {0: 10, 1: 11})
     with tempfile.TemporaryFile() as file:
-        silence.main(json.dumps({"pid": 9, "file": file.fileno()}))
+        silence.main(json.dumps({"pid": 9, "file": file.fileno(), "output": None}))
         file.seek(0)
         found = json.load(file)
     assert found["cause"] == "hang-rank"

@@ -12,7 +12,7 @@ import pytest
 
 from holdfast._diagnose.deaths.judge import judge_strictly
 from holdfast._diagnose.verdict import Cause, Sure
-from holdfast._environment.processes.memory_sample import read_limits
+from holdfast._environment.processes.memory_sample import mounted_rooms, read_limits
 from holdfast._supervise.watch import CommandWatch
 from tests.unit.why_evidence import CALM, GROWN, NOW, counters, died, printed, raised, sample
 
@@ -155,3 +155,57 @@ def test_limits_are_read_of_the_process_itself():
     assert 0 <= found["cpu_seconds"] < 77
     if resource.getrlimit(resource.RLIMIT_CPU)[1] == resource.RLIM_INFINITY:
         assert "cpu_limit" not in read_limits([os.getpid()])
+
+
+@pytest.mark.parametrize(
+    ("message", "cause", "sure"),
+    [
+        ("DataLoader worker (pid(s) 99) exited unexpectedly", Cause.WORKER_DIED, Sure.CERTAIN),
+        (
+            "DataLoader worker (pid 99) is killed by signal: Killed.",
+            Cause.WORKER_DIED,
+            Sure.CERTAIN,
+        ),
+        (
+            "DataLoader worker (pid 9) is killed by signal: Terminated.",
+            Cause.WORKER_DIED,
+            Sure.LIKELY,
+        ),
+    ],
+)
+def test_a_worker_that_died_is_certain_unless_it_was_ended_with_the_job(message, cause, sure):
+    place = '  File "a.py", line 3, in <module>'
+    text = f"Traceback (most recent call last):\n{place}\nRuntimeError: {message}\n"
+    verdict = judge_strictly(printed(text, 1))
+    assert (verdict.cause, verdict.sure) == (cause, sure), verdict
+
+
+def test_an_interrupt_is_one_by_whatever_it_was_sent():
+    sent = [{"name": "SIGINT", "pid": 7, "by": "sh", "uid": 0, "time": NOW - 1}]
+    for status, signals in ((-2, []), (-2, sent), (130, sent)):
+        verdict = judge_strictly(printed("step 3\n", status, signals=signals))
+        assert verdict.cause is Cause.ASKED, verdict
+        assert "was interrupted: " in verdict.sentence
+        assert ("`sh`" in verdict.sentence) == bool(signals)
+
+
+def test_the_disk_that_is_full_is_named_where_the_error_does_not():
+    text = (
+        'Traceback (most recent call last):\n  File "a.py", line 3, in <module>\n'
+        "    torch.save(model, path)\n"
+        "RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598\n"
+    )
+    full = {"path": "/scratch", "free": 0, "total": 8 << 20, "free_inodes": 9}
+    led = printed(text, 1)
+    led.disks = [{**full, "path": "/home", "free": 8 << 20}, full]
+    verdict = judge_strictly(led)
+    assert verdict.sentence.startswith("A disk was full (/scratch): ")
+    assert any(said.startswith("on this machine, /scratch has 0 B ") for said in verdict.evidence)
+    led.disks.append({**full, "path": "/tmp"})  # which of the two was written to is not known
+    assert "/scratch" not in judge_strictly(led).sentence
+
+
+def test_the_file_systems_of_this_machine_are_looked_at():
+    found = mounted_rooms()
+    assert all(os.path.isdir(each["path"]) and each["total"] for each in found)  # noqa: PTH112
+    assert len({each["path"] for each in found}) == len(found) > 0

@@ -8,9 +8,8 @@ from holdfast._diagnose.deaths.ranks import kind_of
 from holdfast._diagnose.evidence.case import Case, Finding
 from holdfast._diagnose.evidence.evidence import Evidence, Record
 from holdfast._diagnose.evidence.memory import moved, read_use, tell_memory
-from holdfast._diagnose.hangs.explain import HangFinding, as_told, explain
+from holdfast._diagnose.hangs.explain import HangFinding, as_told, explain, name_dead_thread
 from holdfast._diagnose.hangs.stacks import WAITS_FOR_RANKS, read_thread
-from holdfast._diagnose.texts.exceptions import fault_of_signs
 from holdfast._diagnose.verdict import Cause, Sure
 
 _ENDED_BY_OTHERS = (-9, -15, -6)  # a kill, a cancel, NCCL's own watchdog
@@ -71,11 +70,7 @@ def _of_hang(case: Case, hang: Record, sure: Sure, how: str) -> HangFinding:
         # Its source line may have changed or be gone since.
         found.cause, found.sentence = told.cause, told.sentence
     found.sure = found.sure if found.sure is not Sure.CERTAIN else sure
-    died = fault_of_signs(sign for sign in case.evidence.signs if sign.details.get("thread"))
-    if died is not None and died.place and found.cause is Cause.HANG_LOCK:
-        found.sentence += f" Before that, {died.sentence(160)} was raised at {died.place}."
-        found.sure = Sure.LIKELY  # that this thread was to end the wait is not told
-        found.advice.insert(0, f"Look at {died.place} first.")
+    name_dead_thread(found, case.evidence.signs)
     found.evidence.append(how)
     found.advice += [
         f"Every thread of every process at that time: {_text_file(case)}",

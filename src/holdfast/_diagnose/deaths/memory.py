@@ -117,7 +117,9 @@ def _by_kernel(case: Case, use: Use) -> Finding | None:
     evidence = [f"the kernel's log has: {_text.one_line(sign.text)}"]
     is_it = case.end.pid or re.match("py|pt_|ray|torch|train", str(sign.details.get("comm")))
     sure = Sure.CERTAIN if is_it else Sure.LIKELY
-    if sign.details.get("of_cgroup"):
+    # Older kernels tell it in a line of its own.
+    cgroup = f"Memory cgroup out of memory: Kill process {sign.details.get('pid')} "
+    if sign.details.get("of_cgroup") or cgroup in case.evidence.output:
         return _cgroup(case, use, evidence, sure, use.limit)
     return _machine(case, use, evidence, sure)
 
@@ -296,7 +298,13 @@ def _killed(case: Case, use: Use, counted: Moved) -> Finding:
 # -- A data-loader worker that died: it shows as four different exceptions -------------------------
 
 _KILLED_BY = re.compile(r"killed by signal: ([A-Za-z ]+?)[.\n]|killed by signal: (.+)")
-_EXIT_CODE = re.compile(r"exited unexpectedly with exit code (\d{1,3})\b")
+_EXIT_CODE = re.compile(  # as torch and joblib say it
+    r"(?:exited unexpectedly with exit code |exit codes of the workers are \{\w+\()(-?\d{1,3})\b"
+)
+# Not a lost connection or a missing file: torch and Python ask the system whether it is alive.
+_DIED = re.compile(r"DataLoader worker \(pid|process pool was terminated abruptly")
+_STOPS = (-15, -2, -1)
+_OF_A_STOP = ("slurm_cancelled", "slurm_step_cancelled", "terminated_line")
 _OF_A_LOADER = re.compile(r"DataLoader|torch/utils/data|torch/multiprocessing|shared memory")
 _PIDS = re.compile(r"worker \(pid(?:\(s\))? ([\d, ]+)\)")
 
@@ -306,8 +314,9 @@ def judge_worker(case: Case, trouble: Trouble) -> Finding:
     dead = _dead_worker(case.end, trouble)
     status = _status(dead)
     if status is None:
-        status = _told_status(trouble.message)
-    sure = Sure.CERTAIN if status is not None else Sure.LIKELY
+        tail = trouble.fault.tail if trouble.fault is not None else ""
+        status = _told_status(f"{trouble.message}\n{tail}")
+    is_told = status is not None or _DIED.search(trouble.message) is not None
     told_itself = case.sign("worker_killed")  # its own handler of the signal
     if status is None and told_itself is not None and told_itself is not trouble.sign:
         status = _told_status(f"killed by signal: {told_itself.details.get('signal_name')}")
@@ -346,6 +355,14 @@ def judge_worker(case: Case, trouble: Trouble) -> Finding:
         return Finding(
             Cause.SHM_FULL, sentence, Sure.LIKELY, evidence, advice.advise(case, "shm_full")
         )
+    stop = case.sign(*_OF_A_STOP)
+    if stop is not None and status in _STOPS:  # what ends a job, ends its workers, too
+        said = _text.one_line(stop.text, 200)
+        sentence = f"{case.opening} was ended, and its workers with it: {said}."
+        cause = Cause.TERMINATED if stop.kind == "terminated_line" else Cause.ASKED
+        return Finding(cause, sentence, Sure.LIKELY, evidence, advice.go_on(case))
+    is_by_itself = stop is None and status not in _STOPS
+    sure = Sure.CERTAIN if is_told and is_by_itself else Sure.LIKELY
     of = f" of {case.who}" if case.end.rank is not None else ""
     how = f"left with status {status}" if signal is None else f"died of {signal}"
     how = {None: "died", -9: "was killed with SIGKILL"}.get(status, how)

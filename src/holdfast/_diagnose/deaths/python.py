@@ -11,7 +11,13 @@ from holdfast._diagnose.deaths.memory import judge_worker
 from holdfast._diagnose.evidence.case import Case, Finding, Trouble
 from holdfast._diagnose.evidence.evidence import Record
 from holdfast._diagnose.evidence.memory import last_use, tell_graphs, tell_memory, tell_space
-from holdfast._diagnose.texts.exceptions import KINDS, POINTS_ABOVE, Fault, kind_of_sign
+from holdfast._diagnose.texts.exceptions import (
+    CHILD_LEFT,
+    KINDS,
+    POINTS_ABOVE,
+    Fault,
+    kind_of_sign,
+)
 from holdfast._diagnose.texts.patterns import HARDWARE, read_memory_error
 from holdfast._diagnose.verdict import Cause, Sure
 
@@ -70,7 +76,9 @@ def judge_python(case: Case) -> Finding | None:
     if trouble.kind in _BY_KIND:
         has_met = trouble.kind == "rendezvous" and trouble.record.get("is_late")
         cause, opening, name = _BY_KIND["left" if has_met else trouble.kind]
-        if trouble.kind == "nan" or has_met:
+        by_a_line = trouble.kind in ("environment", "rendezvous")
+        is_inferred = by_a_line and fault is not None and fault.kind == "plain"
+        if trouble.kind == "nan" or has_met or is_inferred:
             sure = Sure.LIKELY
         elif trouble.kind == "cuda_error":
             told = _text.text(trouble.details.get("what")) if fault is None else ""
@@ -147,7 +155,7 @@ def _trouble(case: Case) -> Trouble | None:
         return None  # the printed lines are not why it ended
     if signs:
         order = list(KINDS)  # the gravest first
-        sign = min(signs, key=lambda each: order.index(each.kind))
+        sign = min(signs, key=lambda each: (_is_report(each), order.index(each.kind)))
         return Trouble(kind_of_sign(sign), _text.one_line(sign.text, 200), None, sign)
     return None
 
@@ -170,15 +178,25 @@ def _lines_after(sign: Sign) -> int:
     return _text.whole(sign.details.get("from_end")) or 0
 
 
+def _is_report(sign: Sign) -> bool:
+    """Whether it only tells that a process or a peer was lost: another line may say why."""
+    told = {"exitcode", "signal_name"} & sign.details.keys()
+    return kind_of_sign(sign) in ("worker", *_SAYING_LITTLE) and not told
+
+
 def _says_more(sign: Sign, fault: Fault) -> bool:
     """Whether a printed line says more of the cause than the exception."""
     if fault.kind == "interrupt":
         return "threads" in sign.details  # OpenBLAS interrupts its own process then
     if POINTS_ABOVE.search(fault.message) is not None:
         return True
-    if sign.kind == "environment" and _WANTS_GPU.search(fault.message) is not None:
+    # Why a compiler, say, has failed, was printed above it.
+    lacks_more = _WANTS_GPU.search(fault.message) or CHILD_LEFT.search(fault.message)
+    if sign.kind == "environment" and lacks_more is not None:
         return True
-    if KINDS[sign.kind] in ("cuda_error", "cuda_oom") and _VAGUE.fullmatch(fault.type):
+    if KINDS[sign.kind] in ("cuda_error", "cuda_oom", "rendezvous") and _VAGUE.fullmatch(
+        fault.type
+    ):
         return True
     if _INTERNAL.search(fault.message) is not None and sign.kind == "rendezvous":
         return True
@@ -240,7 +258,8 @@ def _exit(case: Case, fault: Fault) -> Finding:
             evidence.append("2 is what argparse leaves with when it does not like an argument")
         lines = [f"See what it printed last{usage}", advice.ONCE_RIGHT]
         return Finding(Cause.CONFIGURATION, sentence, Sure.LIKELY, evidence, lines)
-    sentence = f"{case.opening} left by itself, with sys.exit({code[:120]})."
+    because = f" after {_text.one_line(fault.chain[0], 200)}" if fault.chain else ""
+    sentence = f"{case.opening} left by itself, with sys.exit({code[:120]}){because}."
     return Finding(Cause.PYTHON_EXCEPTION, sentence, Sure.CERTAIN, evidence, advice.go_on(case))
 
 
@@ -358,7 +377,7 @@ _FULL_SHARE = 0.01
 _GUESS = "It is possible that"  # torch's, after any bus error of a worker
 _ROOM = 0.9  # of /dev/shm
 _MUCH_BYTES = 1 << 30  # a smaller /dev/shm is full with a few batches
-_PATH = re.compile(r"'([^'\n]{1,400})'")
+_PATH = re.compile(r"['\u2018]([^'\u2019\n]{0,300}/[^'\u2019\n]{0,300})['\u2019]")
 
 
 def _judge_shm(case: Case, trouble: Trouble) -> Finding:
@@ -380,7 +399,7 @@ def _judge_shm(case: Case, trouble: Trouble) -> Finding:
         )
         lines = advice.advise(case, "worker_died")
         return Finding(Cause.WORKER_DIED, sentence, Sure.LIKELY, evidence, lines)
-    sentence = f"/dev/shm was full{size}, and {case.who} could not hand over a batch."
+    sentence = f"/dev/shm was full{size}, and {case.who} got no room there."
     return Finding(Cause.SHM_FULL, sentence, Sure.LIKELY, evidence, advice.advise(case, "shm_full"))
 
 
@@ -389,12 +408,16 @@ def _judge_disk(case: Case, trouble: Trouble) -> Finding:
     said = trouble.message
     disks = _text.records(trouble.record.get("disks"))
     full = [disk for disk in disks if _is_full(disk)]
+    now = [disk for disk in case.evidence.disks if _is_full(disk)] if not disks else []
     evidence = [*trouble.evidence(case), *map(_tell, full or disks[:3])]
+    evidence += [f"on this machine, {_tell(disk, 'has')} now" for disk in now[:3]]
     is_told = re.search(r"(?i)No space left|disk is full|quota exceeded|Errno (?:28|122)\b", said)
     is_of_pod = re.search("ephemeral|EmptyDir|DiskPressure", said) is not None
     is_quota = "quota" in said.lower() or "Errno 122" in said
-    named = _PATH.search(said)
-    path = _text.text(full[0].get("path")) if full else (named[1] if named else "")
+    named = _PATH.findall(said)  # of a copy the last: it is what was written
+    if case.evidence.kind == "led" and not named and len(now) == 1:  # a log may be from elsewhere
+        full = full or now
+    path = _text.text(full[0].get("path")) if full else (named[-1] if named else "")
     where = f" ({path})" if path else ""
     sure = Sure.LIKELY
     if is_told:
@@ -409,11 +432,12 @@ def _judge_disk(case: Case, trouble: Trouble) -> Finding:
         sentence = (
             f"A file that {case.who} wrote was cut short, as on a full disk or beyond a quota."
         )
-        evidence.append(
-            "torch.save does not report a full disk, and the free room was not recorded"
-            if not disks
-            else "there is room on the disks now: it may have been freed, or be another one"
-        )
+        if not now:
+            evidence.append(
+                "torch.save does not report a full disk, and the free room was not recorded"
+                if not disks
+                else "there is room on the disks now: it may have been freed, or be another one"
+            )
     where = path or "the folder that it wrote to"
     lines = advice.advise(case, "disk_full", where=where)
     return Finding(Cause.DISK_FULL, sentence, sure, evidence, lines)
@@ -428,9 +452,9 @@ def _is_full(disk: Record) -> bool:
     return free < min(_FULL_BYTES, _FULL_SHARE * total if total else _FULL_BYTES) or free == 0
 
 
-def _tell(disk: Record) -> str:
+def _tell(disk: Record, had: str = "had") -> str:
     free, total = _text.whole(disk.get("free")), _text.whole(disk.get("total"))
     path = _text.one_line(str(disk.get("path")), 120)
     room = f"{_text.size_of(free, total)} free" if free is not None and total else "room unknown"
     inodes = _text.whole(disk.get("free_inodes"))
-    return f"{path} had {room}" + (", and no inode left" if inodes == 0 and total else "")
+    return f"{path} {had} {room}" + (", and no inode left" if inodes == 0 and total else "")

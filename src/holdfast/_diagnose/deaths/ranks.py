@@ -46,6 +46,9 @@ def open_case(evidence: Evidence) -> Case:
         return Case(evidence, ends, child, [_then(ends[0])], why)
     for end in [each for each in ends if _was_ended_later(each, ends)]:
         end.was_sent_away = True
+    if any(kind_of(end) == "timeout" for end in ends):
+        for end in filter(_is_aborted, ends):
+            end.was_sent_away = True
     by_itself = [end for end in ends if _is_own(end)]
     hard = [end for end in by_itself if not is_ended_by_launcher(end) or end.status == -9]
     # One that did not find the others is no cause, as long as another raised by itself.
@@ -84,6 +87,11 @@ def _was_ended_later(end: End, ends: list[End]) -> bool:
         if later > 0:
             return True
     return False
+
+
+def _is_aborted(end: End) -> bool:
+    """Whether it aborted without a word, as NCCL's watchdog does where several ranks give up."""
+    return end.status == -6 and end.fault is None and end.has(*_LAST_WORDS) is None
 
 
 def _child_to_blame(end: End) -> End | None:
@@ -200,7 +208,7 @@ def _absent(ends: list[End]) -> tuple[End, list[str]]:
     kinds = {id(end): kind_of(end) for end in ends}
     waited = [end for end in ends if kinds[id(end)] in _OF_PEERS]
     for rank in culprits_of([sign for end in ends for sign in end.signs]):
-        named = next((end for end in ends if end.rank == rank), None)
+        named = next((end for end in ends if end.rank == rank and not _is_aborted(end)), None)
         if named is not None:
             return named, [f"by what the others printed, {named.name()} did not come"]
     if waited and (left := _left_first(ends, waited)) is not None:
@@ -210,6 +218,7 @@ def _absent(ends: list[End]) -> tuple[End, list[str]]:
         end
         for end in ends
         if kinds[id(end)] == ""
+        and not _is_aborted(end)
         and (end.was_sent_away or not end.is_recorded or is_ended_by_launcher(end))
     ]
     if waited and silent:

@@ -45,7 +45,9 @@ _MEANINGS = {
 _SHELL_STATUSES = {129: "SIGHUP", 130: "SIGINT", 131: "SIGQUIT", 143: "SIGTERM"}
 _TERMINATE = "terminate called"
 # What a library says before it aborts its process.
-_FATAL = re.compile(r"(?m)^.*(?:\bF\d{4} |: F \S+\] |Check failed: |FATAL|\[Fatal|[Aa]ssert).*$")
+_FATAL = re.compile(
+    r"(?m)^.*(?:\bF\d{4} |(?:: |^)F \S+\] |^Status: |Check failed: |FATAL|\[Fatal|[Aa]ssert).*$"
+)
 _DEEP = 8  # frames of one line: the function calls itself
 # What libraries abort for.
 _OF_THE_DEVICE = ("cuda_error", "cuda_assert", "cuda_oom", "memory_refused", "environment")
@@ -207,6 +209,7 @@ def judge_terminated(case: Case) -> Finding | None:
         sentence = f"The kernel ended {case.who} at its limit of processor time (ulimit -t)."
         return Finding(Cause.TIME_LIMIT, sentence, sure, evidence, lines)
     sentence = f"A signal ended {case.who}: {sender or name}."
-    if name == "SIGINT" and case.evidence.kind == "log":  # hardly anything else sends it
-        return Finding(Cause.ASKED, f"{case.opening} was ended by Ctrl-C.", sure, evidence, lines)
+    if name == "SIGINT":
+        by = sender or "Ctrl-C or kill -INT"
+        return Finding(Cause.ASKED, f"{case.opening} was interrupted: {by}.", sure, evidence, lines)
     return Finding(Cause.TERMINATED, sentence, sure, evidence, lines)

@@ -69,6 +69,7 @@ class Evidence:
     exit: Record = field(default_factory=dict)
     hang: Record = field(default_factory=dict)  # hang.json: the findings of the watch over hangs
     look: Record = field(default_factory=dict)  # of a live run: a fresh inspection (`looks`)
+    disks: list[Record] = field(default_factory=list)  # of this machine, where one was full
     process: Record | None = None  # a living process, as /proc has it
     run: RunFacts = field(default_factory=RunFacts)
     notes: list[str] = field(default_factory=list)  # sentences for the reader

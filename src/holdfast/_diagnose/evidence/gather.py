@@ -19,6 +19,7 @@ from holdfast._diagnose.evidence.evidence import Evidence, RankEvidence, Record
 from holdfast._diagnose.texts.sign import Sign
 from holdfast._diagnose.texts.signs import read_signs
 from holdfast._environment.processes.identity import host_name, of_process
+from holdfast._environment.processes.memory_sample import mounted_rooms
 from holdfast._environment.processes.proc import FairDeadline
 from holdfast._environment.processes.tree import keepers_of
 from holdfast._store.folder import journal
@@ -121,6 +122,8 @@ def gather_led(life_folder: Path) -> Evidence:
     if text and not found.output:
         found.output = text
         found.signs += read_signs(text)
+    if _text.record(found.led).get("host") == host_name():
+        look_for_full_disks(found)
     found.files = [
         *(
             path
@@ -130,6 +133,12 @@ def gather_led(life_folder: Path) -> Evidence:
         *found.files,
     ]
     return found
+
+
+def look_for_full_disks(found: Evidence) -> None:
+    """Where its output tells of a full disk: an error seldom names it."""
+    if any(sign.kind in ("disk_full", "torch_save_short") for sign in found.signs):
+        found.disks = mounted_rooms()
 
 
 def _look_where(layout: RunLayout, attempt: int, found: Evidence) -> None:

@@ -6,7 +6,10 @@ compared: to blame is the rank that is not where the others are.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from holdfast import _text
@@ -19,6 +22,9 @@ from holdfast._diagnose.hangs.stacks import (
     name_ranks,
     rank_of,
 )
+from holdfast._diagnose.texts.exceptions import fault_of_signs
+from holdfast._diagnose.texts.log_file import read_log
+from holdfast._diagnose.texts.sign import Sign
 from holdfast._diagnose.verdict import Cause, Sure
 
 Record = dict[str, Any]
@@ -55,10 +61,17 @@ class _Rank:
         return self.held.standing
 
 
-def explain(record: Record) -> HangFinding:
-    """What holds it, from hang.json, look.json or a single inspection. Never raises."""
+def explain(record: Record, output: Path | None = None) -> HangFinding:
+    """What holds it, from hang.json, look.json or a single inspection. Never raises.
+
+    `output` is the file that has what it printed.
+    """
     try:
-        return explain_strictly(record)
+        found = explain_strictly(record)
+        if output is not None:
+            with contextlib.suppress(OSError):
+                name_dead_thread(found, read_log(output)[0])
+        return found
     except Exception as error:  # noqa: BLE001  a keeper must go on with any record
         return HangFinding(
             Cause.UNKNOWN,
@@ -66,6 +79,17 @@ def explain(record: Record) -> HangFinding:
             Sure.UNKNOWN,
             [f"{type(error).__name__}: {error}"],
         )
+
+
+def name_dead_thread(found: HangFinding, signs: Iterable[Sign]) -> None:
+    """A wait for another thread may be in vain because that thread has raised."""
+    died = fault_of_signs(sign for sign in signs if sign.details.get("thread"))
+    if died is None or not died.place or found.cause is not Cause.HANG_LOCK:
+        return
+    found.sure = Sure.LIKELY  # that this thread was to end the wait is not told
+    found.advice.insert(0, f"Look at {died.place} first.")
+    if died.place not in found.sentence:
+        found.sentence += f" Before that, {died.sentence(160)} was raised at {died.place}."
 
 
 def explain_strictly(record: Record) -> HangFinding:

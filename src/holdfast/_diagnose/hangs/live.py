@@ -12,7 +12,13 @@ from typing import Any
 from holdfast import _text
 from holdfast._diagnose.advice import LARGER_SHM
 from holdfast._diagnose.evidence.evidence import Evidence
-from holdfast._diagnose.hangs.explain import HangFinding, as_told, explain_strictly, tell_limit
+from holdfast._diagnose.hangs.explain import (
+    HangFinding,
+    as_told,
+    explain_strictly,
+    name_dead_thread,
+    tell_limit,
+)
 from holdfast._diagnose.hangs.process import has_stack, what_holds
 from holdfast._diagnose.hangs.stacks import ThreadStanding, merge_looks, standing_of
 from holdfast._diagnose.verdict import Cause, Sure, Verdict, restart_after
@@ -101,6 +107,8 @@ def judge_live(evidence: Evidence) -> Verdict:
 def _find(evidence: Evidence) -> HangFinding:
     beat, looks = evidence.beat, _text.records(evidence.look.get("looks"))
     found = explain_strictly(evidence.look) if looks else None
+    if found is not None:
+        name_dead_thread(found, evidence.signs)
     if found is not None and found.cause in _HELD:
         return _of(evidence, found)
     if found is not None and found.cause is Cause.HANG_LOADER:

@@ -64,7 +64,7 @@ _AT_ONCE_LINES = 2  # between two tracebacks: nothing else was printed
 _LAUNCHERS = ("ChildFailedError", "CalledProcessError", "ProcessRaisedException")
 _OF_A_SIGNAL = ("SignalException", "SIGTERMException")  # a line of its own says which
 _NO_REASON = ("DeadKernelError", "ActorDiedError", "RayActorError")  # of another process's end
-_CHILD_LEFT = re.compile(
+CHILD_LEFT = re.compile(
     "returned (?:a )?non-zero exit |exited unexpectedly with exit code|no longer alive"
     r"|^process \d+ terminated with |Trials did not complete"
 )
@@ -271,7 +271,7 @@ def _is_own(fault: Fault) -> bool:
     """Whether it tells of the process itself, and does not report the end of another one."""
     # A child that left by itself has printed why.
     is_report = fault.type in _LAUNCHERS or any(
-        shape.search(fault.message) for shape in (_CHILD_LEFT, POINTS_ABOVE)
+        shape.search(fault.message) for shape in (CHILD_LEFT, POINTS_ABOVE)
     )
     is_of_a_worker = fault.type in DISGUISES and fault.kind == "worker"
     # What is cancelled, is because of something else.
@@ -327,7 +327,8 @@ def _leads_to(other: Sign, main: Sign) -> bool:
     (_, end), (start, _) = (
         each.details.get("lines") or [each.line, each.line] for each in (other, main)
     )
-    return end < start and (waits_in_vain(main) or start - end <= _AT_ONCE_LINES)
+    lost = waits_in_vain(main) or "exited unexpectedly" in str(main.details.get("message"))
+    return end < start and (lost or start - end <= _AT_ONCE_LINES)
 
 
 def _type_of(sign: Sign) -> str:
@@ -339,7 +340,7 @@ def _fault_of_sign(sign: Sign) -> Fault | None:
     message = _text.text(sign.details.get("message"))
     if not name or name in (*_OF_A_SIGNAL, *_NO_REASON):
         return None
-    if name in _LAUNCHERS and not _CHILD_LEFT.search(message):
+    if name in _LAUNCHERS and not CHILD_LEFT.search(message):
         return None
     tail, chain = sign.details.get("frames_tail"), sign.details.get("chain")
     found = Fault(

@@ -31,7 +31,9 @@ _OF_A_VICTIM = re.compile(
     r"|successfully reached monitoredBarrier|Connection refused"
 )
 # Other launchers, and Python's own subprocess, with the status of their child.
-_SIGNAL_STATUS = r"[:= ]{1,3}(?P<code>-[1-9]\d?|1(?:24|29|3\d|4[0-3]))(?:\W*$| \(SIG)"
+_SIGNAL_STATUS = (
+    r"[:= ]{1,3}(?P<code>-[1-9]\d?|1(?:24|29|3\d|4[0-3]))(?:\W*$| \(SIG|(?<=: \d{3})\b)"
+)
 _EXITS = {
     # The `--local_rank` in DeepSpeed's line is that of the process that it started last.
     "exits with return code = ": r"exits with return code = (?P<code>-?\d{1,3})\b",

@@ -38,7 +38,8 @@ _LABELS = tuple(
         (
             # torch's excepthook and its C++ lines: "[rank3]: "; torchrun --tee: "[default3]:".
             r"\[(?:(?P<rank>rank)|default|trainer|worker)(?P<number>\d{1,6})\]:",
-            r"\[(?:\d{1,6},)?(?P<number>\d{1,6})\]<std(?:err|out)>: ?",  # mpirun, horovodrun
+            # mpirun, horovodrun, SageMaker
+            r"\[(?:\d{1,6},)?(?:mpirank:)?(?P<number>\d{1,6})[^\]\n]{0,40}\]<std(?:err|out)>: ?",
             # ray, and vLLM: "(Worker_TP3 pid=12) ", "(VllmWorker rank=3 pid=12) ".
             r"\((?:\w{1,40}(?: rank=|_TP)(?P<number>\d{1,6})\w{0,40} |[\w.]+ )?(?:pid|ip)="
             r"[^)\n]{1,80}\) ?",

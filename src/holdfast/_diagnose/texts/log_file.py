@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from holdfast._diagnose.evidence.evidence import Evidence
+from holdfast._diagnose.evidence.gather import look_for_full_disks
 from holdfast._diagnose.texts.lines import Text
 from holdfast._diagnose.texts.signs import Sign, read_signs
 from holdfast._store.folder.plain_file import open_file
@@ -31,6 +32,7 @@ def gather_log(path: Path) -> Evidence:
         evidence.notes.append(f"{path} cannot be read: {error.strerror or error}.")
         return evidence
     evidence.signs, evidence.output = signs, tail
+    look_for_full_disks(evidence)
     if not tail.strip():
         evidence.notes.append(f"{path} is empty: nothing was written to it.")
     is_told = any(

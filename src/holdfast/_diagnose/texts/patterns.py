@@ -85,7 +85,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "terminated_line": (
         r"\b(?i:received|caught|got|handling)(?i: signal)?:? «SIG»(?P<_name>TERM|INT|HUP)\b",
         r"\b(?i:received|caught|got|handling)« signal »#?(?P<signal>15|2|1)\b",
-        *(r"^(?P<_name>«^C»)$", r"SignalException: Process \d+ «got signal: »(?P<signal>\d+)"),
+        *(r"^(?P<_name>«^C»)", r"SignalException: Process \d+ «got signal: »(?P<signal>\d+)"),
         *(r"^(?:[\w.]+\.)?«SIGTERMException»$", r"Received (?P<signal>\d{1,2})« death signal»"),
         *("Detected KeyboardInterrupt, attempting graceful shutdown", "ERROR: InterruptException"),
         r"failed (?:live|readi|start)\w+« probe, will be restarted»",
@@ -100,6 +100,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"«Assertion failed: (».+\), function \S+, file \S+, line \d+",
         *(r"\.mm?:\d+:? «failed assertion »", "*** Check failure stack trace: ***"),
         r"^\S+: \S+\.\w+:\d+: .*: «Assertion `».*' failed\.?$",
+        r"«received signal SIG»(?P<_name>ABRT|SEGV|BUS|ILL|FPE)\b",  # gdb's
         r"«*** caught »(?P<_name>segfault|bus error|illegal operation) \*\*\*",  # R's
         r"«!!!!!!! »(?P<_name>Segfault) encountered",
         r"^#\s+SIG(?P<_name>SEGV|BUS|ILL|FPE) \(0x\w+«) at pc=»",  # Java's
@@ -252,7 +253,10 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *("an illegal memory access was encountered", "unspecified launch failure"),
         r"(?:Error|INTERNAL|Internal|F\d{4} )\b.*(?P<what>«CUDA_ERROR_»(?!OUT_OF_MEMORY|NO_DEVICE)"
         r"\w+)",
-        *(r"«Check failed: ».*(?P<what>CU(?:DNN|BLAS|DA)\w*_SUCCESS \(.*)", "unhandled cuda error"),
+        *(
+            r"«Check failed: ».*(?P<what>(?:CU\w*_SUCCESS|cudaSuccess) \((?!2 ).*)",
+            "unhandled cuda error",
+        ),
         *("cuDNN failed to initialize", r"«miopenStatus»(?!Success)\w+", "GEMM launch failed"),
         *(r"«synStatus»[ =]+(?:synStatus )?[1-9]\d*[^\n]*", "«Memory access fault by GPU».*"),
         *("«Unable to determine the device handle for GPU».*", r"«HSA_STATUS_ERROR»\w*[^\n]*"),

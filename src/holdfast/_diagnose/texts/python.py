@@ -67,7 +67,7 @@ _CALLED = re.compile(r"([A-Z]\w*(?:Error|Exception))\((['\"].*)\)")  # as Hydra 
 _FATAL = re.compile(r"(?:.{0,40}\W)?(FATAL|[Ff]atal)(?: error)?\]?:? +(\S.*)")
 # What bash and env say of a line of a script. A signal is told otherwise.
 _OF_SHELL = re.compile(
-    r"-?(?:\S+: line \d+|(?:\S*/)?(?:(?:ba|z|da)?sh|env)(?:: \d+)?): "
+    r"-?(?:\S+: line \d+|\S+\.sh: \d+|(?:\S*/)?(?:(?:ba|z|da)?sh|env)(?:: \d+)?): "
     r"(?!warning:|\s*\d+ [A-Z])(\S.*)|(?:\S.*: )?(?:No such file or directory|Permission denied"
     r".{0,40}|Operation not permitted|Resource temporarily unavailable|Not a directory"
     r"|Connection (?:refused|timed out))\W*"
@@ -254,7 +254,8 @@ def _read(text: Text, head: Line) -> Traceback | None:
     for line in text.from_same(head, _MOST_LINES):
         body = bare(line.text)
         if frame := _FRAME.match(body):
-            frames.append((frame[1], int(frame[2]), (frame[3] or "").strip()))
+            file = frame[1].replace("\\", "/")  # of Windows
+            frames.append((file, int(frame[2]), (frame[3] or "").strip()))
             continue
         if cell and (frame := _CELL_FRAME.match(body)):
             frames.append((frame[1] or "cell", int(frame[2]), frame[3] or "<module>"))
@@ -371,7 +372,7 @@ def _add_context(text: Text, found: Traceback, lead: str) -> None:
     if outer[0] == "<string>" and any(file.endswith(_STARTS) for file, *_ in found.frames[1:3]):
         found.details["process"] = "of multiprocessing"
     for line in text.before(found.head, 2):
-        said = line.text.strip()
+        said = PROGRESS_BAR.sub("", line.text).strip()
         if said.startswith(_IGNORED):
             found.details["is_ignored"] = True
         elif said.startswith("Error executing job with overrides"):
@@ -422,7 +423,8 @@ def _signs_of(found: Traceback) -> Iterator[Sign]:
     # A data set, too, may miss a file: only the loader's own calls tell of a dead worker.
     frames = found.frames if "Connection" in name else found.frames[-1:]
     files = " ".join(frame[0] for frame in frames)
-    if name in DISGUISES and any(part in files for part in _LOADER_FILES):
+    is_of_main = "thread" not in details  # others lose a connection while the script leaves, too
+    if name in DISGUISES and is_of_main and any(part in files for part in _LOADER_FILES):
         yield make_sign(DISGUISES[name], found.last, {"type": found.type}, rank)
 
 

@@ -228,7 +228,7 @@ def _mounts(version: int, controller: str, root: str) -> Iterator[tuple[str, str
             continue
         if version == 2 and kind[0] != "cgroup2":
             continue
-        yield _plain(place[4]), _plain(place[3])
+        yield decode_mount(place[4]), decode_mount(place[3])
 
 
 def _names_below(path: str, mounted: str) -> list[str]:
@@ -244,7 +244,7 @@ def _names_below(path: str, mounted: str) -> list[str]:
     return below[len(above) :]
 
 
-def _plain(text: str) -> str:
+def decode_mount(text: str) -> str:
     """A path in mountinfo without escapes: a space is \\040 there."""
     parts = text.split("\\")
     return parts[0] + "".join(

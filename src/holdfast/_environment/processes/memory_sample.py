@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
-from holdfast._environment.processes.cgroup import MemoryCgroup
+from holdfast._environment.processes.cgroup import MemoryCgroup, decode_mount
 from holdfast._environment.processes.gpu import Gpus
 from holdfast._environment.processes.proc import TICKS_PER_SECOND, field, read_bytes, stat_fields
 from holdfast._environment.processes.tree import Tree, rss, swap
@@ -31,6 +32,25 @@ def room(path: str | os.PathLike[str]) -> dict[str, Any] | None:
             "free_inodes": found.f_favail if found.f_files else None,
         }
     return None
+
+
+def mounted_rooms(seconds: float = 2.0) -> list[dict[str, Any]]:
+    """`room` of each mounted file system that can be written, as far as they answer in time."""
+    table = (read_bytes("/proc/self/mountinfo") or b"").decode(errors="replace")
+    places: dict[str, str] = {}  # of each device the first: others are parts of it
+    for words in filter(lambda words: len(words) > 5, map(str.split, table.splitlines())):
+        if "rw" in words[5].split(","):
+            places.setdefault(words[2], decode_mount(words[4]))
+    found: list[dict[str, Any]] = []
+
+    def look() -> None:
+        for place in filter(os.path.isdir, dict.fromkeys(places.values())):
+            found.extend(each for each in [room(place)] if each and each["total"])
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return list(found)
 
 
 def shm_room() -> dict[str, int] | None:

@@ -16,7 +16,7 @@ from holdfast._keeper.timers import in_background
 from holdfast._store.folder.atomic import write_atomic
 from holdfast._store.folder.attempts import write_json
 from holdfast._store.folder.layout import RunLayout
-from holdfast._store.folder.supervised import tell_leader_of_hang
+from holdfast._store.folder.supervised import led_output, tell_leader_of_hang
 from holdfast._text import printable
 
 _MOST_BYTES = 32 << 20  # of the looks of all ranks together
@@ -50,7 +50,8 @@ def explain_record(record: dict[str, Any]) -> int | None:
     try:
         from holdfast._diagnose.hangs.explain import explain  # only in trouble
 
-        found = explain(record)
+        led = variables.led_folder()
+        found = explain(record, led_output(led) if led is not None else None)
         record["cause"], record["sentence"] = found.cause.value, found.sentence
         return None if found.rank is None else int(found.rank)
     except Exception:  # noqa: BLE001  report the hang without a cause
