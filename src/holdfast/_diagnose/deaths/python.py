@@ -197,7 +197,7 @@ def _plain(case: Case, fault: Fault, evidence: list[str]) -> Finding:
         elif step:
             sentence = f"{case.opening} went on at step {step}, and made no new step: {said}."
         return Finding(Cause.CONFIGURATION, sentence, Sure.CERTAIN, evidence, [advice.ONCE_RIGHT])
-    sentence = f"{case.opening} raised {said}."
+    sentence = f"{case.opening} {fault.verb} {said}."
     if case.finished_step is not None:
         evidence.append(f"the training itself had finished, at step {case.finished_step}")
     elif step is not None:

@@ -215,7 +215,7 @@ class Trouble:
     def evidence(self, case: Case) -> list[str]:
         told = []
         if self.fault is not None:
-            told.append(f"{case.who} raised {self.fault.sentence(400)}")
+            told.append(f"{case.who} {self.fault.verb} {self.fault.sentence(400)}")
             told += [f"which came of {_text.one_line(each, 240)}" for each in self.fault.chain[:3]]
             if self.fault.place:
                 told.append(f"at {self.fault.place}")

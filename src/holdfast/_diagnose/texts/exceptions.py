@@ -10,7 +10,7 @@ from typing import Any
 
 from holdfast import _text
 from holdfast._diagnose.evidence.evidence import Record
-from holdfast._diagnose.texts.python import DISGUISES
+from holdfast._diagnose.texts.python import DISGUISES, shape_of
 from holdfast._diagnose.texts.sign import Sign
 from holdfast._diagnose.texts.signs import is_of_another, read_signs, waits_in_vain
 
@@ -79,6 +79,7 @@ _RELAYED = re.compile(
     r"(?!holdfast: )([A-Za-z_][\w.]*: \S.*)",
     re.DOTALL,
 )
+_EMBEDDED = re.compile(r"\n\s*((?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception))(?:\(['\"]|: )(.*)")
 _FRAME = re.compile(r'File "([^"\n]{1,400})", line (\d{1,9}), in ([^\n]{1,200})')
 _NAME = re.compile(r"(Error|Exception|Exit|Interrupt|Warning|Failed)$")
 _TYPE = re.compile(r"([A-Za-z_][\w.]*)(?::\s*(.*))?", re.DOTALL)
@@ -106,6 +107,7 @@ def gist(message: str) -> str:
     telling = [line for line in more if not _NO_NEWS.match(line) and line not in code] or more
     parts = [next((line for line in more if line.startswith(part)), "") for part in _PARTS]
     best = next(filter(_STATUS_WORD.match, telling), next(iter(telling), ""))
+    best = ", ".join(line for line in telling if shape_of(line) == shape_of(best))  # a whole list
     return f"{first} {' '.join(filter(None, parts)) or best}".rstrip()
 
 
@@ -142,6 +144,11 @@ class Fault:
         said = _text.one_line(said, most)
         where = f" (in {self.by})" if self.by else ""
         return f"{self.type}: {said}{where}" if said else f"{self.type}{where}"
+
+    @property
+    def verb(self) -> str:
+        """What a process did with it: FATAL, or a status of TensorFlow, is no exception."""
+        return "printed" if self.type.isupper() or self.type.islower() else "raised"
 
     @property
     def is_exit(self) -> bool:
@@ -214,8 +221,18 @@ class Fault:
         return bool(_OWN.fullmatch(self.type)) and self._is_of_holdfast
 
     @property
+    def inner(self) -> Fault:
+        """The exception that this one only wraps: it repeats its type or its words."""
+        told = _EMBEDDED.search(self.message)
+        line = f"{told[1]}: {told[2]}" if told else next(iter(self.chain), "")
+        first = fault_of_line(line) if line.partition(": ")[2][:60] in self.message else None
+        return self if first is None or not first.message else first
+
+    @property
     def is_configuration(self) -> bool:
         """Whether it would happen again at every start."""
+        if (inner := self.inner) is not self:
+            return replace(inner, is_before_first_step=self.is_before_first_step).is_configuration
         if self.is_own and self.is_before_first_step is None:
             return True
         is_of_settings = _NOT_EVEN_LOADED.fullmatch(self.type) or _OF_SETTINGS.search(self.message)
@@ -352,6 +369,9 @@ def _fault_of_sign(sign: Sign) -> Fault | None:
         tail=_text.text(sign.details.get("tail")),
         by=next((f"{k} {d[k]}" for k in ("thread", "process") if (d := sign.details).get(k)), ""),
     )
+    if "KeyboardInterrupt" in found.chain:  # the handler of Ctrl-C failed
+        said = found.sentence()
+        return replace(found, type="KeyboardInterrupt", message="", tail="", chain=[], then=said)
     return _before_the_loss(found)
 
 

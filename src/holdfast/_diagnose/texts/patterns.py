@@ -25,6 +25,20 @@ _SIGNALS = {
     **{"segfault": 11, "Segfault": 11, "bus error": 7, "illegal operation": 4, "^C": 2},
 }
 
+# A notice of a cloud or a scheduler has three words: what takes the machine, what it does, and that
+# it does so now. Settings and handlers that are ready for it lack the third, or have one of these.
+_NOTICE = (
+    r"(?i)^(?!.*\b(?:no|not|any|if|when(?:ever)?|unless|waiting|watching|polling|requests?|sequence"
+    r"|may|might|could|likely|indicates|kv|example)\b"
+    r"|.*(?:handler|listener|hook|callback|monitor|watcher)\w* (?:(?:is|was|has been) )?"
+    r"(?:installed|registered|enabled|set|started|initiali[sz]ed|ready|running|active))"
+    r"(?=.*\b(?:notice|notification|itn|(?-i:warning)|interrupt\w*|terminat\w*|shut\w* ?down"
+    r"|reclaim\w*|preempt\w*|deallocat\w*|evict\w*|signal)\b)"
+    r"(?=.*\b(?:received|detected|caught|got|issued|imminent|to accommodate|by (?:a )?higher"
+    r"|in (?:less than )?\d+ ?s\w*|(?:will be|being|been|was|were) \w*(?:rupt|minat|claim|shut|stopp"
+    r"|delet|evict|empt|alloca)\w*)\b)"
+    r".*«{}»"
+)
 # The kernel's victim was another one.
 _OF_A_DAEMON = re.compile(r"Killed process \d+ \((?:mysql|postgres|mongo|redis|chrom|Xorg|gnome)")
 _TABLE: dict[str, tuple[str, ...]] = {
@@ -75,6 +89,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *("this job is preempted", "SIGTERM caught at ", "in response to imminent node shutdown"),
         r"Member \S+ «has received termination notice»",
         r"\b(?i:cluster|instance|node|VM|job) (?:is|was|has been) «preempted»",
+        *(_NOTICE.format(word) for word in ("Spot", "spot", "reempt", "REEMPT", "eclaim", "ITN")),
         r"^(?!.*\b(?:no|No|not|any)\b).*[Ii]«nterruption »(?:notice|warn)",
         r"instance«-action»\W.*(?:terminate|stop|hibernate)\b",  # of AWS
         r"\W«EventType»\W+Preempt\b",  # of Azure
@@ -267,8 +282,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"(?P<elements>\d+))?[^)]*?Timeout\(ms\)=(?P<timeout_ms>\d+)\) ran for (?P<ran_ms>\d+) "
         "milliseconds",
         r"(?:Rank (?P<rank>\d+)\] )?«Watchdog caught collective operation timeout»",
-        r"(?:Rank (?P<rank>\d+)\][^\]]{0,120})?«Heartbeat monitor timed out»",
-        r"(?:Rank (?P<rank>\d+)\][^\]]{0,120})?«watchdog got stuck for»",
+        r"(?:Rank (?P<rank>\d+)\][^\]]{0,120})?(?P<is_stuck>«Heartbeat monitor timed out»)",
+        r"(?:Rank (?P<rank>\d+)\][^\]]{0,120})?(?P<is_stuck>«watchdog got stuck for»)",
     ),
     "nccl_progress": (
         r"(?:Rank (?P<rank>\d+)\][^\]]{0,120})? at (?:NCCL )?work(?: sequence id)?: (?P<at>\d+),?"
@@ -307,6 +322,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *("Failed to send RPC to coordination service", "Aborting RingReduce with Unavailable"),
         r"Task /job:\w+/replica:\d+/task:(?P<_names>\d+)« heartbeat timeout»",
         *("peer process has unexpectedly disconnected", "Unavailable: Socket closed"),
+        r"\b(?:communicator|[Cc]ollective|[Pp]rocess group)\b.*(?:was|been|is)« aborted»\b",
         "ORTE has lost communication with a remote daemon",
         "(?:Error|infeed|outfeed|UNAVAILABLE): «Socket closed»",
         "Unavailable(?:Error)?\\b.*«Stream removed»",
@@ -486,9 +502,9 @@ _UNITS = {
 }
 _SIZE = r"([\d.]+) ?([KMGT]?i?B|bytes)"
 _FIGURES = {
-    "tried": rf"[Tt]r(?:ied|ying) to allocate {_SIZE}",
+    "tried": rf"[Tt]r(?:ied|ying) to allocate {_SIZE}|Requested memory: ([\d.]+)()",
     "total": rf"total capac(?:i)?ty of {_SIZE}|; {_SIZE} total capacity",
-    "free": rf"of which {_SIZE} is free|; {_SIZE} free",
+    "free": rf"of which {_SIZE} is free|; {_SIZE} free|Free memory: ([\d.]+)()",
     "in_use": rf"this process has {_SIZE} memory in use",
     "allocated": rf"{_SIZE} is allocated by PyTorch|; {_SIZE} already allocated",
     "reserved_unallocated": rf"{_SIZE} is reserved by PyTorch but unallocated",

@@ -35,6 +35,7 @@ _GOES_ON = re.compile(
     r"nccl\w+: |Last error|CUDA kernel errors|For debugging|Compile with|Node:|Detected at"
     r"|Hint|Collectives differ|\(\d+\) |Exception raised from|Parameter (?:at|indices|which)"
     r"|making sure all|Please |[Bb]ut |In addition|If you|BufferAssignment|\[\[|Device-side assert"
+    r"|- |Peak buffers"
 )
 # Lines that belong to nothing above them.
 _NEW = re.compile(
@@ -64,7 +65,7 @@ _BARE = re.compile(
 )
 _STATUS = re.compile(r"\(\d\)\s+([A-Z][A-Z_]{5,}):\s+(\S.*)")  # of TensorFlow
 _CALLED = re.compile(r"([A-Z]\w*(?:Error|Exception))\((['\"].*)\)")  # as Hydra prints it
-_FATAL = re.compile(r"(?:.{0,40}\W)?(FATAL|[Ff]atal)(?: error)?\]?:? +(\S.*)")
+_FATAL = re.compile(r"(?:.{0,40}[^\w\s]\s*)?(FATAL|[Ff]atal)(?: error)?\]?:? +(\S.*)")
 # What bash and env say of a line of a script. A signal is told otherwise.
 _OF_SHELL = re.compile(
     r"-?(?:\S+: line \d+|(?:\S*/)?(?:(?:ba|z|da)?sh|env)(?:: \d+)?): "
@@ -257,7 +258,8 @@ def _read(text: Text, head: Line) -> Traceback | None:
             frames.append((frame[1], int(frame[2]), (frame[3] or "").strip()))
             continue
         if cell and (frame := _CELL_FRAME.match(body)):
-            frames.append((frame[1] or "cell", int(frame[2]), frame[3] or "<module>"))
+            file = frame[1] or body[: frame.start(2)].strip(" :,").removesuffix(", line")
+            frames.append((file, int(frame[2]), frame[3] or "<module>"))
             continue
         if body.startswith((" ", "\t")) or not body.strip():
             if not body.strip() and frames:
@@ -327,7 +329,8 @@ def _finish(
         is_inside = body.startswith((" ", "\t", "Set TORCH_LOGS", "You can suppress this"))
         # A line at the margin or below a blank one ends it, unless the one before announces more.
         if not is_inside and not _ANNOUNCES.search(said[-1]):
-            is_over = is_over or bool(blanks) or not _GOES_ON.match(body)
+            is_listed = len(said) > 1 and shape_of(body.strip()) == shape_of(said[-1])
+            is_over = is_over or bool(blanks) or not (is_listed or _GOES_ON.match(body))
         if is_inside and _FRAME.match(body) and "most recent call last" not in "".join(said):
             is_over = True
         blanks = 0
@@ -460,6 +463,11 @@ def _at_prompt(text: Text, line: Line) -> Sign:
     place = next((each for each in places if each), None)
     frames = [[place[1], int(place[2]), place[3]]] if place else []
     return _sign_alone(line, "BdbQuit", "", frames)
+
+
+def shape_of(line: str) -> str:
+    """A line without its numbers: the items of a list differ in them."""
+    return re.sub(r"\d+", "0", line)
 
 
 def _is_a_name(word: str) -> bool:

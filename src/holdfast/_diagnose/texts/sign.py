@@ -86,8 +86,30 @@ _NOT_FINITE = re.compile(r"[:=(] ?[+-]?(?:nan|inf)\b", re.I)
 _ERRORS = re.compile(r"Error|Exception|Traceback|File \"|[Oo]ut of memory")
 _MOST_BAD = 2  # figures up to the end that are not numbers
 
+# docker compose, and kubectl logs --prefix.
+_SERVICE = re.compile(r"(?m)^(\[pod/[^\]\n]{1,200}\]|[\w.-]{1,60}[-_]\d{1,4}(?= +\| ))(.*)")
+_SERVICE_END = re.compile(r"(?m)^([\w.-]{1,60}) exited with code (\d{1,3})")
+_ENDS_READ = 1 << 16
+_SHARE = 0.2  # of the lines of progress of the service that has most: it trains, too
+
 Count = tuple[float, float, float]
 _NONE = (0.0, 0.0, 0.0)
+
+
+def of_training(text: str) -> str:
+    """Of several services in one log, the lines of those that train, or else that failed."""
+    if len({found[1] for found in _SERVICE.finditer(text[-_ENDS_READ:])}) < 2:
+        return text
+    steps: dict[str, int] = {}
+    for name, said in _SERVICE.findall(text):
+        steps[name] = steps.get(name, 0) + bool(_WORD.search(said) and _count(said))
+    most, ends = max(steps.values()), dict(_SERVICE_END.findall(text))
+    others = {name for name in steps if steps[name] < most * _SHARE}
+    if not most and any(int(code) for code in ends.values()):
+        others = {name for name, code in ends.items() if not int(code)}
+    names = "|".join(map(re.escape, others)) or "(?!)"
+    # Empty lines keep the numbers of the others.
+    return re.sub(rf"(?m)^(?:{names})(?= +\| | exited|(?<=\]) ).*", "", text).rstrip("\n") + "\n"
 
 
 class Mark(NamedTuple):
