@@ -307,8 +307,10 @@ _HINTS = {
     "process_id: see whether those that are named have started, and reach it.",
     r"already in use by process with pid": "Another process has that device: see what it is "
     "(ps -fp PID), and end it or wait for it.",
-    r"XGBoostError|LightGBMError|CatBoostError": "For less memory of the GPU: a smaller max_bin, "
-    "xgboost.QuantileDMatrix, fewer rows, or the CPU.",
+    r"not enabled in this build|not compiled with (?:GPU|CUDA)": "Install a build of that library "
+    "that can use the GPU, or set its device to cpu.",
+    r"(?:XGBoost|LightGBM|CatBoost)Error.*(?:bad_alloc|[Oo]ut of memory)": "For less memory of the "
+    "GPU: a smaller max_bin, xgboost.QuantileDMatrix, fewer rows, or the CPU.",
     r"busy or unavailable": "Another process has the GPU, which is in exclusive mode: nvidia-smi "
     "shows it; or take another one: CUDA_VISIBLE_DEVICES=…",
     r"not enough slots": "Start fewer ranks (-np), or give mpirun the nodes: --hostfile, "

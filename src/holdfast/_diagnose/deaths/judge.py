@@ -42,6 +42,7 @@ _FEW_LINES = 3  # that a shell or an exit handler prints after an exception
 # Shown where no rule knows the end of a log.
 _SUSPECT = re.compile(
     r"(?i)errors?\b|exception\b|fail|killed|\bdied|abort|no space|denied|cannot|exceed|fatal|timed"
+    r"|panicked"
 )
 _SUSPECT_LINES = 60
 _OF_LAUNCHER = re.compile(

@@ -10,7 +10,7 @@ from typing import Any
 
 from holdfast import _text
 from holdfast._diagnose.evidence.evidence import Record
-from holdfast._diagnose.texts.python import DISGUISES, shape_of
+from holdfast._diagnose.texts.python import DISGUISES, OF_FIELDS, shape_of
 from holdfast._diagnose.texts.sign import Sign
 from holdfast._diagnose.texts.signs import is_of_another, read_signs, waits_in_vain
 
@@ -57,11 +57,13 @@ _OF_SETTINGS = re.compile(
     r"(?:world|batch)\w*[ _]?size\b.{0,60}(?:divisible|multiple)|Check batch related parameters"
     r"|is not in the [\w:]+ registry|arguments are not used by the HfArgumentParser"
     r"|Could not override '|is not in struct"
+    r"|validation errors? for \w*(?:Config|Arg|Setting|Param)"
 )
 _OF_VICTIMS = ("timeout", "peer_lost")
 _REFERS = re.compile(r"(?i)\bsee (?:the )?(?:inner exception|cause|exception above)")
 _AT_ONCE_LINES = 2  # between two tracebacks: nothing else was printed
 _LAUNCHERS = ("ChildFailedError", "CalledProcessError", "ProcessRaisedException")
+_STARTED_BY = re.compile(r"/bin/(?:accelerate|deepspeed|torchrun|composer|colossalai)\b")
 _OF_A_SIGNAL = ("SignalException", "SIGTERMException")  # a line of its own says which
 _NO_REASON = ("DeadKernelError", "ActorDiedError", "RayActorError")  # of another process's end
 _CHILD_LEFT = re.compile(
@@ -71,6 +73,7 @@ _CHILD_LEFT = re.compile(
 # It only says where to look.
 POINTS_ABOVE = re.compile(
     r"(?i)\b(?:see|causes?|errors?|logs?|exceptions?|tracebacks?|stack ?traces?) \(?above\b"
+    r"|\bprevious (?:error|exception|log|message|traceback)"
 )
 # An exception that torch relayed from another process: the original is at the end of the text.
 # Only lines of holdfast about its place come after it.
@@ -100,6 +103,8 @@ def gist(message: str) -> str:
     first, *more = map(str.strip, lines)
     if "Last error:" in more[:-1]:  # NCCL: its own words, and their cause
         return f"{more[more.index('Last error:') + 1]} ({first})"
+    if OF_FIELDS.search(first):  # of pydantic: each field, and what is wrong with it
+        return f"{first}: {' '.join(line for line in more if not line.startswith('For further'))}"
     if not first.endswith(":"):
         return f"{first} {more[0]}" if more and _CONTRASTS.match(more[0]) else first
     frames = (i for i, line in enumerate(lines[:-1]) if line.lstrip().startswith('File "'))
@@ -270,6 +275,7 @@ def _given_on(message: str) -> list[list[Any]]:
 
 def fault_of_signs(signs: Iterable[Sign]) -> Fault | None:
     """The last printed exception that does not only report the failure of another process."""
+    signs = list(signs)
     found = [sign for sign in signs if sign.kind == "python_exception"]
     # One of another thread or process ends the script only if the script raises it.
     found.sort(key=lambda sign: not is_of_another(sign))
@@ -279,7 +285,8 @@ def fault_of_signs(signs: Iterable[Sign]) -> Fault | None:
         if fault is None:
             continue
         if _is_own(fault):
-            return cause_before(fault, found)
+            is_after = any(s.line < sign.line and s.rank == sign.rank for s in signs if _asks(s))
+            return _interrupted(fault) if is_after else cause_before(fault, found)
         last = last or fault  # another rank may have printed the cause into the same log
     return last
 
@@ -356,9 +363,10 @@ def _fault_of_sign(sign: Sign) -> Fault | None:
     message = _text.text(sign.details.get("message"))
     if not name or name in (*_OF_A_SIGNAL, *_NO_REASON):
         return None
-    if name in _LAUNCHERS and not _CHILD_LEFT.search(message):
-        return None
     tail, chain = sign.details.get("frames_tail"), sign.details.get("chain")
+    is_told = _CHILD_LEFT.search(message) and not _STARTED_BY.search(_place(tail))
+    if name in _LAUNCHERS and not is_told:
+        return None
     found = Fault(
         type=name,
         message=message,
@@ -369,10 +377,19 @@ def _fault_of_sign(sign: Sign) -> Fault | None:
         tail=_text.text(sign.details.get("tail")),
         by=next((f"{k} {d[k]}" for k in ("thread", "process") if (d := sign.details).get(k)), ""),
     )
-    if "KeyboardInterrupt" in found.chain:  # the handler of Ctrl-C failed
-        said = found.sentence()
-        return replace(found, type="KeyboardInterrupt", message="", tail="", chain=[], then=said)
-    return _before_the_loss(found)
+    return _interrupted(found) if "KeyboardInterrupt" in found.chain else _before_the_loss(found)
+
+
+def _asks(sign: Sign) -> bool:
+    return sign.kind == "terminated_line" and sign.details.get("signal") == 2
+
+
+def _interrupted(fault: Fault) -> Fault:
+    """What the script raised because of a Ctrl-C."""
+    if fault.kind == "interrupt":
+        return fault
+    said = fault.sentence()
+    return replace(fault, type="KeyboardInterrupt", message="", tail="", chain=[], then=said)
 
 
 def fault_of_line(line: str) -> Fault | None:

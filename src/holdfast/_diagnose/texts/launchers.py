@@ -50,6 +50,7 @@ _EXITS = {
     "Process name: [[": r"Process name: \[\[\d+,\d+\],(?P<rank>\d{1,6})\]",
     "exited: ": r"\bexited: \S+ \((?:exit status (?P<code>\d{1,3})|terminated by (?P<name>SIG\w+))"
     r"(?: \(core dumped\))?; not expected\)",  # supervisord's
+    "returned non-zero exit status ": r"Error: .* returned non-zero exit status (?P<code>\d{1,3})",
     "make: *** [": r"make: \*\*\* \[.*\] Error (?P<code>\d{1,3})$",
     "died with <Signals.": r"died with <Signals\.\w+: (?P<signal>\d{1,2})>",
     " exited on signal ": r"process rank (?P<rank>\d{1,6}) (?:.* on node (?P<node>\S{1,200}) )?.*"
@@ -63,6 +64,7 @@ _EXITS = {
     r"(?P<code>1(?:29|3\d|4[0-3])|-107374\d{4})\b",
     "command terminated with exit code ": r"command terminated with exit code (?P<code>\d{1,3})\b",
 }
+_OF_A_STOP = re.compile(r"Exit Code: +(?:0|137|143)$")
 _RUNNING_AT = re.compile(r"RANK (?P<rank>\d{1,6}) PID \d+ RUNNING AT (?P<node>\S+)")
 _CODE_BELOW = re.compile(r"\s*Exit code: +(?P<code>\d{1,3})$")  # of Open MPI
 # Statuses of Windows: access violation, illegal instruction, integer division, stack overrun.
@@ -100,7 +102,10 @@ def read_launchers(text: Text, exceptions: list[Sign]) -> Iterator[Sign]:
             yield make_sign("torchrun_summary", line, {**details, "launcher": "spawn"}, rank)
 
     for needle, shape in _EXITS.items():
-        for line in text.hits(needle):
+        lines = list(text.hits(needle))
+        if needle == "Exit Code:" and (own := [s for s in lines if not _OF_A_STOP.search(s.text)]):
+            lines = own  # of other containers of the pod, which were ended with it
+        for line in lines:
             match = re.search(shape, line.text)
             if match is not None:
                 place = _RUNNING_AT.search(next(text.before(line, 1), line).text)

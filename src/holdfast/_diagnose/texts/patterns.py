@@ -35,8 +35,8 @@ _NOTICE = (
     r"(?=.*\b(?:notice|notification|itn|(?-i:warning)|interrupt\w*|terminat\w*|shut\w* ?down"
     r"|reclaim\w*|preempt\w*|deallocat\w*|evict\w*|signal)\b)"
     r"(?=.*\b(?:received|detected|caught|got|issued|imminent|to accommodate|by (?:a )?higher"
-    r"|in (?:less than )?\d+ ?s\w*|(?:will be|being|been|was|were) \w*(?:rupt|minat|claim|shut|stopp"
-    r"|delet|evict|empt|alloca)\w*)\b)"
+    r"|in (?:less than )?\d+ ?s\w*|(?:will be|being|been|was|were) \w*(?:rupt|minat|claim|shut"
+    r"|stopp|delet|evict|empt|alloca)\w*)\b)"
     r".*«{}»"
 )
 # The kernel's victim was another one.
@@ -103,6 +103,11 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *(r"^(?P<_name>«^C»)$", r"SignalException: Process \d+ «got signal: »(?P<signal>\d+)"),
         *(r"^(?:[\w.]+\.)?«SIGTERMException»$", r"Received (?P<signal>\d{1,2})« death signal»"),
         *("Detected KeyboardInterrupt, attempting graceful shutdown", "ERROR: InterruptException"),
+        *(
+            rf"(?i)^(?! {{4}}|.*\b(?:press|use)\b).*«{word}».*\b(?:ending|stopp|exit|sav|shut|quit"
+            r"|abort|caught|received|detected|by user)"
+            for word in ("eyboardInterrupt", "eyboard Interrupt", "eyboard int")
+        ),
         r"failed (?:live|readi|start)\w+« probe, will be restarted»",
         r"Received (?:Signals\.)?SIG(?P<_name>TERM|INT|HUP)« death signal»",
     ),
@@ -360,6 +365,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"DataLoader worker \(pid(?:\(s\))? (?P<pid>[\d, ]+)\) «is killed by signal: »"
         "(?P<signal_name>[A-Za-z /]+)",
         r"Unexpected (?P<signal_name>[a-z -]+)« encountered in worker»",
+        r"«exit codes of the workers are {».*?(?P<signal_name>SIG\w+)\(",  # joblib's
     ),
     "worker_exited": (
         r"DataLoader worker \(pid(?:\(s\))? (?P<pid>[\d, ]+)\) «exited unexpectedly»(?: with exit "
@@ -458,7 +464,7 @@ def sign_of(row: Pattern, line: Line) -> Sign | None:
         details.update(what=what[:200], is_hardware=bool(HARDWARE.search(line.text)))
     else:
         details.update(_more(match))
-    if "KeyboardInterrupt" in match[0] or "InterruptException" in match[0]:
+    if re.search("(?i)keyboard ?interrupt|InterruptException", match[0]):
         details["signal"] = 2
     rank = details.pop("rank", None)
     return make_sign(row.kind, line, details, rank if isinstance(rank, int) else line.rank)

@@ -37,6 +37,8 @@ _GOES_ON = re.compile(
     r"|making sure all|Please |[Bb]ut |In addition|If you|BufferAssignment|\[\[|Device-side assert"
     r"|- |Peak buffers"
 )
+OF_FIELDS = re.compile(r"^\d+ validation errors? for \S+$")
+_A_FIELD = re.compile(r"[\w.\[\]-]+\s*")
 # Lines that belong to nothing above them.
 _NEW = re.compile(
     r"\[?[IWEF]\d{4} |holdfast: |srun: |slurmstepd: |Exception (?:in thread|ignored)|Process \S+:$"
@@ -330,6 +332,7 @@ def _finish(
         # A line at the margin or below a blank one ends it, unless the one before announces more.
         if not is_inside and not _ANNOUNCES.search(said[-1]):
             is_listed = len(said) > 1 and shape_of(body.strip()) == shape_of(said[-1])
+            is_listed |= bool(OF_FIELDS.search(said[0]) and _A_FIELD.fullmatch(body))
             is_over = is_over or bool(blanks) or not (is_listed or _GOES_ON.match(body))
         if is_inside and _FRAME.match(body) and "most recent call last" not in "".join(said):
             is_over = True
