@@ -46,7 +46,7 @@ _BY_NAME = {
         "For a broken GPU: nvidia-smi -q -d ECC, and sudo dmesg | grep -i xid",
     ),
     "gpu_broken": ("For the GPU: nvidia-smi -q -d ECC, and sudo dmesg | grep -i xid",),
-    "port_taken": (),  # the hint about the port says it
+    "in_use": (),  # a hint says it
     "worker_killed": (
         "A worker that is killed with SIGKILL is mostly out of memory: fewer num_workers, a "
         "smaller prefetch_factor, more memory. As root: dmesg -T | grep -i 'killed process'",
@@ -117,7 +117,8 @@ _BY_NAME = {
         "Save at its notice; a job queue or a managed instance group starts it again.",
     ),
     "refused": (
-        "Look at the node's slurmd log, or ask its administrators: scontrol show node NODE",
+        "See whether its controller answers (scontrol ping); look at the node's slurmd log, or ask "
+        "its administrators: scontrol show node NODE",
     ),
     "request": (
         "Compare what it asks for with what there is: scontrol show job JOBID (in a job: its -n, "
@@ -348,9 +349,11 @@ _HINTS = {
     "(wandb sync sends it later).",
     r"gated repo|GatedRepo|RepositoryNotFound|401 Client Error|403 Client Error": "Ask for access "
     "on the model's page, and log in where the job runs: huggingface-cli login, or HF_TOKEN=…",
+    r"(?i)gai error": "That name has no address there: getent hosts NAME; take the name or address "
+    "that all nodes know.",
     (
-        r"(?i)name resolution|Max retries exceeded|couldn't connect to|ConnectTimeout"
-        r"|Network is unreachable|SSLError|CERTIFICATE_VERIFY"
+        r"(?i)(?<!gai error: -3 - temporary failure in )name resolution|Max retries exceeded"
+        r"|couldn't connect to|ConnectTimeout|Network is unreachable|SSLError|CERTIFICATE_VERIFY"
     ): "That node has no way to the internet, or through a proxy: fetch it beforehand on a login "
     "node, then HF_HUB_OFFLINE=1; else set https_proxy.",
     (
@@ -448,6 +451,7 @@ _FOR = (
         r"|interruption |\bspot\b|instance)",
     ),
     (r"holdfast (?:ls|clean)", r"holdfast", r""),
+    (r"main process|multiprocessing_context", r"joblib|Pool\b|concurrent", r"\bray::|\bray\."),
     (r"the batch", r"\bbatch", r"(?i)xgboost|lightgbm|catboost"),
 )
 

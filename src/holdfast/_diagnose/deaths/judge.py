@@ -45,6 +45,7 @@ _SUSPECT = re.compile(
     r"|panicked"
 )
 _SUSPECT_LINES = 60
+_REPORTED = re.compile(r"(?i)\bfail(?:ed|ure)\b|errored|non-zero|exit_?codes?\W+[1-9]")
 _OF_LAUNCHER = re.compile(
     r"^.*(?:Sending process \d+ closing signal |failed \(exitcode: |Killing subprocess ).*$", re.M
 )
@@ -150,7 +151,9 @@ def _verdict(case: Case, found: Finding) -> Verdict:
     sure = found.sure
     if sure is Sure.CERTAIN and (after := _lines_after(case.evidence)):
         sure = Sure.LIKELY
-        told.append(f"{_text.count(after, 'line')} came after that: it may have recovered")
+        is_failure = _REPORTED.search("\n".join(case.evidence.output.splitlines()[-after:]))
+        doubt = "" if is_failure else ": it may have recovered"
+        told.append(f"{_text.count(after, 'line')} came after that{doubt}")
     if sure is Sure.CERTAIN and any(sign.details.get("is_bare") for sign in end.signs):
         sure = Sure.LIKELY
         told.append("its traceback is missing")

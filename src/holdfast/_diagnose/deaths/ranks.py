@@ -60,6 +60,13 @@ def open_case(evidence: Evidence) -> Case:
         rivals = _rivals(culprit, hard or by_itself)
         is_ordered = {*map(_why, rivals)} <= {_why(culprit)} and _is_only_cause(culprit)
         why = [*_how_found(culprit, by_itself, is_ordered=not rivals), *_one_of(culprit)]
+        if same := [end for end in rivals if _raised(end) == _raised(culprit) != ""]:
+            numbers = ", ".join(str(end.rank) for end in same[:_MOST_OTHERS])
+            why = [
+                f"rank {numbers} raised the same, in no known order",
+                *(why if len(same) < len(rivals) else []),
+            ]
+            ends = [end for end in ends if end not in same]
     else:
         culprit, why = _absent(ends)
         is_ordered = True
@@ -189,6 +196,10 @@ def _is_only_cause(end: End) -> bool:
 
 def _is_of_group(end: End) -> bool:
     return end.fault is not None and _OF_A_GROUP.fullmatch(end.fault.type) is not None
+
+
+def _raised(end: End) -> str:
+    return end.fault.sentence() if end.fault is not None else ""
 
 
 def _rivals(culprit: End, by_itself: list[End]) -> list[End]:
@@ -389,4 +400,7 @@ def _said(end: End) -> str:
     if end.fault is not None:
         return f"{end.name()} raised {end.fault.sentence(240)}"
     sign = end.has(*_TIMEOUTS, *_LOST)
-    return f"{end.name()} printed: {_text.one_line(sign.text, 240)}" if sign else end.name()
+    if sign is None:
+        return end.name()
+    who = "it was" if sign.rank is None and end.rank is not None else end.name()
+    return f"{who} printed: {_text.one_line(sign.text, 240)}"

@@ -135,7 +135,7 @@ def _last_words(text: Text, marks: Marks) -> list[Sign]:
 
 def _unescaped(line: re.Match[str]) -> str:
     """A line of a log in JSON, with its traceback as Python printed it."""
-    parts = re.sub(r'(?<!\\)"', '\n"', line[0])
+    parts = re.sub(r'(?<!\\)"', "\n", line[0])
     return parts.replace("\\n", "\n").replace('\\"', '"')
 
 
