@@ -61,6 +61,7 @@ _OF_SETTINGS = re.compile(
 )
 _OF_VICTIMS = ("timeout", "peer_lost")
 _REFERS = re.compile(r"(?i)\bsee (?:the )?(?:inner exception|cause|exception above)")
+_ANSWER_LINES = 30  # between a Ctrl-C and what the script then raised
 _AT_ONCE_LINES = 2  # between two tracebacks: nothing else was printed
 _LAUNCHERS = ("ChildFailedError", "CalledProcessError", "ProcessRaisedException")
 _STARTED_BY = re.compile(r"/bin/(?:accelerate|deepspeed|torchrun|composer|colossalai)\b")
@@ -285,8 +286,10 @@ def fault_of_signs(signs: Iterable[Sign]) -> Fault | None:
         if fault is None:
             continue
         if _is_own(fault):
-            is_after = any(s.line < sign.line and s.rank == sign.rank for s in signs if _asks(s))
-            return _interrupted(fault) if is_after else cause_before(fault, found)
+            first = (sign.details.get("lines") or [sign.line])[0]
+            after = (first - s.line for s in signs if _asks(s) and s.rank == sign.rank)
+            is_asked = any(0 < lines < _ANSWER_LINES for lines in after)
+            return _interrupted(fault) if is_asked else cause_before(fault, found)
         last = last or fault  # another rank may have printed the cause into the same log
     return last
 

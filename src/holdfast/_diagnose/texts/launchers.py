@@ -50,7 +50,6 @@ _EXITS = {
     "Process name: [[": r"Process name: \[\[\d+,\d+\],(?P<rank>\d{1,6})\]",
     "exited: ": r"\bexited: \S+ \((?:exit status (?P<code>\d{1,3})|terminated by (?P<name>SIG\w+))"
     r"(?: \(core dumped\))?; not expected\)",  # supervisord's
-    "returned non-zero exit status ": r"Error: .* returned non-zero exit status (?P<code>\d{1,3})",
     "make: *** [": r"make: \*\*\* \[.*\] Error (?P<code>\d{1,3})$",
     "died with <Signals.": r"died with <Signals\.\w+: (?P<signal>\d{1,2})>",
     " exited on signal ": r"process rank (?P<rank>\d{1,6}) (?:.* on node (?P<node>\S{1,200}) )?.*"

@@ -32,6 +32,7 @@ _NOTICE = (
     r"|may|might|could|likely|indicates|kv|example)\b"
     r"|.*(?:handler|listener|hook|callback|monitor|watcher)\w* (?:(?:is|was|has been) )?"
     r"(?:installed|registered|enabled|set|started|initiali[sz]ed|ready|running|active))"
+    r"(?=.*\b(?:spot|preempt\w*|itn|instance|node|vm|machine|host|capacity)\b)"
     r"(?=.*\b(?:notice|notification|itn|(?-i:warning)|interrupt\w*|terminat\w*|shut\w* ?down"
     r"|reclaim\w*|preempt\w*|deallocat\w*|evict\w*|signal)\b)"
     r"(?=.*\b(?:received|detected|caught|got|issued|imminent|to accommodate|by (?:a )?higher"
@@ -104,8 +105,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *(r"^(?:[\w.]+\.)?«SIGTERMException»$", r"Received (?P<signal>\d{1,2})« death signal»"),
         *("Detected KeyboardInterrupt, attempting graceful shutdown", "ERROR: InterruptException"),
         *(
-            rf"(?i)^(?! {{4}}|.*\b(?:press|use)\b).*«{word}».*\b(?:ending|stopp|exit|sav|shut|quit"
-            r"|abort|caught|received|detected|by user)"
+            rf"(?i)^(?! {{4}}|.*\b(?:press|use|send|hit|if|when|to stop|will)\b).*«{word}».*"
+            r"\b(?:ending|stopp|exit|sav|shut|quit|abort|caught|received|detected|by user)"
             for word in ("eyboardInterrupt", "eyboard Interrupt", "eyboard int")
         ),
         r"failed (?:live|readi|start)\w+« probe, will be restarted»",
