@@ -337,7 +337,9 @@ _ADVICE = {
     Cause.CONFIGURATION: "request",
 }
 # What is asked for, and not a controller or a node that does not answer.
-_REQUEST = re.compile(r"(?i)^(?!.*(?:launch|credential)).*(?:request|invalid|specif|permit|limit)")
+_REQUEST = re.compile(
+    r"(?i)^(?!.*(?:launch|credential|job id)).*(?:requ|invalid|specif|permit|limit)"
+)
 _FACTS = {
     **{"state": "state", "exit_code": "exit code", "derived": "derived exit code"},
     **{"reason": "reason", "node": "on", "end": "end"},

@@ -220,7 +220,8 @@ class Trouble:
             if self.fault.place:
                 told.append(f"at {self.fault.place}")
             if self.fault.then:
-                told.append(f"then its main thread raised {_text.one_line(self.fault.then, 240)}")
+                who = "its main thread" if self.fault.by else "it"
+                told.append(f"then {who} raised {_text.one_line(self.fault.then, 240)}")
         asserted = case.sign("cuda_assert") if self.kind == "cuda_error" else None
         if asserted is not None and asserted is not self.sign:
             told.append(f"its kernel printed: {_text.one_line(asserted.text, 240)}")

@@ -59,6 +59,7 @@ _OF_SETTINGS = re.compile(
     r"|Could not override '|is not in struct"
     r"|validation errors? for \w*(?:Config|Arg|Setting|Param)"
 )
+_NOT_HANDLED = ("cuda_oom", "cuda_error", "host_oom", "cpu_oom", "shm_full", "disk_full", "worker")
 _OF_VICTIMS = ("timeout", "peer_lost")
 _REFERS = re.compile(r"(?i)\bsee (?:the )?(?:inner exception|cause|exception above)")
 _ANSWER_LINES = 30  # between a Ctrl-C and what the script then raised
@@ -187,8 +188,12 @@ class Fault:
             return "cpu_oom"
         # The exception tells more than its cause, if it tells anything.
         whole = f"{self.qualified or self.type}: {self.message}"
-        for said in (whole, *self.chain, f"{whole}\n{self.tail}" if self.tail else ""):
+        chain = [] if "handled" in self.record else self.chain
+        for said in (whole, *chain, f"{whole}\n{self.tail}" if self.tail else ""):
             found = [sign for sign in read_signs(said[:8000]) if sign.kind in KINDS]
+            # Lines below it may be of another rank, if no rank stands before them.
+            if said not in (whole, *chain) and self.record.get("rank") is None:
+                found = [sign for sign in found if KINDS[sign.kind] not in _OF_VICTIMS]
             if found:
                 return kind_of_sign(min(found, key=lambda sign: _ORDER.index(sign.kind)))
         if self._is_lost_in_the_loader():
@@ -367,6 +372,7 @@ def _fault_of_sign(sign: Sign) -> Fault | None:
     if not name or name in (*_OF_A_SIGNAL, *_NO_REASON):
         return None
     tail, chain = sign.details.get("frames_tail"), sign.details.get("chain")
+    more = {k: sign.details[k] for k in ("is_late", "handled") if k in sign.details}
     is_told = _CHILD_LEFT.search(message) and not _STARTED_BY.search(_place(tail))
     if name in _LAUNCHERS and not is_told:
         return None
@@ -376,11 +382,17 @@ def _fault_of_sign(sign: Sign) -> Fault | None:
         qualified=_text.text(sign.details.get("type")),
         chain=[t for t in chain if isinstance(t, str)] if isinstance(chain, list) else [],
         place=_place(tail),
-        record={"frames": tail, "is_late": sign.details.get("is_late")},
+        record={"frames": tail, "rank": sign.rank, **more},
         tail=_text.text(sign.details.get("tail")),
         by=next((f"{k} {d[k]}" for k in ("thread", "process") if (d := sign.details).get(k)), ""),
     )
-    return _interrupted(found) if "KeyboardInterrupt" in found.chain else _before_the_loss(found)
+    if "KeyboardInterrupt" in found.chain:
+        return _interrupted(found)
+    first = fault_of_line(found.chain[0]) if "handled" in more and found.chain else None
+    if first is not None and first.kind in _NOT_HANDLED and first.kind != found.kind:
+        place, said = _place(more["handled"]), found.sentence()  # a save in need failed, too
+        return replace(first, place=place, record=found.record, then=said)
+    return _before_the_loss(found)
 
 
 def _asks(sign: Sign) -> bool:

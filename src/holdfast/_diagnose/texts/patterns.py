@@ -29,7 +29,7 @@ _SIGNALS = {
 # it does so now. Settings and handlers that are ready for it lack the third, or have one of these.
 _NOTICE = (
     r"(?i)^(?!.*\b(?:no|not|any|if|when(?:ever)?|unless|waiting|watching|polling|requests?|sequence"
-    r"|may|might|could|likely|indicates|kv|example)\b"
+    r"|may|might|could|likely|indicates|kv|memory|cache|example)\b"
     r"|.*(?:handler|listener|hook|callback|monitor|watcher)\w* (?:(?:is|was|has been) )?"
     r"(?:installed|registered|enabled|set|started|initiali[sz]ed|ready|running|active))"
     r"(?=.*\b(?:spot|preempt\w*|itn|instance|node|vm|machine|host|capacity)\b)"

@@ -44,9 +44,10 @@ _NEW = re.compile(
     r"\[?[IWEF]\d{4} |holdfast: |srun: |slurmstepd: |Exception (?:in thread|ignored)|Process \S+:$"
     r"|=====|wandb: |-- Process |Fatal Python error|terminate called"
 )
+_IN_A_HANDLER = "During handling of the above exception, another exception occurred:"
 _LINKS = (
     "The above exception was the direct cause of the following exception:",
-    "During handling of the above exception, another exception occurred:",
+    _IN_A_HANDLER,
 )
 _CAUGHT = re.compile(r"Caught (\S+) in (DataLoader worker process|\w+ rank|replica) (\d+)")
 _LOADER_FILES = (
@@ -213,12 +214,14 @@ def tracebacks(text: Text) -> list[Traceback]:
             one.details["outermost"] = before.frames[0][2] if before.frames else ""
             one.chain = before.chain
             found.remove(before)
-        elif before is not None and _is_linked(text, before, one):
+        elif before is not None and (link := _link_between(text, before, one)):
             if before.sentence == one.sentence:  # of another process: its frames tell the place
                 one.details["outermost"] = one.frames[0][2] if one.frames else ""
                 one.frames, one.chain = before.frames, before.chain
             else:
                 one.chain = [before.sentence, *before.chain][:10]
+                if link == _IN_A_HANDLER:
+                    one.details["handled"] = [list(frame) for frame in before.frames]
             one.details["lines"][0] = before.details.get("lines", one.details["lines"])[0]
             found.remove(before)
         if before is not None and before not in found:
@@ -400,14 +403,14 @@ def _is_what_was_given_on(before: Traceback, one: Traceback) -> bool:
     return "rank" in one.details and before.type.endswith("ProcessRaisedException")
 
 
-def _is_linked(text: Text, before: Traceback, one: Traceback) -> bool:
+def _link_between(text: Text, before: Traceback, one: Traceback) -> str:
     for line in text.before(one.head, 6):
         if line.start <= before.last.start:
-            return False
-        said = _BAR.sub("", line.text, count=1).strip()
-        if said in _LINKS or line.text.strip() in _LINKS:
-            return True
-    return False
+            return ""
+        for said in (line.text.strip(), _BAR.sub("", line.text, count=1).strip()):
+            if said in _LINKS:
+                return said
+    return ""
 
 
 def _signs_of(found: Traceback) -> Iterator[Sign]:
