@@ -65,7 +65,9 @@ _REFERS = re.compile(r"(?i)\bsee (?:the )?(?:inner exception|cause|exception abo
 _ANSWER_LINES = 30  # between a Ctrl-C and what the script then raised
 _AT_ONCE_LINES = 2  # between two tracebacks: nothing else was printed
 _LAUNCHERS = ("ChildFailedError", "CalledProcessError", "ProcessRaisedException")
-_STARTED_BY = re.compile(r"/bin/(?:accelerate|deepspeed|torchrun|composer|colossalai)\b")
+_OF_A_SCRIPT = re.compile(  # it printed itself why it left, or nothing tells
+    r"Command '\['[^']*?\b(?:python[\d.]*|accelerate|torchrun|deepspeed)(?:\.exe)?'.*non-zero"
+)
 _OF_A_SIGNAL = ("SignalException", "SIGTERMException")  # a line of its own says which
 _NO_REASON = ("DeadKernelError", "ActorDiedError", "RayActorError")  # of another process's end
 _CHILD_LEFT = re.compile(
@@ -373,7 +375,7 @@ def _fault_of_sign(sign: Sign) -> Fault | None:
         return None
     tail, chain = sign.details.get("frames_tail"), sign.details.get("chain")
     more = {k: sign.details[k] for k in ("is_late", "handled") if k in sign.details}
-    is_told = _CHILD_LEFT.search(message) and not _STARTED_BY.search(_place(tail))
+    is_told = _CHILD_LEFT.search(message) and not _OF_A_SCRIPT.search(message)
     if name in _LAUNCHERS and not is_told:
         return None
     found = Fault(

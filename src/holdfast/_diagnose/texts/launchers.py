@@ -50,6 +50,7 @@ _EXITS = {
     "Process name: [[": r"Process name: \[\[\d+,\d+\],(?P<rank>\d{1,6})\]",
     "exited: ": r"\bexited: \S+ \((?:exit status (?P<code>\d{1,3})|terminated by (?P<name>SIG\w+))"
     r"(?: \(core dumped\))?; not expected\)",  # supervisord's
+    "exit status 32212": r"exit status (?P<code>32212\d{5})\b",  # of Windows
     "make: *** [": r"make: \*\*\* \[.*\] Error (?P<code>\d{1,3})$",
     "died with <Signals.": r"died with <Signals\.\w+: (?P<signal>\d{1,2})>",
     " exited on signal ": r"process rank (?P<rank>\d{1,6}) (?:.* on node (?P<node>\S{1,200}) )?.*"
@@ -114,7 +115,7 @@ def read_launchers(text: Text, exceptions: list[Sign]) -> Iterator[Sign]:
                 of = int(found["rank"]) if found.get("rank") else None
                 code = -int(found["signal"]) if found.get("signal") else int(found.get("code") or 1)
                 code = -_number(found["name"]) if found.get("name") else code
-                code = _OF_WINDOWS.get(code, code)
+                code = _OF_WINDOWS.get(code - (1 << 32 if code > 1 << 31 else 0), code)
                 node = {"node": found["node"]} if found.get("node") else {}
                 yield make_sign("launcher_exit", line, {"exitcode": code, **node}, of)
 
