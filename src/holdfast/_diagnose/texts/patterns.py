@@ -36,12 +36,13 @@ _NOTICE = (
     r"(?=.*\b(?:notice|notification|itn|(?-i:warning)|interrupt\w*|terminat\w*|shut\w* ?down"
     r"|reclaim\w*|preempt\w*|deallocat\w*|evict\w*|signal)\b)"
     r"(?=.*\b(?:received|detected|caught|got|issued|imminent|to accommodate|by (?:a )?higher"
+    r"|(?:cluster|instance|node|vm|job) is preempt\w+"
     r"|in (?:less than )?\d+ ?s\w*|(?:will be|being|been|was|were) \w*(?:rupt|minat|claim|shut"
     r"|stopp|delet|evict|empt|alloca)\w*)\b)"
     r".*«{}»"
 )
 # The kernel's victim was another one.
-_OF_A_DAEMON = re.compile(r"Killed process \d+ \((?:mysql|postgres|mongo|redis|chrom|Xorg|gnome)")
+_OF_A_DAEMON = re.compile(r"Kill\w* process \d+ \((?:mysql|postgres|mongo|redis|chrom|Xorg|gnome)")
 _TABLE: dict[str, tuple[str, ...]] = {
     # -- SLURM; PBS, LSF, Grid Engine, YARN, Kubernetes, clouds and systemd say the same
     "slurm_oom": (
@@ -89,7 +90,6 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *(r"\) [\d/:. -]+ «Job was evicted.»", r"Preempted\s.*«Preempted by »"),
         *("this job is preempted", "SIGTERM caught at ", "in response to imminent node shutdown"),
         r"Member \S+ «has received termination notice»",
-        r"\b(?i:cluster|instance|node|VM|job) (?:is|was|has been) «preempted»",
         *(_NOTICE.format(word) for word in ("Spot", "spot", "reempt", "REEMPT", "eclaim", "ITN")),
         r"^(?!.*\b(?:no|No|not|any)\b).*[Ii]«nterruption »(?:notice|warn)",
         r"instance«-action»\W.*(?:terminate|stop|hibernate)\b",  # of AWS
@@ -141,6 +141,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "kernel_oom": (
         r"«Killed process »(?P<pid>\d+) \((?P<comm>[^)]*)\)(?:.*?anon-rss:(?P<_rss>\d+)kB)?"
         r"(?:.*?shmem-rss:(?P<_shmem>\d+)kB)?",
+        r"out of memory: «Kill process »(?P<pid>\d+) \((?P<comm>[^)]*)\)(?P<_rss>)",  # older
     ),
     "kernel_segfault": (
         r"(?P<comm>[^\[\s]+)\[(?P<pid>\d+)\]: «segfault at »(?P<address>\w+).*?(?: in "

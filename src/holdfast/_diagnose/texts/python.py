@@ -49,7 +49,9 @@ _LINKS = (
     "The above exception was the direct cause of the following exception:",
     _IN_A_HANDLER,
 )
-_CAUGHT = re.compile(r"Caught (\S+) in (DataLoader worker process|\w+ rank|replica) (\d+)")
+_CAUGHT = re.compile(
+    r"Caught (\S+) in (DataLoader worker process|\w+ rank|replica|pin memory thread for \w+) (\d+)"
+)
 _LOADER_FILES = (
     *("torch/utils/data/", "torch/multiprocessing/", "multiprocessing/resource_sharer"),
     "multiprocessing/connection.py",  # the other end of a pipe between processes
