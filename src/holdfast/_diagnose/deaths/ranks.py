@@ -61,11 +61,9 @@ def open_case(evidence: Evidence) -> Case:
         is_ordered = {*map(_why, rivals)} <= {_why(culprit)} and _is_only_cause(culprit)
         why = [*_how_found(culprit, by_itself, is_ordered=not rivals), *_one_of(culprit)]
         if same := [end for end in rivals if _raised(end) == _raised(culprit) != ""]:
-            numbers = ", ".join(str(end.rank) for end in same[:_MOST_OTHERS])
-            why = [
-                f"rank {numbers} raised the same, in no known order",
-                *(why if len(same) < len(rivals) else []),
-            ]
+            who = ", ".join(end.name() for end in same[:_MOST_OTHERS])
+            told = f"{who} raised the same, in no known order"
+            why = [told, *(why if len(same) < len(rivals) else [])]
             ends = [end for end in ends if end not in same]
     else:
         culprit, why = _absent(ends)
@@ -195,7 +193,8 @@ def _is_only_cause(end: End) -> bool:
 
 
 def _is_of_group(end: End) -> bool:
-    return end.fault is not None and _OF_A_GROUP.fullmatch(end.fault.type) is not None
+    fault = end.fault
+    return fault is not None and fault.kind == "plain" and bool(_OF_A_GROUP.fullmatch(fault.type))
 
 
 def _raised(end: End) -> str:
@@ -336,13 +335,7 @@ def judge_mismatch(case: Case) -> Finding | None:
     evidence = [*([f"it printed: {said}"] if said else told), *_said_of_peers(case)]
     if stack := case.stacks_lines():
         evidence.append(f"{case.who} was at: {'; '.join(stack)}")
-    return Finding(
-        Cause.HANG_BRANCHES,
-        sentence,
-        Sure.LIKELY,
-        evidence,
-        lines,
-    )
+    return Finding(Cause.HANG_BRANCHES, sentence, Sure.LIKELY, evidence, lines)
 
 
 def _too_few_batches(case: Case) -> Finding:

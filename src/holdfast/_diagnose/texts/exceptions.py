@@ -244,8 +244,9 @@ class Fault:
     @property
     def is_configuration(self) -> bool:
         """Whether it would happen again at every start."""
-        if (inner := self.inner) is not self:
-            return replace(inner, is_before_first_step=self.is_before_first_step).is_configuration
+        is_late = self.is_before_first_step is False
+        if (inner := self.inner) is not self and not is_late and inner.is_configuration:
+            return True
         if self.is_own and self.is_before_first_step is None:
             return True
         is_of_settings = _NOT_EVEN_LOADED.fullmatch(self.type) or _OF_SETTINGS.search(self.message)
@@ -374,7 +375,7 @@ def _fault_of_sign(sign: Sign) -> Fault | None:
     if not name or name in (*_OF_A_SIGNAL, *_NO_REASON):
         return None
     tail, chain = sign.details.get("frames_tail"), sign.details.get("chain")
-    more = {k: sign.details[k] for k in ("is_late", "handled") if k in sign.details}
+    more: Record = {k: sign.details[k] for k in ("is_late", "handled") if k in sign.details}
     is_told = _CHILD_LEFT.search(message) and not _OF_A_SCRIPT.search(message)
     if name in _LAUNCHERS and not is_told:
         return None

@@ -110,8 +110,8 @@ def of_training(text: str) -> str:
             failed.add(name)
     most = max(steps.values())
     trained = {_kind_of(name) for name in steps if steps[name] > most * _SHARE}
-    others = {name for name in steps if _kind_of(name) not in trained} - failed
-    if not trained and failed:
+    others = {name for name in steps if trained and _kind_of(name) not in trained} - failed
+    if not trained and set(ends.values()) != {"0"}:
         others = {name for name, code in ends.items() if code == "0"}
     names = "|".join(map(re.escape, others)) or "(?!)"
     shape = rf"(?m)^(?:[\w.]+[-_])?(?:{names})(?= +\| | exited|(?<=\]) ).*"
