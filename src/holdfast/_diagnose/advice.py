@@ -46,7 +46,7 @@ _BY_NAME = {
         "For a broken GPU: nvidia-smi -q -d ECC, and sudo dmesg | grep -i xid",
     ),
     "gpu_broken": ("For the GPU: nvidia-smi -q -d ECC, and sudo dmesg | grep -i xid",),
-    "port_taken": (),  # the hint about the port says it
+    "in_use": (),  # a hint says it
     "worker_killed": (
         "A worker that is killed with SIGKILL is mostly out of memory: fewer num_workers, a "
         "smaller prefetch_factor, more memory. As root: dmesg -T | grep -i 'killed process'",
@@ -71,6 +71,8 @@ _BY_NAME = {
     ),
     "pool_worker_died": (
         "Call its function in the main process: then its own error shows, with its traceback.",
+        "One that ends without a word was mostly killed for memory: fewer processes. As root: "
+        "dmesg -T | grep -i 'killed process'",
         "If it crashes only in a worker: start it with multiprocessing_context='spawn'.",
     ),
     "timed_out_rank": (
@@ -83,6 +85,11 @@ _BY_NAME = {
         "a DistributedSampler, or drop_last=True.",
         "To learn which collective it was: TORCH_DISTRIBUTED_DEBUG=DETAIL, and for NCCL "
         "TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1 NCCL_DEBUG=INFO",
+    ),
+    "stuck": (
+        "Its thread waited in CUDA or for the GIL: see where the rank stood then (py-spy dump "
+        "--native -p PID), a long call into C or the driver; dmesg for errors of the GPU.",
+        "If it is only slow: TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=1800",
     ),
     "mismatched": (
         "Every rank must call the same collectives in the same order, and have as many batches: "
@@ -110,10 +117,17 @@ _BY_NAME = {
         "Save at its notice; a job queue or a managed instance group starts it again.",
     ),
     "refused": (
-        "Look at the node's slurmd log, or ask its administrators: scontrol show node NODE",
+        "See whether its controller answers (scontrol ping); look at the node's slurmd log, or ask "
+        "its administrators: scontrol show node NODE",
+    ),
+    "request": (
+        "Compare what it asks for with what there is: scontrol show job JOBID (in a job: its -n, "
+        "--cpus-per-task, --mem, --gres); sinfo -o '%P %l %c %m %G'; sacctmgr show assoc",
+        ONCE_RIGHT,
     ),
 }
-_NO_RESTART = ("environment", "module", "nan", "refused")  # the same command would fail again
+# The same command would fail again.
+_NO_RESTART = ("environment", "module", "nan", "refused", "request")
 
 
 def advise(case: Case, name: str, **figures: str) -> list[str]:
@@ -217,7 +231,8 @@ def cuda_memory(case: Case, *, is_fragmented: bool, keeps_graphs: bool) -> list[
             "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
         )
     lines += [
-        "Make the batch smaller and accumulate gradients over several (backward() each time).",
+        "Make the batch smaller.",
+        "Accumulate gradients over several small batches (backward() each time).",
         "Trade time for memory: torch.utils.checkpoint, bfloat16 (torch.autocast), "
         "optimizer.zero_grad(set_to_none=True), torch.no_grad() around the validation.",
         "See what else is on the GPU: nvidia-smi",
@@ -255,7 +270,7 @@ def lost(case: Case) -> list[str]:
 _HINTED = (
     *(Cause.PYTHON_EXCEPTION, Cause.CONFIGURATION, Cause.ENVIRONMENT, Cause.RENDEZVOUS),
     *(Cause.PEER_LOST, Cause.CUDA_ERROR, Cause.BAD_TRAINING, Cause.CXX_EXCEPTION),
-    Cause.COLLECTIVE_TIMEOUT,
+    *(Cause.COLLECTIVE_TIMEOUT, Cause.CUDA_OOM),
 )
 _HINTS = {
     (
@@ -271,6 +286,8 @@ _HINTS = {
     r"socket\w*Connect: |no socket interface|none had completed": "NCCL connects by addresses of "
     "its own, after the ranks have met: a firewall, or an interface that the other nodes do not "
     "reach. NCCL_DEBUG=INFO shows which it takes, NCCL_SOCKET_IFNAME=… names another.",
+    r"\b172\.17\.0\.1\b|docker0": "172.17.0.1 (docker0) is docker's bridge, which no other machine "
+    "reaches: NCCL_SOCKET_IFNAME=^docker0,lo (GLOO_SOCKET_IFNAME=… for gloo).",
     r"ibv_\w+ failed|NET/IB|infiniband": "InfiniBand or RoCE does not get through: ibstat, "
     "NCCL_IB_HCA=…, NCCL_IB_GID_INDEX=3; to see whether it is that: NCCL_IB_DISABLE=1. For rail "
     "networks: NCCL_CROSS_NIC=0",
@@ -286,6 +303,15 @@ _HINTS = {
         "The container did not start: see what its runtime printed above (the image, its mounts, "
         "nvidia-container-cli), and start it once by hand on that node."
     ),
+    r"PjRT_Client_Connect|coordination service|CoordinationService": "Each process must call "
+    "jax.distributed.initialize with the same coordinator_address and num_processes and its own "
+    "process_id: see whether those that are named have started, and reach it.",
+    r"already in use by process with pid": "Another process has that device: see what it is "
+    "(ps -fp PID), and end it or wait for it.",
+    r"not enabled in this build|not compiled with (?:GPU|CUDA)": "Install a build of that library "
+    "that can use the GPU, or set its device to cpu.",
+    r"(?:XGBoost|LightGBM|CatBoost)Error.*(?:bad_alloc|[Oo]ut of memory)": "For less memory of the "
+    "GPU: a smaller max_bin, xgboost.QuantileDMatrix, fewer rows, or the CPU.",
     r"busy or unavailable": "Another process has the GPU, which is in exclusive mode: nvidia-smi "
     "shows it; or take another one: CUDA_VISIBLE_DEVICES=…",
     r"not enough slots": "Start fewer ranks (-np), or give mpirun the nodes: --hostfile, "
@@ -298,7 +324,12 @@ _HINTS = {
     r"(?i)nvidia driver|cuda driver|CUDA GPUs|gpu backend|compiled with CUDA": "Compare: "
     "nvidia-smi (the driver and the CUDA that it can), and python -c 'import torch; "
     "print(torch.version.cuda, torch.cuda.is_available())'; see CUDA_VISIBLE_DEVICES.",
-    r"undefined symbol|binary incompatibility|compiled using NumPy 1": "That extension was built "
+    r"(?m)lib(?:cu|nv|nccl)\w*\.so\S*: undefined symbol|Could not load library lib(?:cu|nv)": (
+        "Libraries of two versions of CUDA or cuDNN are mixed: take the folder of the wrong one "
+        "out of LD_LIBRARY_PATH (echo $LD_LIBRARY_PATH; pip list | grep -i nvidia)."
+    ),
+    r"(?m)^(?!.*lib(?:cu|nv|nccl)\w*\.so\S*: ).*(?:undefined symbol|binary incompatibility"
+    r"|compiled using NumPy 1)": "That extension was built "
     "for another version: install or build it again for the torch and numpy that are here (pip "
     "install --force-reinstall --no-cache-dir …).",
     r"'conda init'": "It was not activated. In a script, before conda activate: source "
@@ -318,9 +349,11 @@ _HINTS = {
     "(wandb sync sends it later).",
     r"gated repo|GatedRepo|RepositoryNotFound|401 Client Error|403 Client Error": "Ask for access "
     "on the model's page, and log in where the job runs: huggingface-cli login, or HF_TOKEN=…",
+    r"(?i)gai error": "That name has no address there: getent hosts NAME; take the name or address "
+    "that all nodes know.",
     (
-        r"(?i)name resolution|Max retries exceeded|couldn't connect to|ConnectTimeout"
-        r"|Network is unreachable|SSLError|CERTIFICATE_VERIFY"
+        r"(?i)(?<!gai error: -3 - temporary failure in )name resolution|Max retries exceeded"
+        r"|couldn't connect to|ConnectTimeout|Network is unreachable|SSLError|CERTIFICATE_VERIFY"
     ): "That node has no way to the internet, or through a proxy: fetch it beforehand on a login "
     "node, then HF_HUB_OFFLINE=1; else set https_proxy.",
     (
@@ -356,16 +389,18 @@ _HINTS = {
     r"(?i)\bECC\b|fallen off the bus|\bXid\b|GPU is lost|NVLink|row remap": "The GPU itself "
     "failed: take another node and tell its administrators; nvidia-smi -q, sudo nvidia-smi "
     "--gpu-reset -i N or a reboot may bring it back, else it is the hardware.",
-    r"n_classes|nll_loss|index out of bounds|indexSelect|ScatterGather|srcIndex": "A label or an "
-    "index is out of range: see that it lies in 0 … classes - 1 (or is ignore_index), and ids "
+    r"PanicException|panicked at": "A library in Rust failed on that input: find the item (one "
+    "process, RUST_BACKTRACE=1), and see whether a newer version of that library helps.",
+    r"n_classes|nll_loss|\"index out of bounds\"|indexSelect|ScatterGather|srcIndex": "A label or "
+    "an index is out of range: see that it lies in 0 … classes - 1 (or is ignore_index), and ids "
     "below the size of the embedding.",
     r"CUDNN_STATUS|[Cc]udnn handle|cuDNN failed": "Mostly the GPU's memory is full, or cuDNN "
     "does not fit: see nvidia-smi, make the batch smaller; in TensorFlow set_memory_growth(gpu, "
     "True); compare the versions of CUDA and cuDNN.",
     r"out of resource: shared memory": "That is the GPU's own shared memory: smaller blocks or "
     "num_stages for that kernel, or torch.compile off (TORCH_COMPILE_DISABLE=1).",
-    r"std::bad_alloc": "It got no more memory: see free -h and its limits (ulimit -v, --mem), "
-    "and load less at once.",
+    r"std::bad_alloc(?!.*[Cc]uda)": "It got no more memory: see free -h and its limits (ulimit -v, "
+    "--mem), and load less at once.",
     r"finished reduction in the prior iteration|parameters that were not used in producing": (
         "Some parameters got no gradient in that step: DistributedDataParallel(…, "
         "find_unused_parameters=True) (strategy='ddp_find_unused_parameters_true'), or take them "
@@ -398,7 +433,8 @@ def hints_for(cause: Cause, text: str) -> list[str]:
 # (words of the advice, words of a log that it fits, words of a log that it does not fit)
 _FOR = (
     (
-        r"torch|PYTORCH|TORCH|GLOO|num_workers|DataLoader|init_process_group|loss\.item",
+        r"torch|PYTORCH|TORCH|GLOO|num_workers|DataLoader|init_process_group|loss\.item|MASTER_"
+        r"|backward\(",
         r"(?i)torch|dataloader|accelerate|deepspeed",
         r"(?i)tensorflow|\d \[=+[>.]*\.*\]|keras|\bjax|mxnet|horovod|paddle|xgboost|lightgbm"
         r"|nnu-?net|kaldi|joblib",
@@ -412,9 +448,11 @@ _FOR = (
         r"sbatch|sacct|SLURM",
         r"(?i)slurm|srun|sbatch",
         r"\bPBS\b|TERM_|\bLSF\b|YARN|OOMKilled|EventType|(?i:kubelet|kubernetes|walltime|preempted"
-        r"|interruption )",
+        r"|interruption |\bspot\b|instance)",
     ),
     (r"holdfast (?:ls|clean)", r"holdfast", r""),
+    (r"main process|multiprocessing_context", r"joblib|Pool\b|concurrent", r"\bray::|\bray\."),
+    (r"the batch", r"\bbatch", r"(?i)xgboost|lightgbm|catboost"),
 )
 
 

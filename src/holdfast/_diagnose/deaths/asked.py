@@ -334,7 +334,12 @@ _ADVICE = {
     Cause.TIME_LIMIT: "time_limit",
     Cause.PREEMPTED: "preempted",
     Cause.ENVIRONMENT: "refused",
+    Cause.CONFIGURATION: "request",
 }
+# What is asked for, and not a controller or a node that does not answer.
+_REQUEST = re.compile(
+    r"(?i)^(?!.*(?:launch|credential|job id)).*(?:requ|invalid|specif|permit|limit)"
+)
 _FACTS = {
     **{"state": "state", "exit_code": "exit code", "derived": "derived exit code"},
     **{"reason": "reason", "node": "on", "end": "end"},
@@ -386,6 +391,9 @@ def _by_signs(case: Case) -> Finding | None:
         if not re.search("(?i)slurm|srun|sbatch|salloc", said):
             sentence = re.sub("SLURM(?='|\\b)", "the scheduler", sentence)
             sentence = f"{sentence[:1].upper()}{sentence[1:]}"
+        if kind == "slurm_refused" and _REQUEST.search(said):
+            cause = Cause.CONFIGURATION
+            sentence = f"SLURM refused the request: {said.rpartition(': ')[2]}"
         is_of_slurm = re.search("(?i)slurm|srun|sbatch|PBS|TERM_", said) is not None
         if "OOMKilled" in said:
             sentence = "Kubernetes ended a container at its memory limit"

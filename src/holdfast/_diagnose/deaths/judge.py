@@ -42,8 +42,10 @@ _FEW_LINES = 3  # that a shell or an exit handler prints after an exception
 # Shown where no rule knows the end of a log.
 _SUSPECT = re.compile(
     r"(?i)errors?\b|exception\b|fail|killed|\bdied|abort|no space|denied|cannot|exceed|fatal|timed"
+    r"|panicked"
 )
 _SUSPECT_LINES = 60
+_REPORTED = re.compile(r"(?i)\bfail(?:ed|ure)\b|errored|non-zero|exit_?codes?\W+[1-9]")
 _OF_LAUNCHER = re.compile(
     r"^.*(?:Sending process \d+ closing signal |failed \(exitcode: |Killing subprocess ).*$", re.M
 )
@@ -149,7 +151,9 @@ def _verdict(case: Case, found: Finding) -> Verdict:
     sure = found.sure
     if sure is Sure.CERTAIN and (after := _lines_after(case.evidence)):
         sure = Sure.LIKELY
-        told.append(f"{_text.count(after, 'line')} came after that: it may have recovered")
+        is_failure = _REPORTED.search("\n".join(case.evidence.output.splitlines()[-after:]))
+        doubt = "" if is_failure else ": it may have recovered"
+        told.append(f"{_text.count(after, 'line')} came after that{doubt}")
     if sure is Sure.CERTAIN and any(sign.details.get("is_bare") for sign in end.signs):
         sure = Sure.LIKELY
         told.append("its traceback is missing")

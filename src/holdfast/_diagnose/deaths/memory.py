@@ -298,8 +298,9 @@ def _killed(case: Case, use: Use, counted: Moved) -> Finding:
 # -- A data-loader worker that died: it shows as four different exceptions -------------------------
 
 _KILLED_BY = re.compile(r"killed by signal: ([A-Za-z ]+?)[.\n]|killed by signal: (.+)")
-_EXIT_CODE = re.compile(  # as torch and joblib say it
-    r"(?:exited unexpectedly with exit code |exit codes of the workers are \{\w+\()(-?\d{1,3})\b"
+_EXIT_CODE = re.compile(
+    r"exited unexpectedly with exit code (\d{1,3})\b"
+    r"|of the workers are \{SIG\w+\((-\d{1,2})\)(?:, SIG\w+\(\2\))*\}"
 )
 # Not a lost connection or a missing file: torch and Python ask the system whether it is alive.
 _DIED = re.compile(r"DataLoader worker \(pid|process pool was terminated abruptly")
@@ -395,6 +396,6 @@ def _told_status(message: str) -> int | None:
     match = _KILLED_BY.search(message)
     if match is None:
         left = _EXIT_CODE.search(message)
-        return int(left[1]) if left is not None else None
+        return int(left[1] or left[2]) if left is not None else None
     told = (match[1] or match[2] or "").strip().lower().replace("-", " ")
     return next((-n for word, (_, n) in SIGNAL_WORDS.items() if told.startswith(word)), None)

@@ -32,6 +32,7 @@ _WANTS_GPU = re.compile(r"\bGPUs?\b|(?i:cuda)")  # why there is none was printed
 _NEAR_LINES = 60  # of the end, or the next sign of it: the training may have recovered from others
 _OF_A_NETWORK = re.compile("Max retries exceeded|failure in name resolution|couldn't connect to")
 _PORT_TAKEN = re.compile("(?i)address already in use|EADDRINUSE")
+_IN_USE = re.compile("already in use by process|busy or unavailable")
 _CUT = "the log ends in its traceback"
 _RELATIVE = re.compile("No such file or directory: '(?!/)")
 _STATUS_2 = re.compile(r"CalledProcessError.*non-zero exit status 2\b")
@@ -84,7 +85,9 @@ def judge_python(case: Case) -> Finding | None:
             told = _text.text(trouble.details.get("what")) if fault is None else ""
             said, sure = _text.one_line(told or said, 160), _how_sure(case, trouble)
         if _PORT_TAKEN.search(said):
-            opening, name = "{opening} could not listen at its port", "port_taken"
+            opening, name = "{opening} could not listen at its port", "in_use"
+        elif _IN_USE.search(said):
+            name = "in_use"
         elif trouble.kind == "cuda_error" and HARDWARE.search(trouble.message):
             name = "gpu_broken"
         elif fault is not None and fault.type == "ModuleNotFoundError":
@@ -147,9 +150,9 @@ def _trouble(case: Case) -> Trouble | None:
                 return Trouble(kind_of_sign(better[-1]), said, None, better[-1])
             return Trouble(kind_of_sign(better[-1]), fault.sentence(), fault, better[-1])
         # Of what a machine lacks, a library says more above the exception.
-        above = [s for s in signs if s.kind == "environment" and fault.type not in s.text]
+        above = [s for s in signs if kind_of_sign(s) == fault.kind and fault.type not in s.text]
         below = [s for s in signs if s.text in fault.tail and kind_of_sign(s) == fault.kind]
-        below += above if fault.kind == "environment" else []
+        below += above if fault.kind in ("environment", "rendezvous") else []
         return Trouble(fault.kind, fault.sentence(), fault, next(iter(below), None))
     if case.end.status in (0, None) and case.evidence.kind == "run":
         return None  # the printed lines are not why it ended
@@ -215,7 +218,7 @@ def _plain(case: Case, fault: Fault, evidence: list[str]) -> Finding:
         elif step:
             sentence = f"{case.opening} went on at step {step}, and made no new step: {said}."
         return Finding(Cause.CONFIGURATION, sentence, Sure.CERTAIN, evidence, [advice.ONCE_RIGHT])
-    sentence = f"{case.opening} raised {said}."
+    sentence = f"{case.opening} {fault.verb} {said}."
     if case.finished_step is not None:
         evidence.append(f"the training itself had finished, at step {case.finished_step}")
     elif step is not None:

@@ -28,8 +28,10 @@ _DYING_SECONDS = 10.0
 _MOST_OTHERS = 8
 _SOCKET_ERRORS = ("ConnectionResetError", "BrokenPipeError", "ConnectionRefusedError")
 _NEVER_CONNECTED = re.compile(r"Connection refused|\bConnect to \S+ failed")
+_RUNNING = re.compile(r"Rank (\d+) is running collective: \w+\([^()]*?OpType=(\w+)")
 _SILENT_TASK = re.compile(r"heartbeats\):\s+/job:\w+/replica:\d+/task:(\d{1,6})\b")  # of JAX
 _LAST_WORDS = ("faulthandler", "cxx_exception", "heap_damage")  # of a process that crashes
+_OF_A_GROUP = re.compile(r"Dist(?:Backend|Network|Store)Error|HorovodInternalError")
 _SAYS_WHY = ("shm_full", "cuda_oom")
 _TIMEOUTS, _LOST = ("nccl_timeout", "gloo_timeout"), ("peer_lost",)
 _OF_PEERS = ("timeout", "peer_lost")  # kinds of an end that blame another rank
@@ -51,8 +53,9 @@ def open_case(evidence: Evidence) -> Case:
             end.was_sent_away = True
     by_itself = [end for end in ends if _is_own(end)]
     hard = [end for end in by_itself if not is_ended_by_launcher(end) or end.status == -9]
-    # One that did not find the others is no cause, as long as another raised by itself.
-    other = [end for end in hard if kind_of(end) != "rendezvous"]
+    # One that did not find the others, or that an error of a connection between them ended, is no
+    # cause, as long as another raised by itself.
+    other = [end for end in hard if kind_of(end) != "rendezvous" and not _is_of_group(end)]
     hard = other if any(end.fault is not None for end in other) else hard
     if by_itself:
         # A signal of the launcher is no cause, as long as there is another.
@@ -60,6 +63,11 @@ def open_case(evidence: Evidence) -> Case:
         rivals = _rivals(culprit, hard or by_itself)
         is_ordered = {*map(_why, rivals)} <= {_why(culprit)} and _is_only_cause(culprit)
         why = [*_how_found(culprit, by_itself, is_ordered=not rivals), *_one_of(culprit)]
+        if same := [end for end in rivals if _raised(end) == _raised(culprit) != ""]:
+            who = ", ".join(end.name() for end in same[:_MOST_OTHERS])
+            told = f"{who} raised the same, in no known order"
+            why = [told, *(why if len(same) < len(rivals) else [])]
+            ends = [end for end in ends if end not in same]
     else:
         culprit, why = _absent(ends)
         is_ordered = True
@@ -192,6 +200,15 @@ def _is_only_cause(end: End) -> bool:
     return len({each.type for each in raised if each and each.kind not in _OF_PEERS}) <= 1
 
 
+def _is_of_group(end: End) -> bool:
+    fault = end.fault
+    return fault is not None and fault.kind == "plain" and bool(_OF_A_GROUP.fullmatch(fault.type))
+
+
+def _raised(end: End) -> str:
+    return end.fault.sentence() if end.fault is not None else ""
+
+
 def _rivals(culprit: End, by_itself: list[End]) -> list[End]:
     """The other ranks that may have been first: no record tells."""
     if culprit.time is not None or culprit.is_unreachable:
@@ -280,7 +297,7 @@ def judge_collective(case: Case) -> Finding | None:
         return None
     if case.end.status == 0:
         return _too_few_batches(case)
-    named = bool(case.culprit)
+    named = bool(case.culprit) and not case.end.one_of
     evidence = _said_of_peers(case)
     marks = [f"rank {end.rank} at step {end.step}" for end in case.ends if end.step is not None]
     if len(marks) > 1:
@@ -317,16 +334,17 @@ def judge_mismatch(case: Case) -> Finding | None:
         return None
     told = [f"in {call}: rank {', '.join(map(str, sorted(calls[call])))}" for call in calls]
     said = fault.sentence(400) if fault is not None else _text.one_line(sign.text if sign else "")
+    sentence = "The ranks were not in the same collective, or gave it tensors of different sizes."
+    lines = advice.advise(case, "mismatched")
+    if running := _RUNNING.findall(fault.message if fault is not None else said):
+        at = f", at {fault.place}" if fault is not None and fault.place else ""
+        which = ", ".join(f"rank {rank} in {call}" for rank, call in running)
+        sentence = f"The ranks were not in the same collective{at}: {which}."
+        lines = [line for line in lines if "DETAIL" not in line]  # it was on
     evidence = [*([f"it printed: {said}"] if said else told), *_said_of_peers(case)]
     if stack := case.stacks_lines():
         evidence.append(f"{case.who} was at: {'; '.join(stack)}")
-    return Finding(
-        Cause.HANG_BRANCHES,
-        "The ranks were not in the same collective, or gave it tensors of different sizes.",
-        Sure.LIKELY,
-        evidence,
-        advice.advise(case, "mismatched"),
-    )
+    return Finding(Cause.HANG_BRANCHES, sentence, Sure.LIKELY, evidence, lines)
 
 
 def _too_few_batches(case: Case) -> Finding:
@@ -362,7 +380,11 @@ def _timeout(case: Case, named: bool, evidence: list[str]) -> Finding:
             "it was the first collective: none had completed, so NCCL may never have connected"
         )
     lines = advice.advise(case, "timed_out")
-    if named:
+    told = [sign for end in case.ends for sign in end.signs if sign.kind in _TIMEOUTS]
+    if told and all("is_stuck" in sign.details for sign in told):
+        sentence = f"NCCL's watchdog thread of {case.who} was stuck, and its process was ended."
+        lines = advice.advise(case, "stuck")
+    elif named:
         lines = [*advice.lines_of(case, "timed_out_rank"), *lines]
     return Finding(Cause.COLLECTIVE_TIMEOUT, sentence, Sure.LIKELY, evidence, lines)
 
@@ -380,4 +402,7 @@ def _said(end: End) -> str:
     if end.fault is not None:
         return f"{end.name()} raised {end.fault.sentence(240)}"
     sign = end.has(*_TIMEOUTS, *_LOST)
-    return f"{end.name()} printed: {_text.one_line(sign.text, 240)}" if sign else end.name()
+    if sign is None:
+        return end.name()
+    who = "it was" if sign.rank is None and end.rank is not None else end.name()
+    return f"{who} printed: {_text.one_line(sign.text, 240)}"

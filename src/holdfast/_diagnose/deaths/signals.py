@@ -191,6 +191,7 @@ def judge_terminated(case: Case) -> Finding | None:
         return None
     if fault is not None:
         evidence = [f"{case.who} raised {fault.sentence()}, which is SIGINT"]
+        evidence += [f"its handler then raised {fault.then}"] if fault.then else []
     elif sure is Sure.LIKELY and case.end.signal is None:
         evidence = [f"{case.who} left with status {case.end.status}, which stands for {name}"]
     elif told := case.end.has("terminated_line"):

@@ -215,12 +215,13 @@ class Trouble:
     def evidence(self, case: Case) -> list[str]:
         told = []
         if self.fault is not None:
-            told.append(f"{case.who} raised {self.fault.sentence(400)}")
+            told.append(f"{case.who} {self.fault.verb} {self.fault.sentence(400)}")
             told += [f"which came of {_text.one_line(each, 240)}" for each in self.fault.chain[:3]]
             if self.fault.place:
                 told.append(f"at {self.fault.place}")
             if self.fault.then:
-                told.append(f"then its main thread raised {_text.one_line(self.fault.then, 240)}")
+                who = "its main thread" if self.fault.by else "it"
+                told.append(f"then {who} raised {_text.one_line(self.fault.then, 240)}")
         asserted = case.sign("cuda_assert") if self.kind == "cuda_error" else None
         if asserted is not None and asserted is not self.sign:
             told.append(f"its kernel printed: {_text.one_line(asserted.text, 240)}")

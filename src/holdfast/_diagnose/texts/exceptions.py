@@ -10,7 +10,7 @@ from typing import Any
 
 from holdfast import _text
 from holdfast._diagnose.evidence.evidence import Record
-from holdfast._diagnose.texts.python import DISGUISES
+from holdfast._diagnose.texts.python import DISGUISES, OF_FIELDS, shape_of
 from holdfast._diagnose.texts.sign import Sign
 from holdfast._diagnose.texts.signs import is_of_another, read_signs, waits_in_vain
 
@@ -57,11 +57,17 @@ _OF_SETTINGS = re.compile(
     r"(?:world|batch)\w*[ _]?size\b.{0,60}(?:divisible|multiple)|Check batch related parameters"
     r"|is not in the [\w:]+ registry|arguments are not used by the HfArgumentParser"
     r"|Could not override '|is not in struct"
+    r"|validation errors? for \w*(?:Config|Arg|Setting|Param)"
 )
+_NOT_HANDLED = ("cuda_oom", "cuda_error", "host_oom", "cpu_oom", "shm_full", "disk_full", "worker")
 _OF_VICTIMS = ("timeout", "peer_lost")
 _REFERS = re.compile(r"(?i)\bsee (?:the )?(?:inner exception|cause|exception above)")
+_ANSWER_LINES = 30  # between a Ctrl-C and what the script then raised
 _AT_ONCE_LINES = 2  # between two tracebacks: nothing else was printed
 _LAUNCHERS = ("ChildFailedError", "CalledProcessError", "ProcessRaisedException")
+_OF_A_SCRIPT = re.compile(  # it printed itself why it left, or nothing tells
+    r"Command '\['[^']*?\b(?:python[\d.]*|accelerate|torchrun|deepspeed)(?:\.exe)?'.*non-zero"
+)
 _OF_A_SIGNAL = ("SignalException", "SIGTERMException")  # a line of its own says which
 _NO_REASON = ("DeadKernelError", "ActorDiedError", "RayActorError")  # of another process's end
 CHILD_LEFT = re.compile(
@@ -71,6 +77,7 @@ CHILD_LEFT = re.compile(
 # It only says where to look.
 POINTS_ABOVE = re.compile(
     r"(?i)\b(?:see|causes?|errors?|logs?|exceptions?|tracebacks?|stack ?traces?) \(?above\b"
+    r"|\bprevious (?:error|exception|log|message|traceback)"
 )
 # An exception that torch relayed from another process: the original is at the end of the text.
 # Only lines of holdfast about its place come after it.
@@ -79,6 +86,7 @@ _RELAYED = re.compile(
     r"(?!holdfast: )([A-Za-z_][\w.]*: \S.*)",
     re.DOTALL,
 )
+_EMBEDDED = re.compile(r"\n\s*((?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception))(?:\(['\"]|: )(.*)")
 _FRAME = re.compile(r'File "([^"\n]{1,400})", line (\d{1,9}), in ([^\n]{1,200})')
 _NAME = re.compile(r"(Error|Exception|Exit|Interrupt|Warning|Failed)$")
 _TYPE = re.compile(r"([A-Za-z_][\w.]*)(?::\s*(.*))?", re.DOTALL)
@@ -99,6 +107,8 @@ def gist(message: str) -> str:
     first, *more = map(str.strip, lines)
     if "Last error:" in more[:-1]:  # NCCL: its own words, and their cause
         return f"{more[more.index('Last error:') + 1]} ({first})"
+    if OF_FIELDS.search(first):  # of pydantic: each field, and what is wrong with it
+        return f"{first}: {' '.join(line for line in more if not line.startswith('For further'))}"
     if not first.endswith(":"):
         return f"{first} {more[0]}" if more and _CONTRASTS.match(more[0]) else first
     frames = (i for i, line in enumerate(lines[:-1]) if line.lstrip().startswith('File "'))
@@ -106,6 +116,7 @@ def gist(message: str) -> str:
     telling = [line for line in more if not _NO_NEWS.match(line) and line not in code] or more
     parts = [next((line for line in more if line.startswith(part)), "") for part in _PARTS]
     best = next(filter(_STATUS_WORD.match, telling), next(iter(telling), ""))
+    best = ", ".join(line for line in telling if shape_of(line) == shape_of(best))  # a whole list
     return f"{first} {' '.join(filter(None, parts)) or best}".rstrip()
 
 
@@ -144,6 +155,11 @@ class Fault:
         return f"{self.type}: {said}{where}" if said else f"{self.type}{where}"
 
     @property
+    def verb(self) -> str:
+        """What a process did with it: FATAL, or a status of TensorFlow, is no exception."""
+        return "printed" if self.type.isupper() or self.type.islower() else "raised"
+
+    @property
     def is_exit(self) -> bool:
         return self.type == "SystemExit"
 
@@ -174,8 +190,12 @@ class Fault:
             return "cpu_oom"
         # The exception tells more than its cause, if it tells anything.
         whole = f"{self.qualified or self.type}: {self.message}"
-        for said in (whole, *self.chain, f"{whole}\n{self.tail}" if self.tail else ""):
+        chain = [] if "handled" in self.record else self.chain
+        for said in (whole, *chain, f"{whole}\n{self.tail}" if self.tail else ""):
             found = [sign for sign in read_signs(said[:8000]) if sign.kind in KINDS]
+            # Lines below it may be of another rank, if no rank stands before them.
+            if said not in (whole, *chain) and self.record.get("rank") is None:
+                found = [sign for sign in found if KINDS[sign.kind] not in _OF_VICTIMS]
             if found:
                 return kind_of_sign(min(found, key=lambda sign: _ORDER.index(sign.kind)))
         if self._is_lost_in_the_loader():
@@ -214,8 +234,19 @@ class Fault:
         return bool(_OWN.fullmatch(self.type)) and self._is_of_holdfast
 
     @property
+    def inner(self) -> Fault:
+        """The exception that this one only wraps: it repeats its type or its words."""
+        told = _EMBEDDED.search(self.message)
+        line = f"{told[1]}: {told[2]}" if told else next(iter(self.chain), "")
+        first = fault_of_line(line) if line.partition(": ")[2][:60] in self.message else None
+        return self if first is None or not first.message else first
+
+    @property
     def is_configuration(self) -> bool:
         """Whether it would happen again at every start."""
+        is_late = self.is_before_first_step is False
+        if (inner := self.inner) is not self and not is_late and inner.is_configuration:
+            return True
         if self.is_own and self.is_before_first_step is None:
             return True
         is_of_settings = _NOT_EVEN_LOADED.fullmatch(self.type) or _OF_SETTINGS.search(self.message)
@@ -253,6 +284,7 @@ def _given_on(message: str) -> list[list[Any]]:
 
 def fault_of_signs(signs: Iterable[Sign]) -> Fault | None:
     """The last printed exception that does not only report the failure of another process."""
+    signs = list(signs)
     found = [sign for sign in signs if sign.kind == "python_exception"]
     # One of another thread or process ends the script only if the script raises it.
     found.sort(key=lambda sign: not is_of_another(sign))
@@ -262,7 +294,10 @@ def fault_of_signs(signs: Iterable[Sign]) -> Fault | None:
         if fault is None:
             continue
         if _is_own(fault):
-            return cause_before(fault, found)
+            first = (sign.details.get("lines") or [sign.line])[0]
+            after = (first - s.line for s in signs if _asks(s) and s.rank == sign.rank)
+            is_asked = any(0 < lines < _ANSWER_LINES for lines in after)
+            return _interrupted(fault) if is_asked else cause_before(fault, found)
         last = last or fault  # another rank may have printed the cause into the same log
     return last
 
@@ -340,20 +375,40 @@ def _fault_of_sign(sign: Sign) -> Fault | None:
     message = _text.text(sign.details.get("message"))
     if not name or name in (*_OF_A_SIGNAL, *_NO_REASON):
         return None
-    if name in _LAUNCHERS and not CHILD_LEFT.search(message):
-        return None
     tail, chain = sign.details.get("frames_tail"), sign.details.get("chain")
+    more: Record = {k: sign.details[k] for k in ("is_late", "handled") if k in sign.details}
+    is_told = CHILD_LEFT.search(message) and not _OF_A_SCRIPT.search(message)
+    if name in _LAUNCHERS and not is_told:
+        return None
     found = Fault(
         type=name,
         message=message,
         qualified=_text.text(sign.details.get("type")),
         chain=[t for t in chain if isinstance(t, str)] if isinstance(chain, list) else [],
         place=_place(tail),
-        record={"frames": tail, "is_late": sign.details.get("is_late")},
+        record={"frames": tail, "rank": sign.rank, **more},
         tail=_text.text(sign.details.get("tail")),
         by=next((f"{k} {d[k]}" for k in ("thread", "process") if (d := sign.details).get(k)), ""),
     )
+    if "KeyboardInterrupt" in found.chain:
+        return _interrupted(found)
+    first = fault_of_line(found.chain[0]) if "handled" in more and found.chain else None
+    if first is not None and first.kind in _NOT_HANDLED and first.kind != found.kind:
+        place, said = _place(more["handled"]), found.sentence()  # a save in need failed, too
+        return replace(first, place=place, record=found.record, then=said)
     return _before_the_loss(found)
+
+
+def _asks(sign: Sign) -> bool:
+    return sign.kind == "terminated_line" and sign.details.get("signal") == 2
+
+
+def _interrupted(fault: Fault) -> Fault:
+    """What the script raised because of a Ctrl-C."""
+    if fault.kind == "interrupt":
+        return fault
+    said = fault.sentence()
+    return replace(fault, type="KeyboardInterrupt", message="", tail="", chain=[], then=said)
 
 
 def fault_of_line(line: str) -> Fault | None:

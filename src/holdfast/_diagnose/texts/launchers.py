@@ -50,6 +50,9 @@ _EXITS = {
     # The status of any other launcher: that of a signal, at the end of a line. Prose has others.
     **{f"xit{w}": f"xit{w}{_SIGNAL_STATUS}" for w in (" code", " Code", " status", "code")},
     "Process name: [[": r"Process name: \[\[\d+,\d+\],(?P<rank>\d{1,6})\]",
+    "exited: ": r"\bexited: \S+ \((?:exit status (?P<code>\d{1,3})|terminated by (?P<name>SIG\w+))"
+    r"(?: \(core dumped\))?; not expected\)",  # supervisord's
+    "exit status 32212": r"exit status (?P<code>32212\d{5})\b",  # of Windows
     "make: *** [": r"make: \*\*\* \[.*\] Error (?P<code>\d{1,3})$",
     "died with <Signals.": r"died with <Signals\.\w+: (?P<signal>\d{1,2})>",
     " exited on signal ": r"process rank (?P<rank>\d{1,6}) (?:.* on node (?P<node>\S{1,200}) )?.*"
@@ -63,7 +66,9 @@ _EXITS = {
     r"(?P<code>1(?:29|3\d|4[0-3])|-107374\d{4})\b",
     "command terminated with exit code ": r"command terminated with exit code (?P<code>\d{1,3})\b",
 }
+_OF_A_STOP = re.compile(r"Exit Code: +(?:0|137|143)$")
 _RUNNING_AT = re.compile(r"RANK (?P<rank>\d{1,6}) PID \d+ RUNNING AT (?P<node>\S+)")
+_CODE_BELOW = re.compile(r"\s*Exit code: +(?P<code>\d{1,3})$")  # of Open MPI
 # Statuses of Windows: access violation, illegal instruction, integer division, stack overrun.
 _OF_WINDOWS = {-1073741819: -11, -1073741795: -4, -1073741676: -8, -1073740791: -6}
 _MOST_SUMMARIES = 4  # one of each attempt, in a log that several have written to
@@ -99,14 +104,20 @@ def read_launchers(text: Text, exceptions: list[Sign]) -> Iterator[Sign]:
             yield make_sign("torchrun_summary", line, {**details, "launcher": "spawn"}, rank)
 
     for needle, shape in _EXITS.items():
-        for line in text.hits(needle):
+        lines = list(text.hits(needle))
+        if needle == "Exit Code:" and (own := [s for s in lines if not _OF_A_STOP.search(s.text)]):
+            lines = own  # of other containers of the pod, which were ended with it
+        for line in lines:
             match = re.search(shape, line.text)
             if match is not None:
                 place = _RUNNING_AT.search(next(text.before(line, 1), line).text)
+                below = _CODE_BELOW.match(next(text.after(line, 1), line).text)
                 found = match.groupdict() | (place.groupdict() if place else {})
+                found |= below.groupdict() if below else {}
                 of = int(found["rank"]) if found.get("rank") else None
-                code = -int(found["signal"]) if found.get("signal") else int(found.get("code", 1))
-                code = _OF_WINDOWS.get(code, code)
+                code = -int(found["signal"]) if found.get("signal") else int(found.get("code") or 1)
+                code = -_number(found["name"]) if found.get("name") else code
+                code = _OF_WINDOWS.get(code - (1 << 32 if code > 1 << 31 else 0), code)
                 node = {"node": found["node"]} if found.get("node") else {}
                 yield make_sign("launcher_exit", line, {"exitcode": code, **node}, of)
 

@@ -25,8 +25,24 @@ _SIGNALS = {
     **{"segfault": 11, "Segfault": 11, "bus error": 7, "illegal operation": 4, "^C": 2},
 }
 
+# A notice of a cloud or a scheduler has three words: what takes the machine, what it does, and that
+# it does so now. Settings and handlers that are ready for it lack the third, or have one of these.
+_NOTICE = (
+    r"(?i)^(?!.*\b(?:no|not|any|if|when(?:ever)?|unless|waiting|watching|polling|requests?|sequence"
+    r"|may|might|could|likely|indicates|kv|memory|cache|example)\b"
+    r"|.*(?:handler|listener|hook|callback|monitor|watcher)\w* (?:(?:is|was|has been) )?"
+    r"(?:installed|registered|enabled|set|started|initiali[sz]ed|ready|running|active))"
+    r"(?=.*\b(?:spot|preempt\w*|itn|instance|node|vm|machine|host|capacity)\b)"
+    r"(?=.*\b(?:notice|notification|itn|(?-i:warning)|interrupt\w*|terminat\w*|shut\w* ?down"
+    r"|reclaim\w*|preempt\w*|deallocat\w*|evict\w*|signal)\b)"
+    r"(?=.*\b(?:received|detected|caught|got|issued|imminent|to accommodate|by (?:a )?higher"
+    r"|(?:cluster|instance|node|vm|job) is preempt\w+"
+    r"|in (?:less than )?\d+ ?s\w*|(?:will be|being|been|was|were) \w*(?:rupt|minat|claim|shut"
+    r"|stopp|delet|evict|empt|alloca)\w*)\b)"
+    r".*«{}»"
+)
 # The kernel's victim was another one.
-_OF_A_DAEMON = re.compile(r"Killed process \d+ \((?:mysql|postgres|mongo|redis|chrom|Xorg|gnome)")
+_OF_A_DAEMON = re.compile(r"Kill\w* process \d+ \((?:mysql|postgres|mongo|redis|chrom|Xorg|gnome)")
 _TABLE: dict[str, tuple[str, ...]] = {
     # -- SLURM; PBS, LSF, Grid Engine, YARN, Kubernetes, clouds and systemd say the same
     "slurm_oom": (
@@ -74,7 +90,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *(r"\) [\d/:. -]+ «Job was evicted.»", r"Preempted\s.*«Preempted by »"),
         *("this job is preempted", "SIGTERM caught at ", "in response to imminent node shutdown"),
         r"Member \S+ «has received termination notice»",
-        r"\b(?i:cluster|instance|node|VM|job) (?:is|was|has been) «preempted»",
+        *(_NOTICE.format(word) for word in ("Spot", "spot", "reempt", "REEMPT", "eclaim", "ITN")),
         r"^(?!.*\b(?:no|No|not|any)\b).*[Ii]«nterruption »(?:notice|warn)",
         r"instance«-action»\W.*(?:terminate|stop|hibernate)\b",  # of AWS
         r"\W«EventType»\W+Preempt\b",  # of Azure
@@ -88,6 +104,11 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *(r"^(?P<_name>«^C»)", r"SignalException: Process \d+ «got signal: »(?P<signal>\d+)"),
         *(r"^(?:[\w.]+\.)?«SIGTERMException»$", r"Received (?P<signal>\d{1,2})« death signal»"),
         *("Detected KeyboardInterrupt, attempting graceful shutdown", "ERROR: InterruptException"),
+        *(
+            rf"(?i)^(?! {{4}}|.*\b(?:press|use|send|hit|if|when|to stop|will)\b).*«{word}».*"
+            r"\b(?:ending|stopp|exit|sav|shut|quit|abort|caught|received|detected|by user)"
+            for word in ("eyboardInterrupt", "eyboard Interrupt", "eyboard int")
+        ),
         r"failed (?:live|readi|start)\w+« probe, will be restarted»",
         r"Received (?:Signals\.)?SIG(?P<_name>TERM|INT|HUP)« death signal»",
     ),
@@ -121,6 +142,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "kernel_oom": (
         r"«Killed process »(?P<pid>\d+) \((?P<comm>[^)]*)\)(?:.*?anon-rss:(?P<_rss>\d+)kB)?"
         r"(?:.*?shmem-rss:(?P<_shmem>\d+)kB)?",
+        r"out of memory: «Kill process »(?P<pid>\d+) \((?P<comm>[^)]*)\)(?P<_rss>)",  # older
     ),
     "kernel_segfault": (
         r"(?P<comm>[^\[\s]+)\[(?P<pid>\d+)\]: «segfault at »(?P<address>\w+).*?(?: in "
@@ -271,8 +293,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"(?P<elements>\d+))?[^)]*?Timeout\(ms\)=(?P<timeout_ms>\d+)\) ran for (?P<ran_ms>\d+) "
         "milliseconds",
         r"(?:Rank (?P<rank>\d+)\] )?«Watchdog caught collective operation timeout»",
-        r"(?:Rank (?P<rank>\d+)\][^\]]{0,120})?«Heartbeat monitor timed out»",
-        r"(?:Rank (?P<rank>\d+)\][^\]]{0,120})?«watchdog got stuck for»",
+        r"(?:Rank (?P<rank>\d+)\][^\]]{0,120})?(?P<is_stuck>«Heartbeat monitor timed out»)",
+        r"(?:Rank (?P<rank>\d+)\][^\]]{0,120})?(?P<is_stuck>«watchdog got stuck for»)",
     ),
     "nccl_progress": (
         r"(?:Rank (?P<rank>\d+)\][^\]]{0,120})? at (?:NCCL )?work(?: sequence id)?: (?P<at>\d+),?"
@@ -311,6 +333,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *("Failed to send RPC to coordination service", "Aborting RingReduce with Unavailable"),
         r"Task /job:\w+/replica:\d+/task:(?P<_names>\d+)« heartbeat timeout»",
         *("peer process has unexpectedly disconnected", "Unavailable: Socket closed"),
+        r"\b(?:communicator|[Cc]ollective|[Pp]rocess group)\b.*(?:was|been|is)« aborted»\b",
         "ORTE has lost communication with a remote daemon",
         "(?:Error|infeed|outfeed|UNAVAILABLE): «Socket closed»",
         "Unavailable(?:Error)?\\b.*«Stream removed»",
@@ -348,6 +371,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"DataLoader worker \(pid(?:\(s\))? (?P<pid>[\d, ]+)\) «is killed by signal: »"
         "(?P<signal_name>[A-Za-z /]+)",
         r"Unexpected (?P<signal_name>[a-z -]+)« encountered in worker»",
+        r"«exit codes of the workers are {».*?(?P<signal_name>SIG\w+)\(",  # joblib's
     ),
     "worker_exited": (
         r"DataLoader worker \(pid(?:\(s\))? (?P<pid>[\d, ]+)\) «exited unexpectedly»(?: with exit "
@@ -446,7 +470,7 @@ def sign_of(row: Pattern, line: Line) -> Sign | None:
         details.update(what=what[:200], is_hardware=bool(HARDWARE.search(line.text)))
     else:
         details.update(_more(match))
-    if "KeyboardInterrupt" in match[0] or "InterruptException" in match[0]:
+    if re.search("(?i)keyboard ?interrupt|InterruptException", match[0]):
         details["signal"] = 2
     rank = details.pop("rank", None)
     return make_sign(row.kind, line, details, rank if isinstance(rank, int) else line.rank)
@@ -490,9 +514,9 @@ _UNITS = {
 }
 _SIZE = r"([\d.]+) ?([KMGT]?i?B|bytes)"
 _FIGURES = {
-    "tried": rf"[Tt]r(?:ied|ying) to allocate {_SIZE}",
+    "tried": rf"[Tt]r(?:ied|ying) to allocate {_SIZE}|Requested memory: ([\d.]+)()",
     "total": rf"total capac(?:i)?ty of {_SIZE}|; {_SIZE} total capacity",
-    "free": rf"of which {_SIZE} is free|; {_SIZE} free",
+    "free": rf"of which {_SIZE} is free|; {_SIZE} free|Free memory: ([\d.]+)()",
     "in_use": rf"this process has {_SIZE} memory in use",
     "allocated": rf"{_SIZE} is allocated by PyTorch|; {_SIZE} already allocated",
     "reserved_unallocated": rf"{_SIZE} is reserved by PyTorch but unallocated",

@@ -35,17 +35,23 @@ _GOES_ON = re.compile(
     r"nccl\w+: |Last error|CUDA kernel errors|For debugging|Compile with|Node:|Detected at"
     r"|Hint|Collectives differ|\(\d+\) |Exception raised from|Parameter (?:at|indices|which)"
     r"|making sure all|Please |[Bb]ut |In addition|If you|BufferAssignment|\[\[|Device-side assert"
+    r"|- |Peak buffers"
 )
+OF_FIELDS = re.compile(r"^\d+ validation errors? for \S+$")
+_A_FIELD = re.compile(r"[\w.\[\]-]+\s*")
 # Lines that belong to nothing above them.
 _NEW = re.compile(
     r"\[?[IWEF]\d{4} |holdfast: |srun: |slurmstepd: |Exception (?:in thread|ignored)|Process \S+:$"
     r"|=====|wandb: |-- Process |Fatal Python error|terminate called"
 )
+_IN_A_HANDLER = "During handling of the above exception, another exception occurred:"
 _LINKS = (
     "The above exception was the direct cause of the following exception:",
-    "During handling of the above exception, another exception occurred:",
+    _IN_A_HANDLER,
 )
-_CAUGHT = re.compile(r"Caught (\S+) in (DataLoader worker process|\w+ rank|replica) (\d+)")
+_CAUGHT = re.compile(
+    r"Caught (\S+) in (DataLoader worker process|\w+ rank|replica|pin memory thread for \w+) (\d+)"
+)
 _LOADER_FILES = (
     *("torch/utils/data/", "torch/multiprocessing/", "multiprocessing/resource_sharer"),
     "multiprocessing/connection.py",  # the other end of a pipe between processes
@@ -64,7 +70,7 @@ _BARE = re.compile(
 )
 _STATUS = re.compile(r"\(\d\)\s+([A-Z][A-Z_]{5,}):\s+(\S.*)")  # of TensorFlow
 _CALLED = re.compile(r"([A-Z]\w*(?:Error|Exception))\((['\"].*)\)")  # as Hydra prints it
-_FATAL = re.compile(r"(?:.{0,40}\W)?(FATAL|[Ff]atal)(?: error)?\]?:? +(\S.*)")
+_FATAL = re.compile(r"(?:.{0,40}[^\w\s]\s*)?(FATAL|[Ff]atal)(?: error)?\]?:? +(\S.*)")
 # What bash and env say of a line of a script. A signal is told otherwise.
 _OF_SHELL = re.compile(
     r"-?(?:\S+: line \d+|\S+\.sh: \d+|(?:\S*/)?(?:(?:ba|z|da)?sh|env)(?:: \d+)?): "
@@ -210,12 +216,14 @@ def tracebacks(text: Text) -> list[Traceback]:
             one.details["outermost"] = before.frames[0][2] if before.frames else ""
             one.chain = before.chain
             found.remove(before)
-        elif before is not None and _is_linked(text, before, one):
+        elif before is not None and (link := _link_between(text, before, one)):
             if before.sentence == one.sentence:  # of another process: its frames tell the place
                 one.details["outermost"] = one.frames[0][2] if one.frames else ""
                 one.frames, one.chain = before.frames, before.chain
             else:
                 one.chain = [before.sentence, *before.chain][:10]
+                if link == _IN_A_HANDLER:
+                    one.details["handled"] = [list(frame) for frame in before.frames]
             one.details["lines"][0] = before.details.get("lines", one.details["lines"])[0]
             found.remove(before)
         if before is not None and before not in found:
@@ -258,7 +266,8 @@ def _read(text: Text, head: Line) -> Traceback | None:
             frames.append((file, int(frame[2]), (frame[3] or "").strip()))
             continue
         if cell and (frame := _CELL_FRAME.match(body)):
-            frames.append((frame[1] or "cell", int(frame[2]), frame[3] or "<module>"))
+            file = frame[1] or body[: frame.start(2)].strip(" :,").removesuffix(", line")
+            frames.append((file, int(frame[2]), frame[3] or "<module>"))
             continue
         if body.startswith((" ", "\t")) or not body.strip():
             if not body.strip() and frames:
@@ -328,7 +337,9 @@ def _finish(
         is_inside = body.startswith((" ", "\t", "Set TORCH_LOGS", "You can suppress this"))
         # A line at the margin or below a blank one ends it, unless the one before announces more.
         if not is_inside and not _ANNOUNCES.search(said[-1]):
-            is_over = is_over or bool(blanks) or not _GOES_ON.match(body)
+            is_listed = len(said) > 1 and shape_of(body.strip()) == shape_of(said[-1])
+            is_listed |= bool(OF_FIELDS.search(said[0]) and _A_FIELD.fullmatch(body))
+            is_over = is_over or bool(blanks) or not (is_listed or _GOES_ON.match(body))
         if is_inside and _FRAME.match(body) and "most recent call last" not in "".join(said):
             is_over = True
         blanks = 0
@@ -395,14 +406,14 @@ def _is_what_was_given_on(before: Traceback, one: Traceback) -> bool:
     return "rank" in one.details and before.type.endswith("ProcessRaisedException")
 
 
-def _is_linked(text: Text, before: Traceback, one: Traceback) -> bool:
+def _link_between(text: Text, before: Traceback, one: Traceback) -> str:
     for line in text.before(one.head, 6):
         if line.start <= before.last.start:
-            return False
-        said = _BAR.sub("", line.text, count=1).strip()
-        if said in _LINKS or line.text.strip() in _LINKS:
-            return True
-    return False
+            return ""
+        for said in (line.text.strip(), _BAR.sub("", line.text, count=1).strip()):
+            if said in _LINKS:
+                return said
+    return ""
 
 
 def _signs_of(found: Traceback) -> Iterator[Sign]:
@@ -462,6 +473,11 @@ def _at_prompt(text: Text, line: Line) -> Sign:
     place = next((each for each in places if each), None)
     frames = [[place[1], int(place[2]), place[3]]] if place else []
     return _sign_alone(line, "BdbQuit", "", frames)
+
+
+def shape_of(line: str) -> str:
+    """A line without its numbers: the items of a list differ in them."""
+    return re.sub(r"\d+", "0", line)
 
 
 def _is_a_name(word: str) -> bool:

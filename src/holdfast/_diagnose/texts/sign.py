@@ -86,8 +86,41 @@ _NOT_FINITE = re.compile(r"[:=(] ?[+-]?(?:nan|inf)\b", re.I)
 _ERRORS = re.compile(r"Error|Exception|Traceback|File \"|[Oo]ut of memory")
 _MOST_BAD = 2  # figures up to the end that are not numbers
 
+# docker compose, and kubectl logs --prefix.
+_SERVICE = re.compile(r"(?m)^(\[pod/[^\]\n]{1,200}\]|[\w.-]{1,60}[-_]\d{1,4}(?= +\| ))(.*)")
+_SERVICE_END = re.compile(r"(?m)^([\w.-]{1,60}) exited with code (\d{1,3})")
+_OF_A_STOP = ("0", "137", "143")  # statuses of services that are stopped with another one
+_ENDS_READ = 1 << 16
+_SHARE = 0.2  # of the lines of progress of the service that has most: it trains, too
+
 Count = tuple[float, float, float]
 _NONE = (0.0, 0.0, 0.0)
+
+
+def of_training(text: str) -> str:
+    """Of several services in one log, the lines of those that train, or else that failed."""
+    if len({found[1] for found in _SERVICE.finditer(text[-_ENDS_READ:])}) < 2:
+        return text
+    steps: dict[str, int] = {}
+    ends = dict(_SERVICE_END.findall(text))
+    failed = {name for name, code in ends.items() if code not in _OF_A_STOP}
+    for name, said in _SERVICE.findall(text):
+        steps[name] = steps.get(name, 0) + bool(_WORD.search(said) and _count(said))
+        if name not in ends and "Traceback" in said:
+            failed.add(name)
+    most = max(steps.values())
+    trained = {_kind_of(name) for name in steps if steps[name] > most * _SHARE}
+    others = {name for name in steps if trained and _kind_of(name) not in trained} - failed
+    if not trained and set(ends.values()) != {"0"}:
+        others = {name for name, code in ends.items() if code == "0"}
+    names = "|".join(map(re.escape, others)) or "(?!)"
+    shape = rf"(?m)^(?:[\w.]+[-_])?(?:{names})(?= +\| | exited|(?<=\]) ).*"
+    return re.sub(shape, "", text).rstrip("\n") + "\n"  # empty lines keep the numbers of others
+
+
+def _kind_of(service: str) -> str:
+    """Without the number of a replica; of a pod, its container."""
+    return service.rpartition("/")[2].rstrip("0123456789")
 
 
 class Mark(NamedTuple):

@@ -28,7 +28,7 @@ from holdfast._diagnose.texts.launchers import read_launchers, read_system
 from holdfast._diagnose.texts.lines import Text
 from holdfast._diagnose.texts.patterns import PATTERNS, sign_of
 from holdfast._diagnose.texts.python import read_last_lines, read_python
-from holdfast._diagnose.texts.sign import Marks, Sign, make_sign
+from holdfast._diagnose.texts.sign import Marks, Sign, make_sign, of_training
 from holdfast._diagnose.texts.stack_dump import read_stacks
 
 __all__ = ["IN_VAIN", "Sign", "culprits_of", "read_signs", "was_caught"]
@@ -88,6 +88,8 @@ def read_signs(text: str, first_line: int = 1) -> list[Sign]:
     if _ESCAPED in text:
         text = _JSON_LINE.sub(_unescaped, text)
     whole = Text(text, first_line)
+    if (trained := of_training(whole.whole)) is not whole.whole:
+        whole = Text(trained, first_line)
     found = list(read_python(whole))
     found += read_launchers(whole, [each for each in found if each.kind == "python_exception"])
     found += read_system(whole)
@@ -133,7 +135,7 @@ def _last_words(text: Text, marks: Marks) -> list[Sign]:
 
 def _unescaped(line: re.Match[str]) -> str:
     """A line of a log in JSON, with its traceback as Python printed it."""
-    parts = re.sub(r'(?<!\\)"', '\n"', line[0])
+    parts = re.sub(r'(?<!\\)"', "\n", line[0])
     return parts.replace("\\n", "\n").replace('\\"', '"')
 
 
