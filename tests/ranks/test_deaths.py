@@ -79,7 +79,7 @@ def test_kill_9_of_all_ranks_at_once(jobs, undisturbed):
     step = wait_until(lambda: checkpoint_steps(jobs.folder), 10, "the checkpoint")[-1]
     _check_goes_on(jobs, undisturbed, step)
     found = [jobs.post_mortem(rank).get("status") for rank in range(2)]
-    assert found == [-9, -9], jobs.events()
+    assert found == [-9, -9], journal_events(jobs.folder)
 
 
 def test_a_rank_that_is_killed_once_it_was_told_to_leave_has_not_left(jobs):
