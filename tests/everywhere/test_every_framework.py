@@ -85,10 +85,11 @@ def test_a_training_bears_every_case(training, frameworks, tmp_path, subtests):
         for folder in (undisturbed, interrupted):
             # By name: a stop at the last step leaves two of that step, one from each attempt.
             made = journal_events(folder, "checkpoint")
-            best, *newest = sorted(each.name for each in (folder / "checkpoints").glob("step-*"))
-            assert newest == sorted(each["name"] for each in made[-2:])
-            (kept,) = (each for each in made if each["name"] == best)
-            assert (kept["step"], made[-1]["step"]) == (PER_EPOCH, TOTAL)
+            there = sorted(each.name for each in (folder / "checkpoints").glob("step-*"))
+            best = next(each for each in made if each["name"] == there[0])
+            assert (best["step"], made[-1]["step"]) == (PER_EPOCH, TOTAL)
+            # On a slow disk only two are made: the best is one of the last two then.
+            assert there == sorted({best["name"], *(each["name"] for each in made[-2:])})
         assert stored_first(undisturbed) == stored_first(interrupted)
     shutil.copytree(undisturbed, project / task.FOLDER)
     framework = FRAMEWORK_OF[training]
