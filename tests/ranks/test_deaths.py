@@ -9,7 +9,7 @@ import time
 import pytest
 
 from holdfast._store.folder.layout import RunLayout
-from tests.support import checkpoint_steps, keepers, wait_until
+from tests.support import checkpoint_steps, journal_events, keepers, wait_until
 
 _TOTAL = 400  # so many that it is still at it when a test acts, however slow the machine is
 _SOON_SECONDS = 5.0
