@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from holdfast import _text as words
@@ -23,6 +23,7 @@ from holdfast._environment.processes.activity import (
     computes,
     debugger_of,
     held_thread,
+    loop_of,
     tracer_of,
     unread_of,
 )
@@ -294,6 +295,11 @@ def _computing(look: Record, standing: ThreadStanding) -> Held:
     cores = words.real(trainer_of(look).get("cpu")) or 0.0
     at = standing.at
     inside = f" in {standing.call}" if standing.call else ""
+    if lines := loop_of(look):
+        said = f"computes{inside}{_at_lines(standing, lines)} with {cores:.1f} cores"
+        said = f"{said} and does not leave that {'call' if standing.call else 'function'}"
+        hint = "See whether that loop can end, and what its condition depends on"
+        return Held(Cause.HANG_COMPUTING, said, Sure.LIKELY, standing, _state(look), hint)
     if main_thread(trainer_of(look)).get("moved") is True:
         said = f"is at work{inside}{at} ({cores:.1f} cores)"
         hint = f"See where it spends its time: py-spy top --pid {trainer_of(look).get('pid')}"
@@ -305,6 +311,16 @@ def _computing(look: Record, standing: ThreadStanding) -> Held:
     said = f"computes{inside}{at} with {cores:.1f} cores and does not leave that line"
     hint = "See whether that call can end: a loop without an end, a size that exploded"
     return Held(Cause.HANG_COMPUTING, said, Sure.LIKELY, standing, _state(look), hint)
+
+
+def _at_lines(standing: ThreadStanding, lines: list[int]) -> str:
+    """As ` at train.py:9 and 10 in project()`; of many lines the first and the last."""
+    place, seen = standing.place, sorted(set(lines))
+    if place is None or standing.call or len(seen) < 2:
+        return standing.at
+    shown = f" and {seen[1]}" if len(seen) == 2 else f" to {seen[-1]}"
+    first = replace(place, line=seen[0])
+    return f" at {first.short}{shown}" + (f" in {place.function}" if place.function else "")
 
 
 def _at_lock(look: Record, standing: ThreadStanding) -> Held:
