@@ -103,6 +103,8 @@ def _what_holds(look: Record) -> Held:
         return _computing(look, standing)
     if standing.kind in ("lock", "queue", "event", "join"):
         return _at_lock(look, standing)
+    if (dead := _in_vain(look, standing)) is not None:
+        return dead
     if standing.kind == "child":
         return _on_child(look, standing)
     cause = _CAUSES.get(standing.kind, Cause.HANG_CALL)
@@ -325,6 +327,8 @@ def _at_lines(standing: ThreadStanding, lines: list[int]) -> str:
 
 def _at_lock(look: Record, standing: ThreadStanding) -> Held:
     """A lock, an event or a queue: where the other threads stand."""
+    if (dead := _in_vain(look, standing)) is not None:
+        return dead
     others = other_threads(look)
     said, evidence = standing.tell(), _state(look)
     sure = Sure.LIKELY if standing.words.endswith("another thread") else Sure.CERTAIN
@@ -348,8 +352,37 @@ def _at_lock(look: Record, standing: ThreadStanding) -> Held:
         )
     else:
         said = f"{said}, and no other thread of it works"
-        hint = "The thread that was to end that wait has ended or never began: give it a timeout"
+        party = "process" if _is_between_processes(standing) else "thread"
+        hint = f"The {party} that was to end that wait has ended or never began: give it a timeout"
     return Held(Cause.HANG_LOCK, said, sure, standing, evidence, hint)
+
+
+def _is_between_processes(standing: ThreadStanding) -> bool:
+    return standing.kind == "pipe" or standing.words.endswith("between processes")
+
+
+def _in_vain(look: Record, standing: ThreadStanding) -> Held | None:
+    """A wait for another process, of which a child has died."""
+    if not _is_between_processes(standing):
+        return None
+    dead = [each for each in words.records(look.get("processes"))[1:] if each.get("state") == "Z"]
+    # A child that has left with status 0 had no more to send: then any other one counts first.
+    dead.sort(key=lambda each: words.whole(each.get("ended")) == 0)
+    if not dead:
+        return None
+    told = [f"{_pid(each)} {_tell_end(words.whole(each.get('ended')))}" for each in dead]
+    said = f"{standing.tell()}, and {told[0]}"
+    hint = "See why that process ended: if it was to send what is awaited, the wait has no end"
+    evidence = [*told[:_MOST_WORKERS], *_state(look)]
+    return Held(Cause.HANG_LOCK, said, Sure.LIKELY, standing, evidence, hint)
+
+
+def _tell_end(status: int | None) -> str:
+    if not status:  # 0 is also shown to a process that may not know
+        return "has ended"
+    if number := status & 0x7F:
+        return f"was killed by {words.signal_name(-number) or f'signal {number}'}"
+    return f"has ended with status {status >> 8}"
 
 
 def _on_child(look: Record, standing: ThreadStanding) -> Held:

@@ -335,6 +335,7 @@ class _Look:
             "major_faults": after.major_faults - before.major_faults,
             "threads_count": len(after.threads),
             "stacks_error": dump.error,
+            "ended": after.ended,
             "threads": self._threads(before, after, window),
         }
 
