@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from holdfast._environment.processes import inspect as looks
-from holdfast._environment.processes.activity import Activity, activity_of
+from holdfast._environment.processes.activity import Activity, activity_of, loop_of
 from tests.ordinary_user import as_user, home_of_user, why_no_user
 from tests.processes.looking import LOCKED, line_of, main_thread
+from tests.support import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")
 
@@ -140,3 +141,21 @@ def test_an_ordinary_user_sees_his_own_and_of_others_why_not(child, tmp_path):
                 own.kill()
     assert (record["by"], record["stacks_error"]) == ("py-spy", None)
     assert main_thread(record)["frames"][0]["file"] == "<string>"
+
+
+def test_a_loop_over_two_lines_is_seen_in_its_function(child):
+    pid = child(
+        """
+        def project(x):
+            while abs(x - 0.5) > 1e-9:
+                x = 1.0 - x
+        print("ready")
+        project(0.25)
+        """
+    ).pid
+    looker = looks.Looker(pid)
+
+    def lines() -> set[int]:
+        return set(loop_of(looker.look()))
+
+    wait_until(lambda: lines() == {3, 4}, 60, "both lines of the loop")

@@ -358,3 +358,33 @@ def test_whatever_a_look_holds_there_is_an_answer():
         record = spoil(ranks(*dice.sample(whole, 2)))
         found = explain_strictly(record if isinstance(record, dict) else {"looks": [record]})
         assert found.sentence.endswith(".")
+
+
+QUEUE = (
+    "py/multiprocessing/connection.py:395 Connection._recv",
+    "py/multiprocessing/queues.py:103 Queue.get",
+)
+
+
+@pytest.mark.parametrize(
+    ("ended", "told"),
+    [
+        (9, "its process (pid 787) was killed by SIGKILL"),
+        (256, "its process (pid 787) has ended with status 1"),
+        (None, "its process (pid 787) has ended"),
+    ],
+)
+def test_a_wait_for_a_process_names_the_child_that_has_died(ended, told):
+    main = thread(*QUEUE, "train.py:22 step", wchan="anon_pipe_read")
+    left = process(786, state="Z", ended=0)  # it had done its work
+    found = explain_strictly(look(process(100, main), left, process(787, state="Z", ended=ended)))
+    assert found.cause is Cause.HANG_LOCK
+    assert found.sure is Sure.LIKELY
+    assert f"a queue between processes at train.py:22 in step(), and {told}. See" in found.sentence
+    assert "thread" not in found.sentence
+
+
+def test_without_a_child_the_process_that_was_to_end_the_wait_is_missing():
+    main = thread(*QUEUE, "train.py:22 step", wchan="anon_pipe_read")
+    found = explain_strictly(look(process(100, main)))
+    assert "The process that was to end that wait has ended or never began" in found.sentence

@@ -16,6 +16,7 @@ from tests.unit.hang_looks import (
     LOADER,
     LOADER_WORKER,
     alone,
+    collective,
     look,
     process,
     thread,
@@ -25,6 +26,11 @@ from tests.unit.why_evidence import GB, NOW
 Record = dict[str, Any]
 
 WORKING = look(process(100, thread("train.py:9 step", moved=True), cpu=0.9), boundary_age=0.02)
+# It waits for a processor for a third of the time.
+WAITING = {
+    "processes": [process(100, thread("train.py:9 step", moved=True, waits=0.33), cpu=0.6)],
+}
+LOOP = ("train.py:10 project", "train.py:19 main")
 STUCK = alone("train.py:10 two")
 
 
@@ -290,7 +296,7 @@ def test_twenty_times_slower_is_slow_though_it_has_been_so_for_long():
     ("seen", "beat", "told"),
     [
         ({"cpu_quota": {"cores": 0.5, "throttled": 0.93}}, {}, "may use 0.5 cores"),
-        ({"load": 52.0, "cores": 4}, {}, "a load of 52 on 4 cores"),
+        ({**WAITING, "load": 52.0, "cores": 4}, {}, "a load of 52 on 4 cores"),
         ({}, {"straggler": {"rank": 3, "host": "n7", "seconds": 0.4}}, "rank 3 on n7 comes 400 ms"),
     ],
 )
@@ -307,3 +313,66 @@ def test_the_straggler_that_only_the_journal_has_is_named():
     evidence = live(WORKING, pace={"now": 0.9})
     evidence.journal = [{"event": "straggler", "rank": 2, "seconds": 0.3}]
     assert "rank 2 comes 300 ms later" in judge_strictly(evidence).sentence
+
+
+def test_a_load_is_no_reason_for_one_that_sleeps():
+    """It reads a record per second: that is what takes the time."""
+    main = thread("train.py:8 read", wchan="anon_pipe_read", call="read", call_path="/data/t.bin")
+    seen = look(process(100, main), boundary_age=0.5, load=14.0)
+    verdict = judge_strictly(live(seen, pace={"usual": 0.02, "now": 1.0}))
+    assert verdict.cause is Cause.SLOW
+    assert verdict.sentence.endswith(
+        "; it waits for a message of another process (/data/t.bin) at train.py:8 in read(). "
+        "See what the other process does, and give the wait a timeout."
+    )
+    assert "load" not in "".join(verdict.evidence)
+
+
+def test_a_rank_that_waits_for_the_others_is_no_reason():
+    main = thread(*collective("all_reduce", 24))
+    seen = look(process(100, main), boundary_age=0.5, load=14.0)
+    verdict = judge_strictly(live(seen, pace={"usual": 0.02, "now": 1.0}))
+    assert verdict.sentence.endswith("nothing is seen that would explain it.")
+
+
+def _looping(**more: Any) -> Record:
+    main = thread(*LOOP, state="R", wchan=None, waits=0.63, cpu=0.4, moved=True, lines=[10, 9, 10])
+    seen = look(process(100, main, cpu=0.4, state="R"), boundary_age=99.0, load=14.0)
+    return {**seen, "step_cpu": 58.0, "step_waited": 37.0, **more}
+
+
+def test_one_that_computes_far_more_than_in_a_usual_step_is_not_slow_because_of_others():
+    verdict = judge_strictly(live(_looping()))
+    assert verdict.cause is Cause.SLOW, "the watch has not called it a hang"
+    assert "; it has computed for 58 s in this step, and is now at train.py:10" in verdict.sentence
+    told = "".join([verdict.sentence, *verdict.evidence])
+    assert "load" not in told
+    assert "other processes" not in told
+
+
+def test_one_that_only_waits_for_a_processor_is_slow_because_of_others():
+    verdict = judge_strictly(live(_looping(step_cpu=0.3, step_waited=98.0)))
+    assert verdict.cause is Cause.SLOW
+    assert "it waits for a processor 63% of the time" in verdict.sentence
+
+
+def test_a_loop_over_two_lines_that_the_watch_has_found_is_a_hang():
+    hang = {"began": NOW - 99, "found": NOW - 20, "ended": None, "patience": 8.0, "how": "given"}
+    evidence = live(_looping(), hang={"since": NOW - 99, "cause": "hang-computing"})
+    evidence.hang = {**hang, "cause": "hang-computing", "looks": [_looping()]}
+    verdict = judge_strictly(evidence)
+    assert verdict.cause is Cause.HANG_COMPUTING
+    assert (
+        "it computes at train.py:9 and 10 in project() with 0.4 cores and does not leave that "
+        "function. See whether that loop can end"
+    ) in verdict.sentence
+
+
+def test_ranks_wait_for_one_that_loops_over_two_lines():
+    waiting = {**look(process(99, thread(*collective("all_reduce", 24)))), "rank": 0}
+    hang = {"began": NOW - 99, "found": NOW - 20, "ended": None}
+    evidence = live(waiting, _looping(rank=1), hang={"since": NOW - 99})
+    evidence.hang = {**hang, "cause": "hang-rank", "looks": [waiting, _looping(rank=1)]}
+    verdict = judge_strictly(evidence)
+    assert (verdict.cause, verdict.rank) == (Cause.HANG_RANK, 1)
+    assert "computes at train.py:9 and 10 in project()" in verdict.sentence

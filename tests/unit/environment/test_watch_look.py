@@ -17,7 +17,9 @@ from holdfast._environment.processes.activity import (
     activity_of,
     debugger_of,
     is_frozen,
+    is_same_function,
     is_users,
+    loop_of,
     state_between,
 )
 from holdfast._environment.processes.stacks import _reason, find_pyspy, parse_stacks
@@ -295,3 +297,47 @@ def test_a_read_of_the_standard_input_is_told_from_other_pipes():
     finally:
         process.kill()
         process.communicate()
+
+
+def _loop(*more: dict[str, Any], lines: object = (9, 10), **process: Any) -> dict[str, Any]:
+    main = _thread("/home/a/train.py project", moved=True, lines=lines and list(lines))
+    return _look(_process(1, main, **{"cpu": 0.9, **process}), *more)
+
+
+def test_the_lines_of_a_loop_that_nothing_else_accompanies():
+    assert loop_of(_loop()) == [9, 10]
+    assert activity_of(_loop()) is Activity.MOVING, "how long it may do so is for others to judge"
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        _loop(lines=None),  # it was elsewhere
+        _loop(cpu=0.001),  # it hardly computes
+        _loop(io=10**7),
+        _loop(_process(2, _thread(moved=True), cpu=0.9)),  # a worker gets on
+        {**_loop(), "paused": "pdb"},
+        _look(),
+        {},
+    ],
+)
+def test_what_gets_on_is_no_loop(look):
+    assert loop_of(look) == []
+
+
+@pytest.mark.parametrize(
+    ("later", "is_same"),
+    [
+        ((("project", 10), ("main", 20)), True),
+        ((("project", 9), ("main", 20)), True),
+        ((("other", 9), ("main", 20)), False),
+        ((("project", 9), ("main", 21)), False),
+        ((("main", 20),), False),
+        ((), False),
+    ],
+)
+def test_a_stack_in_the_same_function_differs_only_in_its_innermost_line(later, is_same):
+    def frames(stack: tuple[tuple[str, int], ...]) -> list[dict[str, Any]]:
+        return [{"file": "train.py", "name": name, "line": line} for name, line in stack]
+
+    assert is_same_function(frames((("project", 9), ("main", 20))), frames(later)) is is_same

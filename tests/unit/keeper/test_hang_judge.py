@@ -268,3 +268,91 @@ def test_a_large_look_is_made_to_fit():
     assert len(str(small)) < 100_000
     assert small["processes"][0]["threads"][0]["is_main"]
     assert shorten({"processes": []}, 1) == {"processes": []}
+
+
+def _loop(*lines: int, name: str = "step", step_cpu: float | None = None) -> dict[str, Any]:
+    """It computes, and was seen at these lines of one function."""
+    look = make_look(0, {**BUSY, **MOVING}, lines[0])
+    main = look["processes"][0]["threads"][0]
+    main["frames"][0]["name"] = name
+    main["lines"] = list(lines)
+    return {**look, "step_cpu": step_cpu, "usual_step_seconds": 0.02}
+
+
+def test_one_that_computes_at_a_few_lines_of_one_function_has_six_times_the_patience():
+    scene = Scene()
+    scene.looks[0] = _loop(9, 10, 9, step_cpu=60.0)
+    scene.stuck()
+    scene.wait(95)
+    assert scene.filed == []
+    scene.wait(10)
+    assert [record["activity"] for record in scene.filed] == ["loops"]
+
+
+def test_a_given_patience_counts_three_times_and_is_over_sooner():
+    scene = Scene()
+    scene.looks[0] = _loop(9, 10, 9, step_cpu=20.0)
+    scene.stuck(how="given", patience=8.0, stood=8.0)
+    scene.wait(15)
+    assert scene.filed == []
+    scene.wait(3)
+    assert scene.notes == ["hang"]
+
+
+def test_a_loop_that_is_seen_at_one_line_at_a_time_is_a_loop():
+    scene = Scene()
+    scene.stuck()
+    for n in range(60):
+        scene.looks[0] = make_look(0, BUSY, 9 + n % 2)
+        scene.wait(5)
+    assert scene.notes[-1] == "hang"
+    assert scene.filed[0]["activity"] == "loops"
+
+
+def test_work_that_leaves_the_function_is_slow():
+    scene = Scene()
+    scene.stuck()
+    for n in range(300):
+        scene.looks[0] = _loop(9, 10, 9, name=f"stage{n}", step_cpu=100.0)
+        scene.wait(5)
+    assert scene.notes == ["slow"]
+
+
+def test_a_long_function_that_does_not_come_back_to_a_line_is_slow():
+    scene = Scene()
+    scene.stuck()
+    for n in range(0, 600, 2):
+        scene.looks[0] = _loop(n, n + 1, step_cpu=100.0)
+        scene.wait(5)
+    assert scene.notes == ["slow"]
+
+
+def test_a_loop_that_has_hardly_computed_is_slow():
+    """It waits for a processor: its time on one is that of some usual steps."""
+    scene = Scene()
+    scene.looks[0] = _loop(9, 10, 9, step_cpu=0.1)
+    scene.stuck()
+    scene.wait(600)
+    assert scene.notes == ["slow"]
+
+
+def test_a_loop_is_ended_only_after_half_an_hour():
+    """It may be an evaluation that is no phase."""
+    scene = Scene(policy="restart")
+    scene.looks[0] = _loop(9, 10, 9, step_cpu=100.0)
+    scene.stuck()
+    scene.wait(1700)
+    assert scene.restarted == []
+    scene.wait(100)
+    assert scene.restarted == [0]
+
+
+def test_a_child_that_works_excuses_a_loop():
+    scene = Scene()
+    look = _loop(9, 10, 9, step_cpu=100.0)
+    worker = {"tid": 9, "is_main": True, "frames": [], "moved": True}
+    look["processes"].append({"pid": 9, "state": "R", "cpu": 1.0, "threads": [worker]})
+    scene.looks[0] = look
+    scene.stuck()
+    scene.wait(600)
+    assert scene.notes == ["slow"]

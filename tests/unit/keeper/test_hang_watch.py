@@ -76,15 +76,20 @@ def test_a_look_without_a_sign_of_life_is_given_up():
 
 
 def test_in_the_calm_nobody_reads_how_long_it_has_waited(monkeypatch):
-    asked: list[int] = []
-    monkeypatch.setattr(monitor, "waited_seconds", lambda pid, tid: asked.append(tid) or 0.0)
+    asked: list[str] = []
+
+    def read(folder: str) -> tuple[float, float]:
+        asked.append(folder)
+        return 0.0, 0.0
+
+    monkeypatch.setattr(monitor, "read_schedstat", read)
     scene = Scene()
     for step in range(1, 9):
         scene.words[BOUNDARY_NS] = step
         scene.see(100.0 + step / 4)
     assert asked == []
     scene.see(103.0)
-    assert asked == [1]
+    assert asked == ["/proc/1/task/1"]
 
 
 def test_the_first_step_is_as_old_as_its_loop():

@@ -19,10 +19,21 @@ from holdfast._diagnose.hangs.explain import (
     name_dead_thread,
     tell_limit,
 )
-from holdfast._diagnose.hangs.process import has_stack, what_holds
-from holdfast._diagnose.hangs.stacks import ThreadStanding, merge_looks, standing_of
+from holdfast._diagnose.hangs.process import has_stack, is_computing, what_holds
+from holdfast._diagnose.hangs.stacks import (
+    WAITS_FOR_RANKS,
+    ThreadStanding,
+    merge_looks,
+    standing_of,
+    trainer_of,
+)
 from holdfast._diagnose.verdict import Cause, Sure, Verdict, restart_after
-from holdfast._environment.processes.activity import Activity, activity_of, waiting_share
+from holdfast._environment.processes.activity import (
+    Activity,
+    activity_of,
+    loop_of,
+    waiting_share,
+)
 
 Record = dict[str, Any]
 
@@ -117,7 +128,8 @@ def _find(evidence: Evidence) -> HangFinding:
         return _of(evidence, _paused(paused))
     pace, disturbed = _pace_of(beat, looks), _disturbed(beat, looks)
     activities = {activity_of(look) for look in looks}
-    moves = Activity.MOVING in activities
+    # One that moves in one function only computes there.
+    moves = any(activity_of(look) is Activity.MOVING and not loop_of(look) for look in looks)
     hang = _open_hang(evidence, looks)
     # A process that computes on one line hangs, too.
     if hang and not moves:
@@ -146,6 +158,8 @@ def _find(evidence: Evidence) -> HangFinding:
         reasons = [each for each in reasons if each.is_enough or pace.may_be_slow]
         if not reasons:
             return _running(evidence, pace, looks, disturbed)
+    if not reasons:
+        reasons = _find_waits(looks)
     return _slow(evidence, pace, looks, disturbed, reasons)
 
 
@@ -358,6 +372,8 @@ _MOST_COMPILES = 8  # of one function, after which torch gives up on it
 _MUCH_LARGER = 1.3
 _FAR_TOO_MANY = 4  # threads for each core
 _CROWDED_SHARE = 0.5  # of the time
+_LOADED_SHARE = 0.2  # of the time: less does not explain that it is slow
+_FAR_COMPUTED_TIMES = 10.0  # of a usual step
 _THROTTLED_SHARE = 0.3  # of the periods of a quota
 
 # The means that profilers and debuggers use.
@@ -397,7 +413,12 @@ def find_reasons(looks: list[Record], disturbed: list[str], lately: int | None) 
         if held.cause is Cause.SLOW and "swap" in held.words:
             found.append(Reason(f"{_subject(look, looks)} {held.words}", held.hint, is_enough=True))
     found += (Reason(f"{name} is at work in it", let_go(name)) for name in named_best(disturbed))
+    computing = [reason for look in looks if (reason := _computes_far(look, _subject(look, looks)))]
+    found += computing
     for look in looks:
+        # Its own work takes the time then, and the other ranks wait for it.
+        if not computing:
+            found += (reason for reason in _of_cores(look, looks) if reason is not None)
         found += (reason for reason in _of_look(look, looks, lately) if reason is not None)
     return list(dict.fromkeys(found))
 
@@ -413,13 +434,19 @@ def named_best(disturbed: list[str]) -> list[str]:
     return [name for name in slowing if name not in by_others]
 
 
+def _of_cores(look: Record, looks: list[Record]) -> list[Reason | None]:
+    subject = _subject(look, looks)
+    return [
+        _out_of_quota(look, subject),
+        _too_many_threads(look, _who(look, looks)) or _crowded_out(look, subject),
+        _on_a_crowded_machine(look),
+    ]
+
+
 def _of_look(look: Record, looks: list[Record], lately: int | None) -> list[Reason | None]:
     standing = standing_of(look)
     who = _who(look, looks)
     return [
-        _out_of_quota(look, _subject(look, looks)),
-        _too_many_threads(look, who) or _crowded_out(look, _subject(look, looks)),
-        _on_a_crowded_machine(look),
         _recompiles(look, standing, who, lately),
         _waits_for_data(look, standing, _subject(look, looks)),
     ]
@@ -459,10 +486,49 @@ def _on_a_crowded_machine(look: Record) -> Reason | None:
     load, cores = _text.real(look.get("load")), _text.whole(look.get("cores"))
     if load is None or not cores or load < _FAR_TOO_MANY * cores:
         return None
+    if _waited_share(look) < _LOADED_SHARE:
+        return None  # a process that sleeps is not slowed by the others
     return Reason(
         f"the machine has a load of {load:.0f} on {_text.count(cores, 'core')}",
         "See who computes there (top), and let them run elsewhere",
     )
+
+
+def _waited_share(look: Record) -> float:
+    """The share of the time in which it was ready to run and had no processor."""
+    shares = [*map(waiting_share, _text.records(look.get("processes")))]
+    age, waited = _text.real(look.get("boundary_age")), _text.real(look.get("step_waited"))
+    if age is not None and waited is not None and age > _LONG_SECONDS:
+        shares.append(waited / age)
+    return max(shares, default=0.0)
+
+
+def _computes_far(look: Record, subject: str) -> Reason | None:
+    """It computes itself, far longer than a step of it took: no lack of processors explains it."""
+    ran, usual = _text.real(look.get("step_cpu")), _text.real(look.get("usual_step_seconds"))
+    if ran is None or not usual or ran < max(_FAR_COMPUTED_TIMES * usual, _LONG_SECONDS):
+        return None
+    if not is_computing(look):
+        return None
+    at = standing_of(look).at
+    return Reason(
+        f"{subject} has computed for {_text.duration(ran)} in this step, and is now{at}",
+        "See whether that work can end, or is only long: "
+        f"py-spy top --pid {trainer_of(look).get('pid')}",
+    )
+
+
+def _find_waits(looks: list[Record]) -> list[Reason]:
+    """What it waits for, if it sleeps and nothing else slows it; not the other ranks."""
+    found = []
+    for look in looks:
+        kind = standing_of(look).kind
+        if not kind or kind in WAITS_FOR_RANKS or is_computing(look):
+            continue
+        held = what_holds(look)
+        if held.cause not in (*_HELD, Cause.SLOW, Cause.HANG_RANK):
+            found.append(Reason(f"{_subject(look, looks)} {held.words}", held.hint))
+    return found
 
 
 def tell_straggler(found: Record) -> Reason | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from holdfast import _text as words
@@ -23,6 +23,7 @@ from holdfast._environment.processes.activity import (
     computes,
     debugger_of,
     held_thread,
+    loop_of,
     tracer_of,
     unread_of,
 )
@@ -102,6 +103,8 @@ def _what_holds(look: Record) -> Held:
         return _computing(look, standing)
     if standing.kind in ("lock", "queue", "event", "join"):
         return _at_lock(look, standing)
+    if (dead := _in_vain(look, standing)) is not None:
+        return dead
     if standing.kind == "child":
         return _on_child(look, standing)
     cause = _CAUSES.get(standing.kind, Cause.HANG_CALL)
@@ -294,6 +297,11 @@ def _computing(look: Record, standing: ThreadStanding) -> Held:
     cores = words.real(trainer_of(look).get("cpu")) or 0.0
     at = standing.at
     inside = f" in {standing.call}" if standing.call else ""
+    if lines := loop_of(look):
+        said = f"computes{inside}{_at_lines(standing, lines)} with {cores:.1f} cores"
+        said = f"{said} and does not leave that {'call' if standing.call else 'function'}"
+        hint = "See whether that loop can end, and what its condition depends on"
+        return Held(Cause.HANG_COMPUTING, said, Sure.LIKELY, standing, _state(look), hint)
     if main_thread(trainer_of(look)).get("moved") is True:
         said = f"is at work{inside}{at} ({cores:.1f} cores)"
         hint = f"See where it spends its time: py-spy top --pid {trainer_of(look).get('pid')}"
@@ -307,8 +315,20 @@ def _computing(look: Record, standing: ThreadStanding) -> Held:
     return Held(Cause.HANG_COMPUTING, said, Sure.LIKELY, standing, _state(look), hint)
 
 
+def _at_lines(standing: ThreadStanding, lines: list[int]) -> str:
+    """As ` at train.py:9 and 10 in project()`; of many lines the first and the last."""
+    place, seen = standing.place, sorted(set(lines))
+    if place is None or standing.call or len(seen) < 2:
+        return standing.at
+    shown = f" and {seen[1]}" if len(seen) == 2 else f" to {seen[-1]}"
+    first = replace(place, line=seen[0])
+    return f" at {first.short}{shown}" + (f" in {place.function}" if place.function else "")
+
+
 def _at_lock(look: Record, standing: ThreadStanding) -> Held:
     """A lock, an event or a queue: where the other threads stand."""
+    if (dead := _in_vain(look, standing)) is not None:
+        return dead
     others = other_threads(look)
     said, evidence = standing.tell(), _state(look)
     sure = Sure.LIKELY if standing.words.endswith("another thread") else Sure.CERTAIN
@@ -332,8 +352,37 @@ def _at_lock(look: Record, standing: ThreadStanding) -> Held:
         )
     else:
         said = f"{said}, and no other thread of it works"
-        hint = "The thread that was to end that wait has ended or never began: give it a timeout"
+        party = "process" if _is_between_processes(standing) else "thread"
+        hint = f"The {party} that was to end that wait has ended or never began: give it a timeout"
     return Held(Cause.HANG_LOCK, said, sure, standing, evidence, hint)
+
+
+def _is_between_processes(standing: ThreadStanding) -> bool:
+    return standing.kind == "pipe" or standing.words.endswith("between processes")
+
+
+def _in_vain(look: Record, standing: ThreadStanding) -> Held | None:
+    """A wait for another process, of which a child has died."""
+    if not _is_between_processes(standing):
+        return None
+    dead = [each for each in words.records(look.get("processes"))[1:] if each.get("state") == "Z"]
+    # A child that has left with status 0 had no more to send: then any other one counts first.
+    dead.sort(key=lambda each: words.whole(each.get("ended")) == 0)
+    if not dead:
+        return None
+    told = [f"{_pid(each)} {_tell_end(words.whole(each.get('ended')))}" for each in dead]
+    said = f"{standing.tell()}, and {told[0]}"
+    hint = "See why that process ended: if it was to send what is awaited, the wait has no end"
+    evidence = [*told[:_MOST_WORKERS], *_state(look)]
+    return Held(Cause.HANG_LOCK, said, Sure.LIKELY, standing, evidence, hint)
+
+
+def _tell_end(status: int | None) -> str:
+    if not status:  # 0 is also shown to a process that may not know
+        return "has ended"
+    if number := status & 0x7F:
+        return f"was killed by {words.signal_name(-number) or f'signal {number}'}"
+    return f"has ended with status {status >> 8}"
 
 
 def _on_child(look: Record, standing: ThreadStanding) -> Held:

@@ -197,7 +197,8 @@ def _meaning(
     if path == STDIN_PIPE:
         return "stdin", "waits for its standard input, a pipe", ""
     if kernel is not None and kernel[0] != "futex":
-        return kernel[0], kernel[1], ""
+        named = _of_file(path) if kernel[0] == "pipe" else ""  # a FIFO has a name
+        return kernel[0], f"{kernel[1]}{named}", ""
     if call in _CALLS:
         return *_CALLS[call], ""
     if path.startswith("socket:") and call in FILE_CALLS:

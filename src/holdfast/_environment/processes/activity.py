@@ -289,6 +289,22 @@ def _number(record: Mapping[str, Any], name: str) -> float:
     return float(found) if isinstance(found, int | float) else 0.0
 
 
+def loop_of(look: Mapping[str, Any]) -> list[int]:
+    """The lines of one function between which the main thread of the trainer moves.
+
+    Empty if it leaves that function, hardly computes, or anything else moves: that is progress.
+    """
+    processes = _list(look, "processes")
+    threads = _list(processes[0], "threads") if processes else []
+    main = next((each for each in threads if each.get("is_main")), {})
+    lines = main.get("lines")
+    if not main.get("moved") or not isinstance(lines, list) or not computes(processes[0]):
+        return []
+    still = [{**each, "moved": False} if each is main else each for each in threads]
+    rest = {**look, "processes": [{**processes[0], "threads": still}, *processes[1:]]}
+    return lines if activity_of(rest) is Activity.BUSY else []
+
+
 # -- What a process or a thread did between two samples of it --------------------------------------
 
 
@@ -326,6 +342,13 @@ def moved_between(thread: PythonThread, later: dict[int, PythonThread]) -> bool 
         return None
     again = later.get(thread.ident)
     return again is None or again.frames != thread.frames
+
+
+def is_same_function(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> bool:
+    """True if two stacks differ at most in the line of the innermost function."""
+    if not one or len(one) != len(other) or list(one[1:]) != list(other[1:]):
+        return False
+    return all(one[0].get(name) == other[0].get(name) for name in ("file", "name"))
 
 
 # -- Whether the cgroup of a process is frozen ----------------------------------------------------

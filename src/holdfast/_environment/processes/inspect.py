@@ -17,6 +17,7 @@ from typing import Any
 
 from holdfast._environment.processes.activity import (
     is_frozen,
+    is_same_function,
     moved_between,
     rate,
     state_between,
@@ -45,6 +46,8 @@ from holdfast._environment.processes.threads import (
     unread_outputs,
 )
 from holdfast._environment.processes.tree import Tree
+
+Frames = list[dict[str, Any]]
 
 MOST_PROCESSES = 64
 _SILENT_SECONDS = 6.0  # without progress: it waits for the system
@@ -130,6 +133,7 @@ class _Look:
         self._before: dict[int, ProcessSample] = {}
         self._after: dict[int, ProcessSample] = {}
         self._dumps: tuple[dict[int, Dump], dict[int, Dump]] = ({}, {})
+        self._stands: dict[int, list[Frames]] = {}  # of main threads, after the first dump
         self._pids = [self._pid]
         self._by = "none"
         self._error: str | None = "the look did not come to an end"
@@ -184,19 +188,28 @@ class _Look:
             self._commands[pid] = command_of(pid)
 
     def _look_for_moves(self, program: str | None) -> None:
-        """Read again the awake processes that stood twice at one place: that can be chance.
+        """Read again the awake processes that stood twice in one function: that can be chance.
 
-        An evaluation whose batches all wait at one line is elsewhere only for a moment.
+        An evaluation whose batches all wait at one line is elsewhere only for a moment. A loop
+        without an end is at several lines, and never elsewhere.
         """
         second = self._dumps[1]
-        awake = [pid for pid in second if self._is_awake(pid) and not self._has_moved(pid)]
+        self._note_stands(second)
+        awake = [pid for pid in second if self._is_awake(pid) and not self._has_left(pid)]
         until = time.monotonic() + _MOVES_SECONDS
         while awake and program is not None and time.monotonic() < until:
             time.sleep(_MOVES_PAUSE_SECONDS)
             left = until - time.monotonic()
             again = dump_stacks(awake[:_MOST_AWAKE], left, program, self._get_on)
-            second.update({pid: each for pid, each in again.items() if not each.error})
-            awake = [pid for pid in awake if not self._has_moved(pid)]
+            found = {pid: each for pid, each in again.items() if not each.error}
+            self._note_stands(found)
+            second.update(found)
+            awake = [pid for pid in awake if not self._has_left(pid)]
+
+    def _note_stands(self, dumps: dict[int, Dump]) -> None:
+        for pid, dump in dumps.items():
+            main = [each.frames for each in dump.threads if each.tid == pid]
+            self._stands.setdefault(pid, []).extend(main)
 
     def _is_awake(self, pid: int) -> bool:
         before, after = self._before.get(pid), self._after.get(pid)
@@ -207,11 +220,15 @@ class _Look:
         cpu = after.main.cpu_seconds - before.main.cpu_seconds
         return cpu / window > _AWAKE_CORES or wakes / window > _AWAKE_WAKES
 
-    def _has_moved(self, pid: int) -> bool:
-        """True if its main thread has moved, or that is not known."""
-        first, second = (each[pid].threads for each in self._dumps)
-        later = {each.ident: each for each in second}
-        return all(moved_between(each, later) is not False for each in first if each.tid == pid)
+    def _has_left(self, pid: int) -> bool:
+        """True if its main thread has left the function that it was in, or that is not known."""
+        first = [each for each in self._dumps[0][pid].threads if each.tid == pid]
+        later = self._stands.get(pid)
+        return not later or not first or not self._stays(first[0], later)
+
+    def _stays(self, thread: PythonThread, later: list[Frames]) -> bool:
+        stands = (thread.frames == each or is_same_function(thread.frames, each) for each in later)
+        return all(stands)
 
     def _note_how(self) -> None:
         self._error = self._dumps[0].get(self._pid, Dump(error="there is nothing to read")).error
@@ -318,6 +335,7 @@ class _Look:
             "major_faults": after.major_faults - before.major_faults,
             "threads_count": len(after.threads),
             "stacks_error": dump.error,
+            "ended": after.ended,
             "threads": self._threads(before, after, window),
         }
 
@@ -335,6 +353,8 @@ class _Look:
             if known is not None:
                 again = later.get(known.ident)
                 record |= _python_part(known, later, known.name or sample.name)
+                if tid == pid:
+                    record |= self._main_part(known, record["moved"])
                 # Both times: a thread that works in Python has it sometimes, and gives it back.
                 record["owns_gil"] = known.owns_gil and (again is None or again.owns_gil)
             (found if known is not None or tid == pid else silent).append(record)
@@ -349,6 +369,14 @@ class _Look:
             ),
             *silent[:_MOST_SILENT_THREADS],
         ]
+
+    def _main_part(self, main: PythonThread, moved: bool | None) -> dict[str, Any]:
+        """Whether it moved in any dump; `lines`: if only inside of one function, in their order."""
+        stands = self._stands.get(main.tid or 0, [])
+        moved = moved or (moved if not stands else any(each != main.frames for each in stands))
+        if not moved or not stands or not self._stays(main, stands):
+            return {"moved": moved}
+        return {"moved": moved, "lines": [each[0]["line"] for each in (main.frames, *stands)]}
 
     def _thread(
         self, pid: int, before: ThreadSample, after: ThreadSample, window: float

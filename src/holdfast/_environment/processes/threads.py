@@ -58,6 +58,7 @@ class ProcessSample:
     tracer: int
     io: int | None
     threads: dict[int, ThreadSample] = field(default_factory=dict)
+    ended: int | None = None  # of a zombie: the status as of waitpid; None: not known
 
     @property
     def main(self) -> ThreadSample | None:
@@ -90,6 +91,7 @@ def sample_process(pid: int) -> ProcessSample | None:
         tracer=number_after(status, b"TracerPid:") or 0,
         io=_io(pid),
         threads={} if fields[0] == b"Z" else sample_threads(pid),
+        ended=int(fields[49]) if fields[0] == b"Z" and len(fields) > 49 else None,
     )
 
 

@@ -6,6 +6,8 @@ of them moves, computes, or is held by a person, the others wait for it, and tha
     stuck → inspect all → idle      → again after a moment → hang
                         → computes  → after four times the patience → hang
                                       (longer by what it waits for a processor)
+                        → loops     → the same, after half as long again: it computes at a few
+                                      lines of one function, and does not leave it
                         → moves     → slow: inspect again later
                         → is held   → wait until it is released; then all count from the start
 
@@ -31,7 +33,8 @@ if TYPE_CHECKING:
 _MOST_CROWDED = 60.0
 _WAIT_SECONDS = 5.0  # for a save
 _LONGEST_WAIT_SECONDS = 60.0  # for a phase that may take longer
-AT_WORK = ("BUSY", "POLLS")  # perhaps at work: these get more time
+LOOPS = "LOOPS"
+AT_WORK = ("BUSY", LOOPS, "POLLS")  # perhaps at work: these get more time
 _WAITS = ("wait4", "waitid")
 _HELD_BY = {
     "STOPPED": "SIGSTOP",
@@ -110,10 +113,34 @@ def crowding(look: dict[str, Any]) -> float:
     return min(_MOST_CROWDED, 1.0 / max(1.0 - max(shares), 1e-3))
 
 
-def computes_on(look: dict[str, Any]) -> bool:
-    """True if a process that computes moves from one place to another."""
+def lines_of_loop(look: dict[str, Any]) -> list[int]:
+    """The lines of one function between which it moves, in the order in which they were seen."""
+    from holdfast._environment.processes.activity import loop_of  # only in trouble
+
+    return loop_of(look)
+
+
+def comes_back(lines: list[int]) -> bool:
+    """True if it was seen at a line again after another one: a loop, and no long function.
+
+    >>> comes_back([9, 10, 9]), comes_back([9, 9, 10, 11])
+    (True, False)
+    """
+    visits = [line for i, line in enumerate(lines) if i == 0 or line != lines[i - 1]]
+    return len(set(visits)) < len(visits)
+
+
+def computed_far(look: dict[str, Any]) -> bool:
+    """True if its main thread has computed far longer in this step than in a usual one."""
+    ran, usual = look.get("step_cpu"), look.get("usual_step_seconds")
+    return ran is None or usual is None or bool(ran > _FAR_TIMES * usual)
+
+
+def computes_on(look: dict[str, Any], *, is_loop: bool = False) -> bool:
+    """True if a process that computes moves on; `is_loop`: the trainer does so in a loop."""
     for number, process in enumerate(look.get("processes") or []):
         stack, has_moved = main_stack(process)
+        has_moved = has_moved and not (is_loop and number == 0)
         # The position of a child that is not Python is unknown: the benefit of the doubt.
         is_unknown = number > 0 and not stack
         if _computes(process) and (has_moved or is_unknown):
@@ -157,14 +184,36 @@ def awaited_processes(look: dict[str, Any]) -> frozenset[int]:
     return frozenset()
 
 
+def _is_same(before: dict[int, Any], after: dict[int, Any], look: dict[str, Any]) -> bool:
+    """True if the same processes compute at the same places; the trainer, in the same function."""
+    pid = (look.get("processes") or [{}])[0].get("pid", 0)
+    return _by_function(before, pid) == _by_function(after, pid)
+
+
+def _by_function(stacks: dict[int, Any], pid: int) -> dict[int, Any]:
+    if not stacks.get(pid):
+        return stacks
+    (file, _, name), *outer = stacks[pid]
+    return {**stacks, pid: (file, name, *outer)}
+
+
+def _line(stacks: dict[int, Any], look: dict[str, Any]) -> list[int]:
+    stack = stacks.get((look.get("processes") or [{}])[0].get("pid", 0))
+    return [stack[0][1]] if stack else []
+
+
 ANSWER_SECONDS = 10.0  # without a report from a keeper that inspects its trainer
 _AGAIN_SECONDS = 3.0  # between two inspections of an idle rank
 # Between two inspections of a held rank, unless its keeper sees the end cheaply.
 _HELD_SECONDS = 15.0
 _UNANSWERED_SECONDS = 60.0  # until all are asked again, if no keeper has answered
 _BUSY_TIMES = {"learned": 4.0, "given": 2.0}
+# A loop over several lines may be work with an end, as an evaluation that is no phase.
+_LOOP_TIMES = 1.5  # of the time for one line
+_FAR_TIMES = 10.0
 # Before a restart: some calls compute for long, and only many inspections show movement.
 _LEAST_BUSY_SECONDS = {"learned": 300.0, "given": 15.0}
+_LEAST_LOOP_SECONDS = {"learned": 1800.0, "given": 30.0}
 _SLOWER = 1.5  # the interval grows by this with each inspection that shows movement
 _FREE_SHARE = 0.5  # of the time that another rank is stuck: a rank with a newer step is not bound
 
@@ -207,6 +256,7 @@ class HangJudge:
         self._slack = 1.0
         self._crowding = 1.0  # how many times longer work takes, because of other processes
         self._busy_before: dict[int, Any] = {}  # the stacks of the last inspection
+        self._lines: dict[int, list[int]] = {}  # of the function that a rank has not left
         self._awaited_before: dict[int, frozenset[int]] = {}
         self._is_slow = False
         self.record: dict[str, Any] | None = None  # of a hang
@@ -252,6 +302,7 @@ class HangJudge:
         self._next_at, self._idle_since = 0.0, None
         self._slack = self._crowding = 1.0
         self._busy_before, self._awaited_before, self._is_slow = {}, {}, False
+        self._lines = {}
 
     def _end(self, *, moved: bool) -> None:
         record, self.record = self.record, None
@@ -335,7 +386,7 @@ class HangJudge:
                 self._hands.note("slow", stood=round(now - stuck.since, 1))
         elif act in AT_WORK:
             self._idle_since = None
-            until = stuck.since + self._busy_seconds(stuck)
+            until = stuck.since + self._busy_seconds(stuck, is_loop=act == LOOPS)
             if now >= until:
                 self._find(act, stuck, looks, missing)
             else:
@@ -348,11 +399,14 @@ class HangJudge:
         else:
             self._next_at = self._idle_since + _AGAIN_SECONDS
 
-    def _busy_seconds(self, stuck: _Stuck) -> float:
+    def _busy_seconds(self, stuck: _Stuck, *, is_loop: bool) -> float:
         how = stuck.how if stuck.how in _BUSY_TIMES else "learned"
-        found = _BUSY_TIMES[how] * stuck.patience * self._crowding
+        times, least = _BUSY_TIMES[how], _LEAST_BUSY_SECONDS[how]
+        if is_loop:
+            times, least = times * _LOOP_TIMES, _LEAST_LOOP_SECONDS[how]
+        found = times * stuck.patience * self._crowding
         is_ended = self._hands.facts()["policy"] == "restart"
-        return max(found, _LEAST_BUSY_SECONDS[how]) if is_ended else found
+        return max(found, least) if is_ended else found
 
     def _most_active(self, bound: dict[int, dict[str, Any]], acts: dict[int, str]) -> str:
         """The activity of the most active rank: the others may wait for it."""
@@ -362,13 +416,23 @@ class HangJudge:
         awaited = {rank: awaited_processes(look) for rank, look in bound.items()}
         former, self._awaited_before = self._awaited_before, awaited
         others_come = any(former.get(r) and awaited[r] and former[r] != awaited[r] for r in bound)
-        if "MOVING" in found or others_come:
+        seen = {r: lines for r in bound if (lines := lines_of_loop(bound[r]))}
+        if others_come or any(acts[r] == "MOVING" and r not in seen for r in bound):
             return "MOVING"
-        if "BUSY" not in found:
+        busy = [rank for rank in bound if rank in seen or acts[rank] == "BUSY"]
+        if not busy:
             return next((act for act in ("POLLS", "DISK") if act in found), "IDLE")
-        busy = [rank for rank in bound if acts[rank] == "BUSY"]
-        moves = any(r in before and before[r] and before[r] != stacks[r] for r in busy)
-        return "MOVING" if moves or any(computes_on(bound[r]) for r in busy) else "BUSY"
+        if any(computes_on(bound[r], is_loop=r in seen) for r in busy):
+            return "MOVING"
+        if any(before.get(r) and not _is_same(before[r], stacks[r], bound[r]) for r in busy):
+            self._lines = {}
+            return "MOVING"
+        for r in busy:
+            self._lines.setdefault(r, []).extend(seen.get(r) or _line(stacks[r], bound[r]))
+        loops = [r for r in busy if len(set(self._lines[r])) > 1]
+        if not all(comes_back(self._lines[r]) and computed_far(bound[r]) for r in loops):
+            return "MOVING"
+        return LOOPS if loops else "BUSY"
 
     def _is_free(self, look: dict[str, Any]) -> bool:
         """True if a rank goes on without the stuck one."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast._environment import variables
 from holdfast._environment.processes.identity import host_name
 from holdfast._environment.processes.patience import Patience, Sight
-from holdfast._environment.processes.proc import waited_seconds
+from holdfast._environment.processes.proc import read_schedstat
 from holdfast._keeper import protocol
 from holdfast._keeper.hangs.judge import HangJudge
 from holdfast._keeper.hangs.record import file_hang, file_look, say_in_place_of, shorten, told_of
@@ -130,6 +130,10 @@ class HangWatch:
         self._patience = Patience(given_seconds)
         self._phase: str | None = None
         self._boundary = 0
+        # Seconds of the main thread on a processor and waiting for one, at the first poll after
+        # the boundary, and now.
+        self._counted_before: tuple[float, float] | None = None
+        self._counted: tuple[float, float] | None = None
         self._boottime = _asleep_seconds()
         self._told_at: float | None = None  # when it was reported that the patience is over
         self._told_boundary = 0
@@ -156,6 +160,10 @@ class HangWatch:
             self._paused_at = None
         before, boundary = self._boundary, int(words[control.BOUNDARY_NS])
         self._boundary = boundary
+        # It is not read while steps are made.
+        pid, is_new = self._pid, boundary != before
+        self._counted = None if is_new else read_schedstat(f"/proc/{pid}/task/{pid}")
+        self._counted_before = None if is_new else self._counted_before or self._counted
         if self._hold_by and now >= self._hold_look_at:
             self._hold_look_at = now + _HELD_LOOK_SECONDS
             self._is_held = is_stopped_or_traced(self._pid)
@@ -175,8 +183,7 @@ class HangWatch:
                 is_ours=bool(words[control.WORK]),
                 is_held=bool(paused) or self._is_held,
                 is_slowed=bool(words[control.DISTURBED] & control.SLOWING),
-                # By the trainer's main thread. It is not read while steps are made.
-                waited=waited_seconds(self._pid, self._pid) if boundary == before else None,
+                waited=None if self._counted is None else self._counted[1],
             )
         )
         self._tell(now)
@@ -251,6 +258,9 @@ class HangWatch:
     def _words_now(self) -> dict[str, Any]:
         words, now = self._words, time.monotonic()
         standing = self._standing(now)
+        ran = waited = None
+        if self._counted is not None and self._counted_before is not None:
+            ran, waited = (self._counted[i] - self._counted_before[i] for i in (0, 1))
         return {
             "rank": self._rank,
             "step": int(words[control.STEP]),
@@ -265,6 +275,9 @@ class HangWatch:
             "disturbed": self._disturbed(),
             "compiles": int(words[control.COMPILES]),
             "usual_step_seconds": _rounded(self._patience.usual),
+            # Of the main thread, in the step in progress.
+            "step_cpu": _rounded(ran),
+            "step_waited": _rounded(waited),
             **standing,
         }
 
