@@ -19,6 +19,7 @@ from holdfast._run.attempt import RunAttempt, RunSpec, StartRecord, note_closed,
 from holdfast._run.boundary import Boundary, StopState
 from holdfast._run.exit import leaving
 from holdfast._run.exit.leaving import ErrorContext, ExitRecord, reason_of, status_of
+from holdfast._run.exit.thread_errors import thread_errors
 from holdfast._run.keeper_events import KeeperEvents
 from holdfast._run.loops import Loops, Phases
 from holdfast._run.metric_log import MetricLog
@@ -233,7 +234,8 @@ class Session:
         attempt = self.attempt
         if leaving.is_failure(error):
             of = (attempt.layout, attempt.number, attempt.rank, attempt.size)
-            words = leaving.record_exception(error, ErrorContext(*of, where="opening"))
+            context = ErrorContext(*of, where="opening", threads=thread_errors())
+            words = leaving.record_exception(error, context)
             leaving.say_verdict(error, words, self.spec.folder)
         is_interrupt = isinstance(error, KeyboardInterrupt)
         how = "Ctrl-C" if is_interrupt else f"could not start: {reason_of(error)}"
@@ -276,6 +278,7 @@ class Session:
             where="loop" if is_in_loop and not self.boundary.words[DONE] else "outside",
             state=self.spec.state,
             counters=self.keeper.first_counters,
+            threads=thread_errors(),
         )
 
     def leave_if_signaled(self) -> None:

@@ -391,6 +391,7 @@ class ErrorContext:
     where: str = "outside"  # or "loop", or "opening"
     state: Mapping[str, Any] = field(default_factory=dict)
     counters: dict[str, Any] | None = None  # of OOM kills, when the run was opened
+    threads: list[dict[str, Any]] = field(default_factory=list)  # exceptions that have ended some
 
 
 def is_failure(error: BaseException | None) -> bool:
@@ -408,7 +409,7 @@ def record_exception(error: BaseException, context: ErrorContext) -> dict[str, A
     known: dict[str, Any] = {}
     with contextlib.suppress(Exception):  # the exception itself must come through
         errors, frames = errors_of(error), frames_of(error)
-        record = {**_of_run(context), **_of_error(error, errors, frames)}
+        record = {**_of_run(context), **describe(error, errors, frames)}
         deadline = time.monotonic() + _SECONDS
         facts: list[Callable[[], dict[str, Any]]] = [
             lambda: {"workers": workers_of(frames)},
@@ -449,10 +450,12 @@ def _of_run(context: ErrorContext) -> dict[str, Any]:
         "phase": context.phase,
         "where": context.where,
         "is_configuration": context.steps == 0,
+        **({"threads": context.threads} if context.threads else {}),
     }
 
 
-def _of_error(error: BaseException, errors: list[BaseException], frames: Frames) -> dict[str, Any]:
+def describe(error: BaseException, errors: list[BaseException], frames: Frames) -> dict[str, Any]:
+    """Its type, text, causes and places."""
     kind = type(error)
     module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
     return {
