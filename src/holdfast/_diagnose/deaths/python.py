@@ -223,7 +223,10 @@ def _plain(case: Case, fault: Fault, evidence: list[str]) -> Finding:
             sentence = f"{case.opening} cannot run like this: {said}."
         elif step:
             sentence = f"{case.opening} went on at step {step}, and made no new step: {said}."
-        return Finding(Cause.CONFIGURATION, sentence, Sure.CERTAIN, evidence, [advice.ONCE_RIGHT])
+        lines = [advice.ONCE_RIGHT]
+        if fault.is_own:  # its second line is the remedy
+            lines = [*fault.message.splitlines()[1:2], *lines]
+        return Finding(Cause.CONFIGURATION, sentence, Sure.CERTAIN, evidence, lines)
     sentence = f"{case.opening} {fault.verb} {said}."
     if case.finished_step is not None:
         evidence.append(f"the training itself had finished, at step {case.finished_step}")
