@@ -10,7 +10,7 @@ import pytest
 
 from holdfast._diagnose.deaths.judge import judge
 from holdfast._diagnose.evidence.gather import gather_run
-from holdfast._diagnose.verdict import Sure
+from holdfast._diagnose.verdict import Cause, Sure
 from holdfast._store.folder.layout import RunLayout
 from tests.crash.small_disk import mount_small_disk
 from tests.support import environment, wait_for_keeper_gone
@@ -282,3 +282,12 @@ def test_the_exception_of_a_thread_is_recorded_and_shown_as_before(folder, scrip
     assert "ValueError: could not convert string to float: '0,5'" in verdict.sentence
     assert "in thread producer" in verdict.sentence
     assert verdict.sure is Sure.LIKELY
+
+
+def test_sys_exit_in_the_loop_leaves_its_line(folder, script):
+    trainer = script(folder, TRAINING.format(deed="sys.exit()"))
+    assert trainer.wait() == 0
+    wait_for_keeper_gone(folder)
+    verdict = judge(gather_run(folder))
+    assert verdict.cause is Cause.LYING_STATUS, verdict
+    assert "in break_down, with status 0" in verdict.sentence

@@ -23,7 +23,9 @@ from holdfast._supervise.record import SupervisionRecord
 MOST_BY_DEFAULT = 3
 _LONGEST_PAUSE_SECONDS = 60.0
 _ATTEMPTS_WITHOUT_PROGRESS = 3
-_REFUSED = re.compile(r"\bRunIsLive: .* trains here, pid (?P<pid>\d{1,9}) on (?P<host>\S+?)\.(?:\s|$)")
+_REFUSED = re.compile(
+    r"\bRunIsLive: .* trains here, pid (?P<pid>\d{1,9}) on (?P<host>\S+?)\.(?:\s|$)"
+)
 
 
 @dataclass(frozen=True)

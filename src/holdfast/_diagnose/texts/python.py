@@ -95,7 +95,8 @@ _MOST_LINES = 600
 _MOST_OF_MESSAGE = 40
 _MOST_OF_OWN = 12
 _OWN_END = re.compile(
-    r"  (?:at (?:(?P<file>\S.{0,400}):(?P<line>\d{1,9})|line \d.*) )?\((?P<type>holdfast\.\w{1,40})\)"
+    r"  (?:at (?:(?P<file>\S.{0,400}):(?P<line>\d{1,9})|line \d.*) )?"
+    r"\((?P<type>holdfast\.\w{1,40})\)"
 )
 _OWN_LEAD = re.compile(r"holdfast: (?:rank \d{1,6}: )?")
 _FRAMES_KEPT = 12

@@ -405,6 +405,14 @@ def is_failure(error: BaseException | None) -> bool:
     return code != 0 if isinstance(code, int) else code is not None
 
 
+def left_at(error: BaseException, context: ErrorContext) -> list[list[Any]] | None:
+    """Where `sys.exit` was called with status 0 in the loop: it looks like the end of training."""
+    is_exit = isinstance(error, SystemExit) and not isinstance(error, Stopped)
+    if not is_exit or is_failure(error) or context.where != "loop":
+        return None
+    return places_of(frames_of(error))[-_SHOWN_FIRST:]
+
+
 def record_exception(error: BaseException, context: ErrorContext) -> dict[str, Any]:
     known: dict[str, Any] = {}
     with contextlib.suppress(Exception):  # the exception itself must come through
