@@ -35,10 +35,10 @@ _OWN = re.compile(
 # A folder that could not be written now may be written later.
 _NO_ROOM = re.compile(r"\((?:No space left on device|Disk quota exceeded)\)")
 _MAY_PASS = re.compile(
-    rf"{_NO_ROOM.pattern}|\((?:Input/output error|Stale file handle|Connection timed out|Host is down"
-    r"|No route to host|Transport endpoint is not connected|Remote I/O error|Interrupted system call"
-    r"|Resource temporarily unavailable|Device or resource busy|Too many open files(?: in system)?"
-    r"|Cannot allocate memory)\)"
+    rf"{_NO_ROOM.pattern}|\((?:Input/output error|Stale file handle|Connection timed out"
+    r"|Host is down|No route to host|Transport endpoint is not connected|Remote I/O error"
+    r"|Interrupted system call|Resource temporarily unavailable|Device or resource busy"
+    r"|Too many open files(?: in system)?|Cannot allocate memory)\)"
 )
 # What a wrong program or a wrong call raises at every start.
 _NEVER_RIGHT = re.compile(
