@@ -86,8 +86,9 @@ def _show_error(
     elif isinstance(error, HoldfastError):
         say(str(error), each=True)
         place = place_of(error)
-        if place is not None:
-            sys.stderr.write(f"  at {printable(place)}\n")
+        at = "" if place is None else f"at {printable(place)} "
+        # `holdfast why` and `holdfast run` read the type.
+        sys.stderr.write(f"  {at}(holdfast.{type(error).__name__})\n")
     else:
         former(kind, error, trace)
 

@@ -8,6 +8,9 @@ import time
 
 import pytest
 
+from holdfast._diagnose.deaths.judge import judge
+from holdfast._diagnose.evidence.gather import gather_run
+from holdfast._diagnose.verdict import Cause, Sure
 from holdfast._store.folder.layout import RunLayout
 from tests.crash.small_disk import mount_small_disk
 from tests.support import environment, wait_for_keeper_gone
@@ -249,3 +252,42 @@ def test_the_next_start_says_what_the_life_before_died_of(folder, script):
     third.send(signal.SIGTERM)
     third.wait()
     assert "the previous attempt" not in third.output
+
+
+def test_the_exception_of_a_thread_is_recorded_and_shown_as_before(folder, script):
+    trainer = script(
+        folder,
+        """
+        import queue, threading
+
+        batches = queue.Queue(maxsize=2)
+
+        def produce():
+            for number in range(5):
+                batches.put(number)
+            float("0,5")
+
+        threading.Thread(target=produce, name="producer").start()
+        with holdfast.Run(folder, count=0) as run:
+            for step in run.steps(50):
+                batches.get(timeout=1)
+        """,
+    )
+    assert trainer.wait() == 1
+    assert "Exception in thread producer:\nTraceback" in trainer.output
+    (noted,) = error_of(folder)["threads"]
+    assert (noted["thread"], noted["type"]) == ("producer", "ValueError")
+    wait_for_keeper_gone(folder)
+    verdict = judge(gather_run(folder))
+    assert "ValueError: could not convert string to float: '0,5'" in verdict.sentence
+    assert "in thread producer" in verdict.sentence
+    assert verdict.sure is Sure.LIKELY
+
+
+def test_sys_exit_in_the_loop_leaves_its_line(folder, script):
+    trainer = script(folder, TRAINING.format(deed="sys.exit()"))
+    assert trainer.wait() == 0
+    wait_for_keeper_gone(folder)
+    verdict = judge(gather_run(folder))
+    assert verdict.cause is Cause.LYING_STATUS, verdict
+    assert "in break_down, with status 0" in verdict.sentence

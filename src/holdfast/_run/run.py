@@ -15,6 +15,7 @@ from holdfast._errors import HoldfastError, SettingsError, is_interactive
 from holdfast._run.attempt import RunSpec, checked_config, close_forgotten
 from holdfast._run.boundary import StopState
 from holdfast._run.exit.leaving import cancel_exit, stop_at_interrupt
+from holdfast._run.exit.thread_errors import watch_threads
 from holdfast._run.loops import Batches
 from holdfast._run.saving.keeper_client import Handle
 from holdfast._run.saving.script_state import Forms, StateView, hand_over
@@ -48,6 +49,7 @@ class Run:
         **state: Any,
     ) -> None:
         speak_plainly()
+        watch_threads()
         if unnamed:
             raise SettingsError(
                 f"holdfast.Run({str(folder)!r}, …): there is a {type(unnamed[0]).__name__} without "

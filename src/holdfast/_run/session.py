@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from typing import Any
 
 from holdfast import _errors
 from holdfast._environment import variables
@@ -19,6 +20,7 @@ from holdfast._run.attempt import RunAttempt, RunSpec, StartRecord, note_closed,
 from holdfast._run.boundary import Boundary, StopState
 from holdfast._run.exit import leaving
 from holdfast._run.exit.leaving import ErrorContext, ExitRecord, reason_of, status_of
+from holdfast._run.exit.thread_errors import thread_errors
 from holdfast._run.keeper_events import KeeperEvents
 from holdfast._run.loops import Loops, Phases
 from holdfast._run.metric_log import MetricLog
@@ -233,7 +235,8 @@ class Session:
         attempt = self.attempt
         if leaving.is_failure(error):
             of = (attempt.layout, attempt.number, attempt.rank, attempt.size)
-            words = leaving.record_exception(error, ErrorContext(*of, where="opening"))
+            context = ErrorContext(*of, where="opening", threads=thread_errors())
+            words = leaving.record_exception(error, context)
             leaving.say_verdict(error, words, self.spec.folder)
         is_interrupt = isinstance(error, KeyboardInterrupt)
         how = "Ctrl-C" if is_interrupt else f"could not start: {reason_of(error)}"
@@ -276,6 +279,7 @@ class Session:
             where="loop" if is_in_loop and not self.boundary.words[DONE] else "outside",
             state=self.spec.state,
             counters=self.keeper.first_counters,
+            threads=thread_errors(),
         )
 
     def leave_if_signaled(self) -> None:
@@ -317,6 +321,7 @@ class Session:
         words = {}
         if error is not None and leaving.is_failure(error) and stops.is_unasked:
             words = leaving.record_exception(error, self.error_context(error))
+        left_at = None if error is None else leaving.left_at(error, self.error_context(error))
         if error is None and stops.stopped is None and ruling.is_bad():
             ruling.stop_bad()  # the values of the last steps arrived after the last boundary
         if error is None and stops.stopped is None and loops.running:
@@ -345,7 +350,10 @@ class Session:
                 leaving.say_in_memory(outcome, self.saver.newest.step, is_removed=is_removed)
         durable_step = self.keeper.durable_step
         how = f"finished: {ruling.over}" if outcome is None and ruling.over else reason_of(outcome)
-        self._record_exit(status_of(outcome), how, durable_step, asked=isinstance(outcome, Stopped))
+        left_at = left_at if outcome is error else None
+        self._record_exit(
+            *(status_of(outcome), how, durable_step, left_at), asked=isinstance(outcome, Stopped)
+        )
         self.log.end(status_of(outcome))
         layout = self.attempt.layout
         self.mirror.finish(layout, durable_step, lambda: len(stops.signals) > answered)
@@ -438,14 +446,27 @@ class Session:
         note_closed(self.spec.folder)
 
     def _record_exit(
-        self, status: int, how: str, durable_step: int | None, *, asked: bool = False
+        self,
+        status: int,
+        how: str,
+        durable_step: int | None,
+        left_at: list[list[Any]] | None = None,
+        *,
+        asked: bool = False,
     ) -> None:
         attempt = self.attempt
         if is_replaced(attempt.layout, attempt.run_id):
             release(attempt.layout, attempt.number)  # another run has this number there
             return
         step = self.boundary.step if hasattr(self, "boundary") else 0
-        record = {"status": status, "how": how, "step": step, "durable_step": durable_step}
+        record: dict[str, Any] = {
+            "status": status,
+            "how": how,
+            "step": step,
+            "durable_step": durable_step,
+        }
+        if left_at is not None:
+            record["left_at"] = left_at
         self.exit_record().write(record, asked=asked)
 
 

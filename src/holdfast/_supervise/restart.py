@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ from holdfast._supervise.record import SupervisionRecord
 MOST_BY_DEFAULT = 3
 _LONGEST_PAUSE_SECONDS = 60.0
 _ATTEMPTS_WITHOUT_PROGRESS = 3
+_REFUSED = re.compile(
+    r"\bRunIsLive: .* trains here, pid (?P<pid>\d{1,9}) on (?P<host>\S+?)\.(?:\s|$)"
+)
 
 
 @dataclass(frozen=True)
@@ -164,11 +168,25 @@ def find_end(
     record: SupervisionRecord, status: int, verdict: Verdict | None, **known: bool
 ) -> CommandEnd:
     kind = Restart.BACKOFF if verdict is None else verdict.restart
+    if verdict is not None and may_become_free(verdict, has_run=known.get("has_run", False)):
+        kind = Restart.BACKOFF
     step = began_at = None
     for run in record.runs()[:1]:
         with contextlib.suppress(OSError, ValueError, TypeError):
             step, began_at = _reached(RunLayout(Path(run["folder"])), int(run["attempt"]))
     return CommandEnd(status, kind, step=step, began_at=began_at, **known)
+
+
+def may_become_free(verdict: Verdict, *, has_run: bool) -> bool:
+    """Whether it was refused because of another trainer, which is leaving or has left.
+
+    A process of an earlier attempt may still be leaving. Any other trainer goes on.
+    """
+    told = _REFUSED.search(verdict.sentence)
+    if told is None:
+        return False
+    is_gone = told["host"] == os.uname().nodename and not Path("/proc", told["pid"]).exists()
+    return has_run or is_gone
 
 
 def explain(

@@ -10,14 +10,14 @@ import pytest
 from holdfast._diagnose.deaths.judge import judge_strictly
 from holdfast._diagnose.evidence.evidence import Evidence
 from holdfast._diagnose.hangs.process import what_holds
-from holdfast._diagnose.verdict import Cause, Sure
+from holdfast._diagnose.verdict import Cause, Restart, Sure
 from holdfast._environment.processes.activity import Activity, activity_of
 from holdfast._errors import SettingsError
 from holdfast._tools.cli import why
 from holdfast._tools.doctor.environment import Around, judge_environment
 from tests.cli.command import holdfast
 from tests.unit.hang_looks import alone, look, process, thread
-from tests.unit.why_evidence import printed
+from tests.unit.why_evidence import counters, died, ended, printed
 
 LOCK = "py/threading.py:327 acquire"
 
@@ -102,3 +102,40 @@ def test_doctor_names_who_has_the_port():
         assert f"pid {os.getpid()}" in check.found
         agent = {**known, "TORCHELASTIC_USE_AGENT_STORE": "True"}
         assert "in use" not in str(judge_environment(agent, Around()))
+
+
+def exited(step: int, total: int | None, where: str = "loop", how: str = "SystemExit"):
+    evidence = ended(0, how)
+    if where == "loop":
+        evidence.exit["left_at"] = [["/w/train.py", 11, "patience"]]
+    evidence.exit["step"] = step
+    evidence.journal = [] if total is None else [{"event": "start", "total": total}]
+    return judge_strictly(evidence)
+
+
+@pytest.mark.parametrize("total", [1000, None])
+@pytest.mark.parametrize("how", ["SystemExit", "SystemExit: 0"])
+def test_sys_exit_in_the_loop_is_no_end_of_the_training(total, how):
+    verdict = exited(60, total, how=how)
+    assert (verdict.cause, verdict.sure) == (Cause.LYING_STATUS, Sure.LIKELY), verdict
+    assert "at step 60" in verdict.sentence
+    assert "at /w/train.py:11 in patience, with status 0" in verdict.sentence
+    assert verdict.restart is Restart.NEVER
+
+
+def test_sys_exit_after_the_loop_is_an_end_of_the_training():
+    assert exited(60, 60).cause is Cause.FINISHED
+    assert exited(60, None, where="outside").cause is Cause.FINISHED
+
+
+def test_a_crash_in_a_library_is_told_with_the_line_of_the_script_that_called_it():
+    stack = (
+        "Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n"
+        '  File "/usr/lib/python3.11/ctypes/__init__.py", line 519 in string_at\n'
+        '  File "/w/native.py", line 11 in peek\n  File "/w/train.py", line 9 in <module>\n'
+    )
+    evidence = died(-11, counters=counters(0))
+    evidence.ranks[0].stacks = stack
+    verdict = judge_strictly(evidence)
+    assert verdict.sentence.endswith('in "/w/native.py", line 11 in peek.'), verdict
+    assert any("ctypes/__init__.py" in line for line in verdict.evidence)

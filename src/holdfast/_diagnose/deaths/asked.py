@@ -13,7 +13,7 @@ from holdfast._diagnose.deaths.memory import oom_of_worker
 from holdfast._diagnose.evidence.case import Case, Finding
 from holdfast._diagnose.evidence.evidence import LIVE_STATES, Record
 from holdfast._diagnose.evidence.memory import last_use, moved, tell_memory
-from holdfast._diagnose.texts.exceptions import fault_of_how
+from holdfast._diagnose.texts.exceptions import fault_of_error, fault_of_how
 from holdfast._diagnose.texts.signs import Sign, was_caught
 from holdfast._diagnose.verdict import Cause, Sure
 
@@ -209,6 +209,8 @@ def judge_finished(case: Case) -> Finding | None:
     left = _text.whole(record.get("step"))
     totals = (_text.whole(event.get("total")) for event in reversed(case.evidence.journal))
     total = next((each for each in totals if each is not None), None)
+    if (found := _left_by_exit(case, left, total)) is not None:
+        return found
     if left is not None and total is not None and left < total:
         sentence = f"It left its loop by itself at step {left} of {total}, with status 0."
         evidence.append(f"the loop was to make {total} steps")
@@ -221,6 +223,28 @@ def judge_finished(case: Case) -> Finding | None:
     if end.fault is not None and not end.fault.is_exit:
         evidence.append(f"it had printed an error, and went on: {end.fault.sentence()}")
     return Finding(Cause.FINISHED, sentence, Sure.LIKELY, evidence)
+
+
+def _left_by_exit(case: Case, left: int | None, total: int | None) -> Finding | None:
+    """`sys.exit()` in the loop, before its last step: status 0 then looks like success."""
+    record = case.evidence.exit
+    if not re.match(r"SystemExit\b", _text.text(record.get("how"))) or left is None:
+        return None
+    if left >= total if total is not None else "left_at" not in record:
+        return None
+    fault = fault_of_error({"type": "SystemExit", "frames": record.get("left_at")})
+    place = "" if fault is None else fault.place
+    at = f" at {place}" if place else ""
+    of = "" if total is None else f" of {total}"
+    sentence = f"It left its loop at step {left}{of} by sys.exit(){at}, with status 0."
+    evidence = ["it left with status 0, which looks like success"]
+    evidence += [] if total is None else [f"the loop was to make {total} steps"]
+    lines = [
+        "If the training was complete there, call run.finish() before sys.exit(); else leave with "
+        "a status that is not 0.",
+        *advice.go_on(case),
+    ]
+    return Finding(Cause.LYING_STATUS, sentence, Sure.LIKELY, evidence, lines)
 
 
 def _said_finished(case: Case) -> Finding | None:

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 from holdfast import _text
 from holdfast._diagnose import advice
 from holdfast._diagnose.deaths.memory import judge_worker
-from holdfast._diagnose.evidence.case import Case, Finding, Trouble
+from holdfast._diagnose.evidence.case import (
+    Case,
+    Finding,
+    Trouble,
+    lost_children,
+    waited_in_vain,
+)
 from holdfast._diagnose.evidence.evidence import Record
 from holdfast._diagnose.evidence.memory import last_use, tell_graphs, tell_memory, tell_space
 from holdfast._diagnose.texts.exceptions import (
@@ -217,13 +223,22 @@ def _plain(case: Case, fault: Fault, evidence: list[str]) -> Finding:
             sentence = f"{case.opening} cannot run like this: {said}."
         elif step:
             sentence = f"{case.opening} went on at step {step}, and made no new step: {said}."
-        return Finding(Cause.CONFIGURATION, sentence, Sure.CERTAIN, evidence, [advice.ONCE_RIGHT])
+        lines = [advice.ONCE_RIGHT]
+        if fault.is_own:  # its second line is the remedy
+            lines = [*fault.message.splitlines()[1:2], *lines]
+        return Finding(Cause.CONFIGURATION, sentence, Sure.CERTAIN, evidence, lines)
     sentence = f"{case.opening} {fault.verb} {said}."
     if case.finished_step is not None:
         evidence.append(f"the training itself had finished, at step {case.finished_step}")
     elif step is not None:
         sentence = f"{case.opening} raised {said} (in step {step + 1})."
     lines = [f"Look at {fault.place}."] if fault.place else []
+    sure = Sure.CERTAIN
+    if waited_in_vain(fault) and (lost := lost_children(fault)):
+        told = ", ".join(f"pid {pid}: status {status}" for pid, status in lost[:4])
+        sentence = f"{sentence[:-1]}; a child process of it had failed before ({told})."
+        sure = Sure.LIKELY
+        lines.append("See what that child printed: it is the cause, most likely.")
     if fault.kind == "files_limit":
         lines.append(
             "Allow more open files: ulimit -n 65536; or share them by another way: "
@@ -243,7 +258,7 @@ def _plain(case: Case, fault: Fault, evidence: list[str]) -> Finding:
             lines += advice.host_memory(case, use, is_machine=True)
     else:
         lines += advice.go_on(case)
-    return Finding(Cause.PYTHON_EXCEPTION, sentence, Sure.CERTAIN, evidence, lines)
+    return Finding(Cause.PYTHON_EXCEPTION, sentence, sure, evidence, lines)
 
 
 def _exit(case: Case, fault: Fault) -> Finding:

@@ -116,6 +116,8 @@ def _child_to_blame(end: End) -> End | None:
         return None
     for process in end.children:
         status, pid = _text.whole(process.get("status")), _text.whole(process.get("pid"))
+        if status is None and in_vain:
+            status = _text.whole(process.get("exitcode"))  # as the trainer recorded it
         if status is not None and status < 0 and status not in (-15, -2, -1) and pid != end.pid:
             moment = _text.real(process.get("ended"))
             known = End(host=end.host, pid=pid, time=moment, status=status, is_child=True)

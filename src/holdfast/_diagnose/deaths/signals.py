@@ -48,6 +48,7 @@ _TERMINATE = "terminate called"
 _FATAL = re.compile(
     r"(?m)^.*(?:\bF\d{4} |(?:: |^)F \S+\] |^Status: |Check failed: |FATAL|\[Fatal|[Aa]ssert).*$"
 )
+_LIBRARIES = ("/lib/python", "site-packages", "dist-packages", "<frozen")
 _DEEP = 8  # frames of one line: the function calls itself
 # What libraries abort for.
 _OF_THE_DEVICE = ("cuda_error", "cuda_assert", "cuda_oom", "memory_refused", "environment")
@@ -97,7 +98,8 @@ def judge_crash(case: Case) -> Finding | None:
             how += ", in a function that calls itself without end"
             evidence.append("the same line is on the stack again and again: endless recursion")
         if cause is not Cause.CXX_EXCEPTION:
-            how += f", in {stack[0].removeprefix('File ')}"
+            own = (frame for frame in stack if not any(part in frame for part in _LIBRARIES))
+            how += f", in {next(own, stack[0]).removeprefix('File ')}"
     else:
         evidence.append("there is no stack of it")
     if sender := _sender(case, name):

@@ -25,7 +25,7 @@ from holdfast._diagnose.texts.exceptions import (
     fault_of_signs,
     raises_after,
 )
-from holdfast._diagnose.texts.signs import culprits_of
+from holdfast._diagnose.texts.signs import IN_VAIN, culprits_of
 from holdfast._diagnose.verdict import Cause, Sure
 
 if TYPE_CHECKING:
@@ -43,6 +43,10 @@ _LINES = {  # of a shell or of srun
     **{"kernel_oom": -9, "slurm_oom": -9, "kernel_segfault": -11},
 }
 _OF_OTHERS = ("timeout", "peer_lost", "rendezvous")  # what an exception says of other ranks
+# Where Python waits for a thread or a child.
+_WAITS = ("/queue.py", "/threading.py", "/multiprocessing/", "/concurrent/futures/", "/asyncio/")
+_LIBRARIES = ("/lib/python", "site-packages", "dist-packages")
+_OF_SOCKETS = ("timed out", "The read operation timed out", "The write operation timed out")
 _LAUNCHER_ENDS = (-15, -9, -2, -1)  # what torchrun and srun send to those that are left
 
 
@@ -405,6 +409,8 @@ def _end_of(evidence: Evidence, found: RankEvidence, rank: int | None) -> End:
         end.step = None  # it had not found its step yet
     end.fault = fault_of_error(error)
     if end.fault is not None:
+        end.fault = _cause_in_thread(end.fault)
+    if end.fault is not None and not end.fault.by:
         end.fault = cause_before(end.fault, signs)
     if not end.memory and (sample := _text.record(error.get("memory"))):
         end.memory = [sample]
@@ -420,6 +426,45 @@ def _end_of(evidence: Evidence, found: RankEvidence, rank: int | None) -> End:
         end.was_sent_away = end.was_sent_away or end.status in (None, *_LAUNCHER_ENDS)
     _add_journal(end, evidence.journal, found.rank)
     return end
+
+
+def _cause_in_thread(fault: Fault) -> Fault:
+    """The recorded exception that had ended a thread, if the main thread then waited in vain."""
+    ended = _text.records(fault.record.get("threads"))
+    first = fault_of_error(ended[-1]) if ended and waited_in_vain(fault) else None
+    if any(status < 0 for _, status in lost_children(fault)):
+        return fault  # that child is to blame
+    if first is None or first.kind in _OF_OTHERS or first.type in IN_VAIN:
+        return fault
+    at = f" at {fault.place}" if fault.place else ""
+    return replace(
+        first,
+        record={**fault.record, **first.record, "traceback": ""},
+        is_before_first_step=fault.is_before_first_step,
+        by=f"thread {_text.text(ended[-1].get('thread'))}".strip(),
+        then=f"{fault.sentence()}{at}",
+    )
+
+
+def waited_in_vain(fault: Fault) -> bool:
+    """Whether an exception says that something did not come from a thread or a child process."""
+    if fault.type not in IN_VAIN or fault.kind not in ("plain", "worker"):
+        return False
+    frames = fault.record.get("frames")
+    inner = frames[-1] if isinstance(frames, list) and frames else [""]
+    file = str(inner[0]) if isinstance(inner, list | tuple) and inner else ""
+    if any(part in file for part in _WAITS) or fault.type in ("Empty", "Full"):
+        return True
+    # Of the network or of a device otherwise; a script may raise it itself after a wait.
+    is_of_script = fault.type == "TimeoutError" and not any(part in file for part in _LIBRARIES)
+    return is_of_script and fault.message not in _OF_SOCKETS and "[Errno" not in fault.message
+
+
+def lost_children(fault: Fault) -> list[tuple[int | None, int]]:
+    """The pid and the status of the worker processes that had failed, by the trainer's record."""
+    found = _text.records(fault.record.get("workers"))
+    codes = ((_text.whole(p.get("pid")), _text.whole(p.get("exitcode"))) for p in found)
+    return [(pid, code) for pid, code in codes if code]
 
 
 def _add_journal(end: End, journal: Iterable[Record], rank: int) -> None:

@@ -32,6 +32,14 @@ _OWN = re.compile(
     r"(?:Settings|Folder|State|Checkpoint|Proof)Error|NotARun|RunIsLive|UnstorableState"
     r"|StateMismatch|RestoreDiffers|(?:Damaged|Unreadable|NoGood)Checkpoint"
 )
+# A folder that could not be written now may be written later.
+_NO_ROOM = re.compile(r"\((?:No space left on device|Disk quota exceeded)\)")
+_MAY_PASS = re.compile(
+    rf"{_NO_ROOM.pattern}|\((?:Input/output error|Stale file handle|Connection timed out"
+    r"|Host is down|No route to host|Transport endpoint is not connected|Remote I/O error"
+    r"|Interrupted system call|Resource temporarily unavailable|Device or resource busy"
+    r"|Too many open files(?: in system)?|Cannot allocate memory)\)"
+)
 # What a wrong program or a wrong call raises at every start.
 _NEVER_RIGHT = re.compile(
     r"(?:Import|ModuleNotFound|Syntax|Indentation|Tab|Name|Type|Key|Attribute|FileNotFound"
@@ -175,7 +183,7 @@ class Fault:
         if self.type == "OutOfMemoryError" and "ray" not in self.qualified.split("."):
             return "cuda_oom"
         if self.is_own:
-            return "plain"
+            return "disk_full" if self._may_pass and _NO_ROOM.search(self.message) else "plain"
         if _OF_SETTINGS.search(self.message):
             return "plain"
         if self.type == "RanksError" and self._is_of_holdfast:
@@ -234,6 +242,12 @@ class Fault:
         return bool(_OWN.fullmatch(self.type)) and self._is_of_holdfast
 
     @property
+    def _may_pass(self) -> bool:
+        """Whether the run folder could not be written for a reason that may be over soon."""
+        is_of_folder = self.type == "FolderError" and self.is_own
+        return is_of_folder and _MAY_PASS.search(self.message.partition("\n")[0]) is not None
+
+    @property
     def inner(self) -> Fault:
         """The exception that this one only wraps: it repeats its type or its words."""
         told = _EMBEDDED.search(self.message)
@@ -247,6 +261,8 @@ class Fault:
         is_late = self.is_before_first_step is False
         if (inner := self.inner) is not self and not is_late and inner.is_configuration:
             return True
+        if self._may_pass:
+            return False
         if self.is_own and self.is_before_first_step is None:
             return True
         is_of_settings = _NOT_EVEN_LOADED.fullmatch(self.type) or _OF_SETTINGS.search(self.message)

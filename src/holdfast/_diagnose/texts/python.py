@@ -93,6 +93,12 @@ _MOST_BEFORE_CUT = 2  # lines of a frame before the first whole one
 _WITHOUT_HEADER = ("SyntaxError", "IndentationError", "TabError")
 _MOST_LINES = 600
 _MOST_OF_MESSAGE = 40
+_MOST_OF_OWN = 12
+_OWN_END = re.compile(
+    r"  (?:at (?:(?P<file>\S.{0,400}):(?P<line>\d{1,9})|line \d.*) )?"
+    r"\((?P<type>holdfast\.\w{1,40})\)"
+)
+_OWN_LEAD = re.compile(r"holdfast: (?:rank \d{1,6}: )?")
 _FRAMES_KEPT = 12
 
 
@@ -121,6 +127,8 @@ def read_python(text: Text) -> Iterator[Sign]:
             if line.text.startswith(f"{name}: ") and (frame := _frame_above(text, line)):
                 said = line.text.partition(": ")[2].strip()
                 yield _sign_alone(line, name, said, [[*frame]])
+    for line in text.hits(" (holdfast."):
+        yield from _read_own(text, line)
     for line in text.hits("Fatal Python error: "):
         said = PROGRESS_BAR.sub("", line.text)
         if said.lstrip().startswith("Fatal Python error: "):
@@ -195,6 +203,22 @@ def _frame_above(text: Text, line: Line) -> Frame | None:
         if frame := _FRAME.match(above.text):
             return None if frame[3] else (frame[1], int(frame[2]), "<module>")
     return None
+
+
+def _read_own(text: Text, end: Line) -> Iterator[Sign]:
+    """An uncaught error of holdfast, which is printed as its sentences, its place and its type."""
+    told = _OWN_END.fullmatch(end.text.rstrip())
+    said: list[str] = []
+    for line in text.before(end, _MOST_OF_OWN) if told is not None else ():
+        said.insert(0, line.text)
+        if line.text.startswith("holdfast: "):
+            break
+    if told is None or not said or not said[0].startswith("holdfast: "):
+        return
+    message = _OWN_LEAD.sub("", "\n".join(said), count=1)
+    frames = [[told["file"], int(told["line"])]] if told["file"] else []
+    more = {"lines": [end.number - len(said), end.number]}
+    yield _sign_alone(end, told["type"], message, frames, **more)
 
 
 def tracebacks(text: Text) -> list[Traceback]:

@@ -391,6 +391,7 @@ class ErrorContext:
     where: str = "outside"  # or "loop", or "opening"
     state: Mapping[str, Any] = field(default_factory=dict)
     counters: dict[str, Any] | None = None  # of OOM kills, when the run was opened
+    threads: list[dict[str, Any]] = field(default_factory=list)  # exceptions that have ended some
 
 
 def is_failure(error: BaseException | None) -> bool:
@@ -404,11 +405,19 @@ def is_failure(error: BaseException | None) -> bool:
     return code != 0 if isinstance(code, int) else code is not None
 
 
+def left_at(error: BaseException, context: ErrorContext) -> list[list[Any]] | None:
+    """Where `sys.exit` was called with status 0 in the loop: it looks like the end of training."""
+    is_exit = isinstance(error, SystemExit) and not isinstance(error, Stopped)
+    if not is_exit or is_failure(error) or context.where != "loop":
+        return None
+    return places_of(frames_of(error))[-_SHOWN_FIRST:]
+
+
 def record_exception(error: BaseException, context: ErrorContext) -> dict[str, Any]:
     known: dict[str, Any] = {}
     with contextlib.suppress(Exception):  # the exception itself must come through
         errors, frames = errors_of(error), frames_of(error)
-        record = {**_of_run(context), **_of_error(error, errors, frames)}
+        record = {**_of_run(context), **describe(error, errors, frames)}
         deadline = time.monotonic() + _SECONDS
         facts: list[Callable[[], dict[str, Any]]] = [
             lambda: {"workers": workers_of(frames)},
@@ -449,10 +458,12 @@ def _of_run(context: ErrorContext) -> dict[str, Any]:
         "phase": context.phase,
         "where": context.where,
         "is_configuration": context.steps == 0,
+        **({"threads": context.threads} if context.threads else {}),
     }
 
 
-def _of_error(error: BaseException, errors: list[BaseException], frames: Frames) -> dict[str, Any]:
+def describe(error: BaseException, errors: list[BaseException], frames: Frames) -> dict[str, Any]:
+    """Its type, text, causes and places."""
     kind = type(error)
     module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
     return {
