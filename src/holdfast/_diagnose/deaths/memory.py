@@ -209,6 +209,17 @@ def _name(process: Record) -> str:
     return f"{what} (pid {pid})" if pid else what
 
 
+def _name_in_ray(details: Record) -> str:
+    """A worker or an actor of Ray; empty if it is another one."""
+    if "exit type" not in details:
+        return ""
+    actor = _text.text(details.get("name")) or _text.text(details.get("actor"))
+    where = [f"pid {pid}"] if (pid := _text.whole(details.get("pid"))) else []
+    where += [f"on {ip}"] if (ip := _text.text(details.get("ip"))) else []
+    of = f"Ray's worker {actor}".strip()
+    return f"{of} ({' '.join(where)})" if where else of
+
+
 def judge_lost_child(case: Case) -> Finding | None:
     """The OOM killer ended a child, and its parent failed because of that."""
     end = case.end
@@ -325,7 +336,7 @@ def judge_worker(case: Case, trouble: Trouble) -> Finding:
     if status is None and stack is not None:
         status = -(_text.whole(stack.details.get("signal")) or 0) or None
     evidence = trouble.evidence(case)
-    name = _name(dead)
+    name = _name_in_ray(trouble.details) or _name(dead)
     is_of_a_loader = _OF_A_LOADER.search(trouble.message + str(trouble.record.get("frames")))
     if not is_of_a_loader:
         name = name.replace("a data-loader worker", "a worker process")

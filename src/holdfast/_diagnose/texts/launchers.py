@@ -9,14 +9,17 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from holdfast._diagnose.texts.lines import Line, Text
-from holdfast._diagnose.texts.sign import PROGRESS_BAR, Sign, is_source_code, make_sign
+from holdfast._diagnose.texts.sign import PROGRESS_BAR, TEXT_MOST, Sign, is_source_code, make_sign
 
 _FIELD = re.compile(r"\s*(time|host|rank|exitcode|error_file|traceback)\s*: ?(.*)")
 _SPAWN = re.compile(
-    r"(?:ProcessExited)?Exception: process (\d+) terminated with (?:signal (\w+)|exit code (-?\d+))"
+    r"(?:ProcessExited)?Exception: [Pp]rocess (\d+) terminated with "
+    r"(?:signal (\w+)|exit code (-?\d+))"
 )
 _AGENT = re.compile(
     r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\) of binary: (\S+)"
@@ -66,6 +69,17 @@ _EXITS = {
     r"(?P<code>1(?:29|3\d|4[0-3])|-107374\d{4})\b",
     "command terminated with exit code ": r"command terminated with exit code (?P<code>\d{1,3})\b",
 }
+# "Worker IP address: 10.0.0.1 … Worker PID: 12 Worker exit type: SYSTEM_ERROR"; and above it
+# the fields of the actor, each in a line of its own.
+_OF_RAY = re.compile(r"Worker (IP address|PID|exit type): (\S+)")
+_FIELD_OF_RAY = re.compile(r"\s+(class_name|pid|name|ip): (\S+)\s*$")
+# kubectl's tables, and `describe`, where a container is less indented than its state.
+_ROW_OF_PODS = re.compile(r"(\S+) +\d+/\d+ +OOMKilled\b")
+_OF_POD = re.compile(r"(?i)reason\W+OOMKilled|OOMKilled\W{1,3}true")
+_CONTAINER = re.compile(r"  ([\w-]+):\s*$")
+_POD = re.compile(r"Name: +(\S+)\s*$")
+_LIMIT = re.compile(r" +memory: +(\S+)\s*$")
+_STATUS = re.compile(r" *\W?[Ee]xit ?Code\W+(\d{1,3})\b")
 _OF_A_STOP = re.compile(r"Exit Code: +(?:0|137|143)$")
 _RUNNING_AT = re.compile(r"RANK (?P<rank>\d{1,6}) PID \d+ RUNNING AT (?P<node>\S+)")
 _CODE_BELOW = re.compile(r"\s*Exit code: +(?P<code>\d{1,3})$")  # of Open MPI
@@ -95,7 +109,7 @@ def read_launchers(text: Text, exceptions: list[Sign]) -> Iterator[Sign]:
             pid = int(match[3])
             details = {"exitcodes": {rank: code}, "root": rank, "culprit": rank, "pid": pid}
             yield make_sign("torchrun_summary", line, {**details, "launcher": "torchrun"}, rank)
-    for line in text.hits("Exception: process "):
+    for line in chain(text.hits("Exception: process "), text.hits("Exception: Process ")):
         match = _SPAWN.search(line.text)
         if match is not None:
             rank = int(match[1])
@@ -103,6 +117,8 @@ def read_launchers(text: Text, exceptions: list[Sign]) -> Iterator[Sign]:
             details = {"exitcodes": {rank: code}, "root": rank, "culprit": rank}
             yield make_sign("torchrun_summary", line, {**details, "launcher": "spawn"}, rank)
 
+    yield from _read_ray(text)
+    yield from _read_pods(text)
     for needle, shape in _EXITS.items():
         lines = list(text.hits(needle))
         if needle == "Exit Code:" and (own := [s for s in lines if not _OF_A_STOP.search(s.text)]):
@@ -120,6 +136,47 @@ def read_launchers(text: Text, exceptions: list[Sign]) -> Iterator[Sign]:
                 code = _OF_WINDOWS.get(code - (1 << 32 if code > 1 << 31 else 0), code)
                 node = {"node": found["node"]} if found.get("node") else {}
                 yield make_sign("launcher_exit", line, {"exitcode": code, **node}, of)
+
+
+def _read_pods(text: Text) -> Iterator[Sign]:
+    """A container that was killed for memory, as `kubectl describe` tells it, or docker."""
+    for line in text.hits("OOMKilled"):
+        above, below = list(text.before(line, 60)), list(text.after(line, 30))
+        if row := _ROW_OF_PODS.match(line.text):
+            yield make_sign("slurm_oom", line, {"pod": row[1]})
+        if not _OF_POD.search(line.text):
+            continue
+        end = next((i for i, each in enumerate(below) if _CONTAINER.match(each.text)), len(below))
+        found = {
+            "container": next(_matches(_CONTAINER, above), None),
+            "pod": next(_matches(_POD, above), None),
+            "limit": next(_matches(_LIMIT, below[:end]), None),
+            "exitcode": next(map(int, _matches(_STATUS, [*below[:3], *above[:3]])), None),
+        }
+        yield make_sign("slurm_oom", line, {key: known for key, known in found.items() if known})
+
+
+def _matches(shape: re.Pattern[str], lines: list[Line]) -> Iterator[str]:
+    return (found[1] for line in lines if (found := shape.match(line.text)))
+
+
+def _read_ray(text: Text) -> Iterator[Sign]:
+    """A worker of Ray that died: its line has pages of advice, and the lines above name it."""
+    found: list[tuple[Line, str, dict[str, Any]]] = []
+    for line in text.hits("Worker exit type: "):
+        fields = [(f[1].lower(), f[2]) for f in _OF_RAY.finditer(line.text)]
+        above = (_FIELD_OF_RAY.match(each.text) for each in text.before(line, 10))
+        fields += [(each[1], each[2]) for each in above if each]
+        details: dict[str, Any] = {}
+        for name, value in fields:
+            details.setdefault({"ip address": "ip", "class_name": "actor"}.get(name, name), value)
+        details["pid"] = int(details.get("pid", "0")[:9]) or None
+        start = next(_OF_RAY.finditer(line.text)).start()
+        found.append((line, line.text[start:], details))
+    for line, said, details in found:
+        same = [other for _, _, other in found if other["pid"] == details["pid"]]
+        merged = {key: value for other in [*same, details] for key, value in other.items()}
+        yield replace(make_sign("worker_exited", line, merged), text=said[:TEXT_MOST])
 
 
 def _number(name: str) -> int:
