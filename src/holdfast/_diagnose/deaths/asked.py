@@ -14,7 +14,7 @@ from holdfast._diagnose.evidence.case import Case, Finding
 from holdfast._diagnose.evidence.evidence import LIVE_STATES, Record
 from holdfast._diagnose.evidence.memory import last_use, moved, tell_memory
 from holdfast._diagnose.texts.exceptions import fault_of_error, fault_of_how
-from holdfast._diagnose.texts.signs import Sign, was_caught
+from holdfast._diagnose.texts.signs import Sign, is_of_another, was_caught
 from holdfast._diagnose.verdict import Cause, Sure
 
 _BY_REASON = (("time limit", Cause.TIME_LIMIT), ("preempted|requeued by slurm", Cause.PREEMPTED))
@@ -23,6 +23,10 @@ CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGSYS", "SIGTRA
 _ANSWER_SECONDS = 120.0
 _AT_EXIT = ("peer_lost",)  # a printed line without an exception, of ranks that leave one by one
 _FEW_LINES = 10  # that a shell script prints after its command has failed
+_ENDS = (
+    *("killed_line", "segfault_line", "abort_line", "bus_error", "illegal_instruction_line"),
+    *("floating_point_line", "torchrun_summary", "launcher_exit", "srun_exit", "slurm_oom"),
+)
 _OF_A_RANK = re.compile(r"rank \d+ ")
 _LAUNCHER_GONE = re.compile(r"\(pid \d+\) is gone")
 # By a status of holdfast: (cause, sentence, advice).
@@ -256,6 +260,8 @@ def _said_finished(case: Case) -> Finding | None:
         sign, signs = case.sign("holdfast_finished"), case.evidence.signs
     if sign is None or case.evidence.exit or end.status is not None or end.has("nan_loss"):
         return None
+    if any(0 < sign.line - each.line <= _FEW_LINES and _failed(each) for each in signs):
+        return None  # a shell script goes on after its command has failed, and prints what it likes
     after = [each for each in signs if each.line > sign.line]
     if not all(each.kind in _AT_EXIT or _went_on_after(each) for each in after):
         return None
@@ -265,13 +271,26 @@ def _said_finished(case: Case) -> Finding | None:
     if before := _text.text(sign.details.get("before")):
         evidence.insert(0, f"it printed: {_text.one_line(before)}")
     evidence += [
-        f"it then printed an error, and went on: {_text.one_line(each.text)}" for each in after[-1:]
+        f"it then printed an error, which did not end it: {_text.one_line(each.text)}"
+        for each in after[-1:]
     ] or ["no error was printed after that"]
     return Finding(Cause.FINISHED, f"It finished{at}.", Sure.LIKELY, evidence)
 
 
+def _failed(sign: Sign) -> bool:
+    """Whether it tells of the end of the training itself: an exception, a signal, a status."""
+    if sign.kind == "python_exception":
+        return not is_of_another(sign)
+    return sign.kind in _ENDS and sign.details.get("exitcode") != 0
+
+
 def _went_on_after(sign: Sign) -> bool:
-    """Whether the script printed an exception itself, and more after it."""
+    """Whether the script printed an exception itself, and more after it.
+
+    A thread or a child that is still there while the script leaves has lost what it works with.
+    """
+    if is_of_another(sign):
+        return True
     is_last = not _text.whole(sign.details.get("from_end"))
     return sign.kind == "python_exception" and was_caught(sign) and not is_last
 
@@ -401,7 +420,7 @@ def _by_signs(case: Case) -> Finding | None:
         return None  # it was over before that
     for kind, cause, sentence in _SIGNS:
         sign = case.sign(kind)
-        if sign is None or (kind == "slurm_step_cancelled" and len(case.evidence.signs) > 1):
+        if sign is None or (kind == "slurm_step_cancelled" and not _is_first(sign, case)):
             continue  # a step is cancelled after any failure of a task, too
         said = _text.one_line(sign.text)
         lost = next((s for s in case.evidence.signs if "Node failure on " in s.text), None)
@@ -419,14 +438,43 @@ def _by_signs(case: Case) -> Finding | None:
             cause = Cause.CONFIGURATION
             sentence = f"SLURM refused the request: {said.rpartition(': ')[2]}"
         is_of_slurm = re.search("(?i)slurm|srun|sbatch|PBS|TERM_", said) is not None
+        told = [said]
         if "OOMKilled" in said:
-            sentence = "Kubernetes ended a container at its memory limit"
+            at = sign.details.get("limit", "")
+            sentence = f"Kubernetes ended {_container(sign)} at its memory limit{at and f' ({at})'}"
+            is_of_slurm |= sign.details.get("exitcode") == 137
+        elif kind == "slurm_oom" and (killed := case.sign("killed_line")) is not None:
+            told.append(f"it printed: {_text.one_line(killed.text, 240)}")
+            if pid := _text.whole(killed.details.get("pid")):
+                command = _text.one_line(_text.text(killed.details.get("command")), 80)
+                of = f" ({command})" if command else ""
+                sentence = sentence.replace("A process of the job", f"The process {pid}{of}")
         elif cause is Cause.PREEMPTED and re.search("(?i)instance|metadata|eventtype|spot", said):
             sentence = "The cloud took the machine back"
         is_certain = is_of_slurm and kind != "slurm_step_cancelled"
         sure = Sure.CERTAIN if is_certain else Sure.LIKELY
-        return _of_slurm(case, cause, sentence, sure, [said])
+        return _of_slurm(case, cause, sentence, sure, told)
     return None
+
+
+def _container(sign: Sign) -> str:
+    names = [(what, _text.text(sign.details.get(what))) for what in ("container", "pod")]
+    return " of ".join(f"the {what} {name}" for what, name in names if name) or "a container"
+
+
+def _is_first(sign: Sign, case: Case) -> bool:
+    """Whether slurmstepd tells that a step is cancelled, and no task had failed before."""
+    others = [each for each in case.evidence.signs if each.kind != sign.kind]
+    first = min(each.line for each in case.evidence.signs if each.kind == sign.kind)
+    is_of_slurmstepd = "CANCELLED AT" in sign.text
+    by_it = [each for each in others if each.line > first and _is_told_to_leave(each)]
+    return case.end.fault is None and len(by_it) == len(others) * is_of_slurmstepd
+
+
+def _is_told_to_leave(sign: Sign) -> bool:
+    """Whether a process or its launcher prints it of a SIGTERM, or of the SIGKILL after it."""
+    status = sign.details.get("exitcode")
+    return sign.kind in ("terminated_line", "killed_line") or status in (143, 137, -15, -9)
 
 
 def _of_slurm(case: Case, cause: Cause, sentence: str, sure: Sure, evidence: list[str]) -> Finding:

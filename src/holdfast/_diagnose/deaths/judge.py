@@ -31,6 +31,7 @@ from holdfast._diagnose.evidence.evidence import Evidence
 from holdfast._diagnose.hangs.explain import HangFinding
 from holdfast._diagnose.hangs.live import judge_live
 from holdfast._diagnose.texts.exceptions import KINDS
+from holdfast._diagnose.texts.sign import last_progress
 from holdfast._diagnose.texts.signs import was_caught
 from holdfast._diagnose.verdict import Cause, Restart, Sure, Verdict, restart_after
 
@@ -166,8 +167,15 @@ def _verdict(case: Case, found: Finding) -> Verdict:
         told.append(f"it left with status {status}, and an exception alone gives 1")
     if sure is Sure.CERTAIN and not case.is_ordered:
         sure = Sure.LIKELY  # `culprit` says that the order is not known
-    if end.fault is not None and (said := end.has("holdfast_finished")) is not None:
-        told.append(f"it had printed: {_text.one_line(said.text, 160)}")
+    has_finished = end.has("holdfast_finished") if end.fault is not None else None
+    if has_finished is not None and found.cause is not Cause.FINISHED:
+        told.append(f"it had printed: {_text.one_line(has_finished.text, 160)}")
+        raised = end.has("python_exception")
+        if sure is Sure.CERTAIN and raised is not None and raised.line < has_finished.line:
+            sure = Sure.LIKELY
+    of_a_signal = end.fault is None and (end.status or 0) < 0 and case.evidence.kind == "log"
+    if of_a_signal and (said := last_progress(case.evidence.output)):
+        told.append(f"the last progress that it printed: {_text.one_line(said, 160)}")
     durable = case.durable_step
     if end.step is not None and found.cause is not Cause.FINISHED:
         kept = "nothing was durable" if durable is None else f"step {durable} is durable"

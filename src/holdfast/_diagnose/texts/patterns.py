@@ -41,6 +41,23 @@ _NOTICE = (
     r"|stopp|delet|evict|empt|alloca)\w*)\b)"
     r".*«{}»"
 )
+# What a script prints when it has trained, and not after a part of that.
+_END = (
+    r"(?i)^(?!.*\b(?:epoch|stage|phase|fold|step|iter(?:ation)?|round|task|level|trial|part|split"
+    r"|seed)s?[ _:#]*\d|.*\b(?:if|when|until|before|not|will|once|pre)\b)"
+    r"(?:.*[\]:=>*|#-]|.*\bINFO)?\W*(?:{words})(?: successfully)?"
+    r"(?:\W*$|[.!,;:] | (?:in|after|at|and|with|on)\b)"
+)
+_PAST = "(?:finished|completed?|done|ended|over)"
+_END_WORDS = (
+    rf"(?:(?:the|all|model|network|distributed) )?(?-i:[Tt])«raining »(?:(?:of|for) .{{1,40}} )?"
+    r"(?:(?:run|process|job|loop|procedure) )?(?:(?:is|was|has|have|been|now|successfully) )*"
+    rf"{_PAST}",
+    rf"(?:(?:is|was|has|have) )?{_PAST} «training»(?: (?:the|of|for) .{{1,40}})?",
+    rf"{_PAST} «Training»(?: (?:the|of|for) .{{1,40}})?",
+    r"«Optimization Finished»",
+    r"(?:total (?-i:[Tt])«raining time»\W.*\d.*|training time \d+:\d\d:\d\d)",
+)
 # The kernel's victim was another one.
 _OF_A_DAEMON = re.compile(r"Kill\w* process \d+ \((?:mysql|postgres|mongo|redis|chrom|Xorg|gnome)")
 _TABLE: dict[str, tuple[str, ...]] = {
@@ -285,7 +302,9 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *("GPU is lost", "«fallen off the bus».*"),
         r"«NVRM: »(?P<what>Xid \([^)]*\): (?P<xid>\d+)[^\n]*)",
     ),
-    "cuda_assert": (r"(?P<file>\S+\.cuh?):(?P<at>\d+): .*«Assertion `»(?P<assertion>.*?)` failed",),
+    "cuda_assert": (
+        r"(?P<file>\S+\.(?:cuh?|hip)):(?P<at>\d+): .*«Assertion `»(?P<assertion>.*?)[`'] failed",
+    ),
     # -- Collectives
     "nccl_timeout": (
         r"(?:Rank (?P<rank>\d+)\] )?«Watchdog caught collective operation timeout»: WorkNCCL"
@@ -416,15 +435,14 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *(r"\{«'train_runtime': »[\d.']+", r"(?i)epoch \d+: «early stopping»$", "Status: Finished"),
         *(r"\d+ epochs «completed in »[\d.]+ hours", "arly stopping, best iteration is:"),
         *("Did not meet early stopping. Best", "Stopping. Best iteration:", "] Finish train"),
-        *("Reporting training SUCCESS", r"^«Training complete in »\d+m", "Finished training loop."),
+        *("Reporting training SUCCESS", "Finished training loop."),
         *("EarlyStopping: Training stopped early as no", "Completed - Training job completed"),
-        *("Training completed. Do not forget to share your", "done training in "),
+        *("Training completed. Do not forget to share your", "*** Best metric: "),
         *("^Process finished with «exit code 0»$", "worker group successfully finished"),
         *("Job execution was successful. Exit Status 0", "State: COMPLETED (exit code 0)"),
-        r"(?:^|[\]:=>*-]|\bINFO )\W*(?i:model )?[Tt]«raining »(?i:finished|completed?|done)"
-        r"(?: successfully)?(?: in [\d:.smh ]+)?(?:\W*$|[.!,;] )",
+        *(_END.format(words=words) for words in _END_WORDS),
         r"^\s*«Number of finished trials: » *\d+$",  # of a search
-        *(r"^\W*«Finished »[Tt]raining\W*$", r"launcher\.Parallel INFO: «End of run»"),
+        *(r"launcher\.Parallel INFO: «End of run»", r"Process \d+ «exits successfully.»"),
         r"^«total images/sec: »[\d.]+$",
     ),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from holdfast._diagnose.texts.lines import Line, Text, split_prefix
 TEXT_MOST = 600  # characters of a line that are kept: some libraries print pages in one
 # It stays in the line of the shell's last words.
 PROGRESS_BAR = re.compile(
-    r".*(?:\d(?:it/s|s/it)[^\]]*\]|\beta [\d:]+ ?[\\|/-]|\] - ETA: [\d:]+s?\b.*: [\d.e+-]+)"
+    r".*(?:[\d?](?:it/s|s/it)[^\]]*\]|\beta [\d:]+ ?[\\|/-]|\] - ETA: [\d:]+s?\b.*: [\d.e+-]+)"
 )
 
 
@@ -34,9 +35,11 @@ class Sign:
 def make_sign(
     kind: str, line: Line, details: dict[str, Any] | None = None, rank: int | None = None
 ) -> Sign:
+    text = line.text.strip()
+    bar = PROGRESS_BAR.match(text) if "it/s" in text or "s/it" in text else None
     return Sign(
         kind,
-        line.text.strip()[:TEXT_MOST],
+        ((text[bar.end() :].strip() if bar else "") or text)[:TEXT_MOST],
         rank if rank is not None else line.rank,
         line.number,
         {**(details or {}), "from_end": line.from_end},
@@ -72,7 +75,7 @@ _STEP = re.compile(
 )
 _EPOCH = re.compile(r"(?<!--)\bepochs?['\"]?\]?\W{1,4}(\d{1,9}(?:\.\d{1,9})?)", re.IGNORECASE)
 _PLAIN = re.compile(r"^\W{0,3}(?:(?!(?i:size)\W)[A-Za-z]{1,12}\W{1,3}){0,3}(\d{1,12})(?![\d.:/-])")
-_OF_MANY = re.compile(r"\b(\d{1,12})/\d{1,12}\b")
+_OF_MANY = re.compile(r"\b(\d{1,12}) ?/ ?\d{1,12}\b")
 _LOSS = re.compile(
     r"(?<!best.)loss\w*['\"]?\s*(?:[:=(]|is )?\s*(?:tensor\()?(-?[\d.]+|[+-]?nan|[+-]?inf)\b", re.I
 )
@@ -83,7 +86,7 @@ _NO_LOSS = re.compile(
 _SEVERAL = re.compile(r"[:=] ?-?nan, .*[:=] ?-?nan\b")  # figures of one step
 _NO_GRADIENT = re.compile(r"\bgrad(?:ient)?[ _]?norm['\"]?\W{1,4}(?:nan|inf)\b", re.I)
 _NOT_FINITE = re.compile(r"[:=(] ?[+-]?(?:nan|inf)\b", re.I)
-_ERRORS = re.compile(r"Error|Exception|Traceback|File \"|[Oo]ut of memory")
+_ERRORS = re.compile(r"Error|Exception|Traceback|File \"|[Oo]ut of memory|slurmstepd: |srun: ")
 _MOST_BAD = 2  # figures up to the end that are not numbers
 
 # docker compose, and kubectl logs --prefix.
@@ -179,6 +182,14 @@ class Marks:
                 return True
         return False
 
+    def trains_on(self, rank: int | None, from_end: int) -> bool:
+        """Whether more epochs or steps follow a line; an evaluation has neither, or one epoch."""
+        marks = [mark for mark in self._of.get(rank, []) if mark.counted and not mark.bar]
+        before = [mark.counted[:2] for mark in marks if mark.counted and mark.from_end > from_end]
+        after = [mark.counted[:2] for mark in marks if mark.counted and mark.from_end < from_end]
+        is_higher = max(after, default=(0, 0)) > max(before, default=(math.inf, 0))
+        return is_higher or len({epoch for epoch, _ in after}) > 1
+
     def bad_losses(self) -> list[Mark]:
         """The losses up to the end that are not numbers; empty if the last ones are numbers."""
         last = max((i for i, mark in enumerate(self.losses, 1) if not mark.bad), default=0)
@@ -188,6 +199,15 @@ class Marks:
     def is_finite_after(self, from_end: int) -> bool:
         """Whether a loss below a line is a number again."""
         return any(mark.from_end < from_end and not mark.bad for mark in self.losses)
+
+
+def last_progress(text: str) -> str:
+    """The last line with a loss or with n of m, without what follows a bar in it."""
+    whole = Text(text)
+    lines = ((mark, whole.line_at(mark.start).text.strip()) for mark in reversed([*_read(whole)]))
+    said = next((line for mark, line in lines if mark.loss or _OF_MANY.search(line)), "")
+    bar = PROGRESS_BAR.match(said)
+    return bar[0] if bar else said
 
 
 def _is_drawn_once(marks: list[Mark]) -> bool:

@@ -122,7 +122,7 @@ def _last_words(text: Text, marks: Marks) -> list[Sign]:
     whole, start = text.whole, max(0, len(text.whole) - _LAST_CHARACTERS)
     lines = [end := text.line_at(len(whole)), *text.before(end, _LAST_LINES)]
     last = next((line for line in lines if not _SAYS_NOTHING.match(line.text)), end)
-    if not _RESULT.match(last.text):
+    if not _RESULT.match(last.text) and not _EARLY_STOP.search(last.text):
         return []
     stops = (text.line_at(found.start()) for found in _EARLY_STOP.finditer(whole, start))
     ends = [line for line in stops if not marks.goes_on(line.rank, line.from_end, 1)]
@@ -271,6 +271,9 @@ def _with_past(signs: list[Sign], marks: Marks) -> list[Sign]:
             or ((sign.line, sign.rank) in early and marks.counts_on(from_end))
             # It raises again, after progress that no rank has labelled.
             or (sign.rank in raised and marks.counts_on(from_end, raised[sign.rank]))
+        )
+        went_on = went_on or (
+            sign.kind == "holdfast_finished" and marks.trains_on(sign.rank, from_end)
         )
         # After the last loss, an evaluation is no recovery.
         went_on = went_on and (sign.kind != "nan" or marks.is_finite_after(from_end))
