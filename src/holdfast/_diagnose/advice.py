@@ -379,6 +379,10 @@ _HINTS = {
     "tail, df -h, smartctl -a; on NFS or Lustre see the server and its quota.",
     r"[Rr]ead-only file system|Errno 30\]": "The file system is mounted read-only, on purpose or "
     "after an error: mount | grep ro, sudo dmesg | tail; or write elsewhere.",
+    r"Errno 13\]|WinError 5\]": "It has no right to that path: see who owns it (ls -ld; id; in a "
+    "container its user and mounts), and give it another folder, mostly an option or a setting.",
+    r"FileExistsError": "It does not overwrite what an earlier start has made: give it another "
+    "folder, remove that one, or os.makedirs(…, exist_ok=True).",
     r"unable to lock file|Resource temporarily unavailable": "Another process has the file open: "
     "a worker that was forked, or a second job; save under another name, or "
     "HDF5_USE_FILE_LOCKING=FALSE",
@@ -389,6 +393,13 @@ _HINTS = {
     r"(?i)\bECC\b|fallen off the bus|\bXid\b|GPU is lost|NVLink|row remap": "The GPU itself "
     "failed: take another node and tell its administrators; nvidia-smi -q, sudo nvidia-smi "
     "--gpu-reset -i N or a reboot may bring it back, else it is the hardware.",
+    r"(?s)^(?!.*Assertion `).*CU\w+_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)": (
+        "Mostly the GPU's memory is full (nvidia-smi; make the batch smaller), or an index is out "
+        "of range before it: CUDA_LAUNCH_BLOCKING=1, or the same batch on the CPU, tells which."
+    ),
+    r"Duplicate GPU": "Two ranks took the same GPU: torch.cuda.set_device(int(os.environ["
+    "'LOCAL_RANK'])) before the first collective, and no more processes per node than GPUs: "
+    "nvidia-smi -L; echo $CUDA_VISIBLE_DEVICES",
     r"PanicException|panicked at": "A library in Rust failed on that input: find the item (one "
     "process, RUST_BACKTRACE=1), and see whether a newer version of that library helps.",
     r"n_classes|nll_loss|\"index out of bounds\"|indexSelect|ScatterGather|srcIndex": "A label or "

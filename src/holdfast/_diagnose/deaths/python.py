@@ -21,6 +21,7 @@ from holdfast._diagnose.texts.exceptions import (
     CHILD_LEFT,
     KINDS,
     POINTS_ABOVE,
+    PROCESS_LEFT,
     Fault,
     kind_of_sign,
 )
@@ -37,6 +38,14 @@ _VAGUE = re.compile("(?:Internal|Unknown|Aborted|Unavailable|ResourceExhausted|X
 _WANTS_GPU = re.compile(r"\bGPUs?\b|(?i:cuda)")  # why there is none was printed above it
 _NEAR_LINES = 60  # of the end, or the next sign of it: the training may have recovered from others
 _OF_A_NETWORK = re.compile("Max retries exceeded|failure in name resolution|couldn't connect to")
+_OF_DEVICE = ("cuda_oom", "cuda_error")
+# Not enough memory, or an error before it: of both a library says the same. TensorFlow and JAX
+# tell of the memory of a host in the same words.
+_SUSPECTED = re.compile(
+    r"CU\w+_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)"
+    r"|^(?!.*(?i:gpu|cuda|hbm|rocm|tpu)).*(?:OOM when allocating|RESOURCE_EXHAUSTED)",
+    re.DOTALL,
+)
 _PORT_TAKEN = re.compile("(?i)address already in use|EADDRINUSE")
 _IN_USE = re.compile("already in use by process|busy or unavailable")
 _CUT = "the log ends in its traceback"
@@ -125,7 +134,9 @@ def judge_python(case: Case) -> Finding | None:
 def _how_sure(case: Case, trouble: Trouble) -> Sure:
     """A line of a log may be about anything; an exception, or a line before a failure, is not."""
     is_only_a_line = trouble.fault is None and case.end.status is None
-    return Sure.LIKELY if is_only_a_line else Sure.CERTAIN
+    is_told = trouble.kind not in _OF_DEVICE or case.sign("cuda_assert") is not None
+    is_told = is_told or not _SUSPECTED.search(trouble.message)
+    return Sure.LIKELY if is_only_a_line or not is_told else Sure.CERTAIN
 
 
 def _breakpoint(case: Case, fault: Fault, evidence: list[str]) -> Finding:
@@ -149,7 +160,14 @@ def _trouble(case: Case) -> Trouble | None:
         better = [sign for sign in signs if _says_more(sign, fault)]
         if fault.kind == "cuda_error" and (driver := [s for s in signs if "xid" in s.details]):
             return Trouble(fault.kind, fault.sentence(), fault, driver[-1])
-        vague = (*_SAYING_LITTLE, "cpu_oom") if _VAGUE.fullmatch(fault.type) else _SAYING_LITTLE
+        asserted = [sign for sign in signs if sign.kind == "cuda_assert"]
+        if asserted and fault.kind in ("cuda_oom", "cuda_error"):
+            # The device does nothing more after it: any later call fails, in words of its own.
+            failed = asserted[0].details.get("assertion")
+            said = f"{fault.sentence()}, after its kernel's assertion `{failed}` failed"
+            return Trouble("cuda_error", said, fault, asserted[-1])
+        is_vague = _VAGUE.fullmatch(fault.type) and not fault.is_of_host
+        vague = (*_SAYING_LITTLE, "cpu_oom") if is_vague else _SAYING_LITTLE
         if fault.kind in vague and better and not fault.is_configuration:
             if fault.kind == "interrupt":  # a library interrupted its own process
                 said = _text.one_line(better[-1].text, 200)
@@ -233,7 +251,7 @@ def _plain(case: Case, fault: Fault, evidence: list[str]) -> Finding:
     elif step is not None:
         sentence = f"{case.opening} raised {said} (in step {step + 1})."
     lines = [f"Look at {fault.place}."] if fault.place else []
-    sure = Sure.CERTAIN
+    sure = Sure.LIKELY if PROCESS_LEFT.search(fault.message) else Sure.CERTAIN
     if waited_in_vain(fault) and (lost := lost_children(fault)):
         told = ", ".join(f"pid {pid}: status {status}" for pid, status in lost[:4])
         sentence = f"{sentence[:-1]}; a child process of it had failed before ({told})."
@@ -248,6 +266,7 @@ def _plain(case: Case, fault: Fault, evidence: list[str]) -> Finding:
     if cwd and fault.type == "FileNotFoundError" and _RELATIVE.search(fault.message):
         lines.append(f"That path is relative; the command was started in {_text.one_line(cwd)}.")
     if fault.kind == "cpu_oom":
+        evidence += ["that is the memory of the host (cpu:0), not of a GPU"] * fault.is_of_host
         use = last_use(case.end.memory)
         evidence += [*tell_space(use), *tell_memory(case.end.memory, case.end.time)]
         if use.space_limit is not None:

@@ -58,7 +58,7 @@ _FULL_BYTES = 16 << 20  # a /dev/shm with less free room is full
 def judge_crash(case: Case) -> Finding | None:
     """A crash outside Python: segfault, abort, bus error, illegal instruction, C++."""
     end = case.end
-    told = end.has("faulthandler")
+    told = _printed(case, "faulthandler")
     is_of_a_worker = end.status == 1 and end.has("worker_conn_reset") is not None
     name = end.signal or ""
     if not name and told is not None and end.fault is None and not is_of_a_worker:
@@ -73,12 +73,13 @@ def judge_crash(case: Case) -> Finding | None:
     if (lacks := end.has("environment")) and "threads" in lacks.details:  # OpenBLAS and others
         return None
     stack = case.stacks_lines() or _stack(told)
+    damage = _printed(case, "heap_damage")
     evidence = [f"{case.who} died of {name}"] if end.signal else []
     if cause is Cause.BUS_ERROR and (full := _full_shm(case)):
         sentence = f"{case.opening} died of a bus error because /dev/shm was full."
         lines = advice.advise(case, "shm_full")
         return Finding(Cause.SHM_FULL, sentence, Sure.LIKELY, [*evidence, full], lines)
-    if cause is Cause.ABORT and (what := end.has("cxx_exception")):
+    if cause is Cause.ABORT and (what := _printed(case, "cxx_exception")):
         cause = Cause.CXX_EXCEPTION
         said = _text.text(what.details.get("what")) or what.text
         how = f"was ended by an uncaught C++ exception: {_text.one_line(said, 160)}"
@@ -88,7 +89,7 @@ def judge_crash(case: Case) -> Finding | None:
         how = "was ended by the C++ runtime (terminate called), mostly by an exception"
         lines = [line for line in case.evidence.output.splitlines() if _TERMINATE in line]
         evidence.append(f"it printed: {_text.one_line(lines[-1])}")
-    elif cause is Cause.ABORT and (damage := end.has("heap_damage")) is not None:
+    elif cause is Cause.ABORT and damage is not None:
         how += f": its memory was damaged ({_text.one_line(damage.text, 120)})"
     elif cause is Cause.ABORT and (last := _FATAL.findall(case.evidence.output[-4000:])):
         how += f", and said: {_text.one_line(last[-1], 160)}"
@@ -107,7 +108,7 @@ def judge_crash(case: Case) -> Finding | None:
         evidence.append(sender)
         sure = Sure.LIKELY if case.evidence.kind == "log" else Sure.CERTAIN
         return Finding(Cause.TERMINATED, sentence, sure, evidence, advice.go_on(case))
-    if not stack and cause is not Cause.CXX_EXCEPTION:
+    if not stack and cause is not Cause.CXX_EXCEPTION and damage is None:
         evidence.append(f"a {name} sent by another process (kill -{name[3:]}) looks the same")
     lines = [_OF_CRASHES[cause]] if cause in _OF_CRASHES else []
     if not stack:
@@ -118,6 +119,12 @@ def judge_crash(case: Case) -> Finding | None:
         who = f"A process that {case.who} had started"
         evidence.append(f"{case.who} then left with status {end.status}")
     return Finding(cause, f"{who} {how}.", Sure.LIKELY, evidence, lines)
+
+
+def _printed(case: Case, kind: str) -> Sign | None:
+    """What a process prints when it crashes; one of several ranks prints it without its number."""
+    unlabelled = [sign for sign in case.evidence.signs if sign.rank is None and sign.kind == kind]
+    return case.end.has(kind) or next(iter(unlabelled[-1:]), None)
 
 
 def _ends_with_abort(case: Case) -> bool:

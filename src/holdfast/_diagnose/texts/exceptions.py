@@ -10,9 +10,14 @@ from typing import Any
 
 from holdfast import _text
 from holdfast._diagnose.evidence.evidence import Record
-from holdfast._diagnose.texts.python import DISGUISES, OF_FIELDS, shape_of
+from holdfast._diagnose.texts.python import DISGUISES, OF_FIELDS, is_own_file, shape_of
 from holdfast._diagnose.texts.sign import Sign
-from holdfast._diagnose.texts.signs import is_of_another, read_signs, waits_in_vain
+from holdfast._diagnose.texts.signs import (
+    is_of_another,
+    read_signs,
+    waits_in_vain,
+    was_caught,
+)
 
 # In the order of what they tell: a worker that was killed says more than the file that was not
 # found because of it.
@@ -52,6 +57,7 @@ _SOCKETS = (*DISGUISES, "ConnectionError", "ConnectionAbortedError", "TimeoutErr
 _NAN = re.compile(r"(?i)(?:loss|grad\w*)\b.{0,40}\b(?:nan|inf)\b|\bnan\b.{0,40}(?:loss|grad)")
 _NO_MEMORY = re.compile(r"(?i)\bout of memory\b|cannot allocate memory|failed to allocate memory")
 _GPU = re.compile(r"(?i)\b(?:gpu|cuda|hip|rocm|xpu|npu|hbm|vram|device memory)")
+_HOST = re.compile(r"(?i)OOM when allocating[^\0]*(?:\bcpu:\d|by allocator \w*cpu)")
 _LIBRARY = re.compile(r"\.so\b|\.dll|symbol|GLIBC|numpy.core|driver", re.IGNORECASE)
 _PACKAGES = ("site-packages", "dist-packages")
 _LOADER = ("torch/utils/data", "torch/multiprocessing", "multiprocessing/connection.py")
@@ -67,10 +73,14 @@ _OF_SETTINGS = re.compile(
     r"|Could not override '|is not in struct"
     r"|validation errors? for \w*(?:Config|Arg|Setting|Param)"
 )
+_ASKED_FOR = ("KeyboardInterrupt", "SystemExit", "BdbQuit")
+_MAKING = re.compile(r"\b(?:makedirs|mkdir|FileHandler)\(|\bself\.baseFilename\b")
+_NO_PLACE = re.compile(r"\[(?:Errno (?:2|13|17|20|21|30)|WinError (?:3|5|183))\]")
 _NOT_HANDLED = ("cuda_oom", "cuda_error", "host_oom", "cpu_oom", "shm_full", "disk_full", "worker")
 _OF_VICTIMS = ("timeout", "peer_lost")
 _REFERS = re.compile(r"(?i)\bsee (?:the )?(?:inner exception|cause|exception above)")
 _ANSWER_LINES = 30  # between a Ctrl-C and what the script then raised
+_UNLOAD_LINES = 6  # between an exception and a crash of what is unloaded
 _AT_ONCE_LINES = 2  # between two tracebacks: nothing else was printed
 _LAUNCHERS = ("ChildFailedError", "CalledProcessError", "ProcessRaisedException")
 _OF_A_SCRIPT = re.compile(  # it printed itself why it left, or nothing tells
@@ -78,9 +88,13 @@ _OF_A_SCRIPT = re.compile(  # it printed itself why it left, or nothing tells
 )
 _OF_A_SIGNAL = ("SignalException", "SIGTERMException")  # a line of its own says which
 _NO_REASON = ("DeadKernelError", "ActorDiedError", "RayActorError")  # of another process's end
+PROCESS_LEFT = re.compile(  # in any launcher's words
+    r"(?i)\b(?:process|worker|child|rank|actor|task)(?:es)?\b.{0,40}\b(?:terminated|exited|died"
+    r"|failed|crashed|ended|killed)\b.{0,30}\b(?:exit ?code|code|status|signal)\b"
+)
 CHILD_LEFT = re.compile(
     "returned (?:a )?non-zero exit |exited unexpectedly with exit code|no longer alive"
-    r"|^process \d+ terminated with |Trials did not complete"
+    r"|^[Pp]rocess \d+ terminated with |Trials did not complete"
 )
 # It only says where to look.
 POINTS_ABOVE = re.compile(
@@ -100,6 +114,8 @@ _NAME = re.compile(r"(Error|Exception|Exit|Interrupt|Warning|Failed)$")
 _TYPE = re.compile(r"([A-Za-z_][\w.]*)(?::\s*(.*))?", re.DOTALL)
 _STATUS_WORD = re.compile(r"(?:\(\d+\)\s+)?[A-Z][A-Z_]{3,}:\s")  # of TensorFlow and JAX
 _NO_NEWS = re.compile(r"\d+ root error|Detected at node|Node:|File \"|Traceback|\[\[|<stack traces")
+_ERROR_LINE = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): ")
+_CALLING = re.compile(r"(?:Exception|Error) encountered when calling ")  # Keras: the rest is below
 _CONTRASTS = re.compile(r"(?i)(?:but|however|while|expected|got|found|instead)\b")
 # Of load_state_dict: strict=False gets over names, and not over sizes.
 _PARTS = ("size mismatch for ", "Missing key(s)", "Unexpected key(s)")
@@ -117,6 +133,12 @@ def gist(message: str) -> str:
         return f"{more[more.index('Last error:') + 1]} ({first})"
     if OF_FIELDS.search(first):  # of pydantic: each field, and what is wrong with it
         return f"{first}: {' '.join(line for line in more if not line.startswith('For further'))}"
+    errors = [i for i, line in enumerate(more) if _ERROR_LINE.match(line)]
+    if errors and first == "in user code:":  # of Keras: its own traceback follows, and the error
+        said = more[errors[-1]].partition(": ")[2]
+        return gist("\n".join([said, *more[errors[-1] + 1 :]]))
+    if _CALLING.match(first) and more:
+        return gist("\n".join(more))
     if not first.endswith(":"):
         return f"{first} {more[0]}" if more and _CONTRASTS.match(more[0]) else first
     frames = (i for i, line in enumerate(lines[:-1]) if line.lstrip().startswith('File "'))
@@ -160,6 +182,9 @@ class Fault:
             said = f"{said} {self.chain[0]}"
         said = _text.one_line(said, most)
         where = f" (in {self.by})" if self.by else ""
+        code = _text.text(self.record.get("code"))
+        if not said and code and self.type not in _ASKED_FOR:
+            return f"{self.type} in `{_text.one_line(code, most)}`{where}"
         return f"{self.type}: {said}{where}" if said else f"{self.type}{where}"
 
     @property
@@ -205,12 +230,19 @@ class Fault:
             if said not in (whole, *chain) and self.record.get("rank") is None:
                 found = [sign for sign in found if KINDS[sign.kind] not in _OF_VICTIMS]
             if found:
-                return kind_of_sign(min(found, key=lambda sign: _ORDER.index(sign.kind)))
+                kind = kind_of_sign(min(found, key=lambda sign: _ORDER.index(sign.kind)))
+                # The lines below a message of TensorFlow name the device.
+                return "cpu_oom" if kind == "cuda_oom" and self.is_of_host else kind
         if self._is_lost_in_the_loader():
             return "worker"
         if _NO_MEMORY.search(f"{whole}\n{self.tail}"):
             return "cuda_oom" if _GPU.search(f"{whole}\n{self.tail}") else "cpu_oom"
         return "nan" if _NAN.search(self.message) else "plain"
+
+    @property
+    def is_of_host(self) -> bool:
+        """Whether the memory of TensorFlow's message is that of the host."""
+        return _HOST.search(f"{self.message}\n{self.tail}") is not None
 
     def _files(self) -> list[str]:
         """The files of its frames, the innermost last."""
@@ -231,6 +263,12 @@ class Fault:
         files = self._files() if "Connection" in self.type else self._files()[-1:]
         told = " ".join(files) or _text.text(self.record.get("traceback"))
         return self.type in DISGUISES and any(part in told for part in _LOADER)
+
+    @property
+    def _is_of_a_place(self) -> bool:
+        """Whether a folder for the output, or the log in it, cannot be made."""
+        is_made = _MAKING.search(_text.text(self.record.get("code"))) is not None
+        return is_made and _NO_PLACE.search(self.message) is not None
 
     @property
     def _is_of_holdfast(self) -> bool:
@@ -268,6 +306,8 @@ class Fault:
         is_of_settings = _NOT_EVEN_LOADED.fullmatch(self.type) or _OF_SETTINGS.search(self.message)
         if is_of_settings and self.is_before_first_step is not False:
             return True
+        if self._is_of_a_place and self.is_before_first_step is None:
+            return not self.record.get("is_late")
         return bool(self.is_before_first_step) and bool(_NEVER_RIGHT.fullmatch(self.type))
 
 
@@ -338,6 +378,19 @@ def raises_after(sign: Sign, signs: Iterable[Sign]) -> bool:
     return any(fault is not None and _is_own(fault) for fault in map(_fault_of_sign, raised))
 
 
+def raised_just_before(sign: Sign, signs: Iterable[Sign]) -> bool:
+    """Whether it is a crash of a process that an exception had already ended.
+
+    Libraries in C++ crash while they are unloaded: their threads still run.
+    """
+    if sign.kind not in ("segfault_line", "abort_line"):
+        return False
+    before = (s for s in signs if s.kind == "python_exception" and s.rank == sign.rank)
+    main = (s for s in before if not is_of_another(s) and not was_caught(s))
+    near = [s for s in main if 0 < sign.line - s.line < _UNLOAD_LINES]
+    return any(fault is not None and _is_own(fault) for fault in map(_fault_of_sign, near))
+
+
 def _before_the_loss(fault: Fault) -> Fault:
     """The exception during whose handling another rank was lost, as in a barrier of a cleanup."""
     if fault.kind not in _OF_VICTIMS:
@@ -392,7 +445,8 @@ def _fault_of_sign(sign: Sign) -> Fault | None:
     if not name or name in (*_OF_A_SIGNAL, *_NO_REASON):
         return None
     tail, chain = sign.details.get("frames_tail"), sign.details.get("chain")
-    more: Record = {k: sign.details[k] for k in ("is_late", "handled") if k in sign.details}
+    kept = ("is_late", "handled", "code")
+    more: Record = {key: sign.details[key] for key in kept if key in sign.details}
     is_told = CHILD_LEFT.search(message) and not _OF_A_SCRIPT.search(message)
     if name in _LAUNCHERS and not is_told:
         return None
@@ -461,6 +515,5 @@ def _place(frames: object) -> str:
         if isinstance(frame, list | tuple) and len(frame) >= 2 and isinstance(frame[0], str):
             function = f" in {frame[2]}" if len(frame) > 2 and isinstance(frame[2], str) else ""
             found.append((frame[0], f"{frame[0]}:{frame[1]}{function}"))
-    inner = (*_PACKAGES, "/lib/python", "<frozen", "holdfast/_")
-    own = [said for file, said in found if not any(part in file for part in inner)]
+    own = [said for file, said in found if is_own_file(file)]
     return (own or [said for _, said in found] or [""])[-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,13 +31,19 @@ _CELL_FRAME = re.compile(
 _LEVELS = ("INFO", "DEBUG", "WARN", "WARNING", "ERROR", "CRITICAL", "FATAL", "Error", "Epoch")
 # Lines of a message that begin at the margin, as libraries print them.
 # TensorFlow's message stands below its node, or below the frames that made it.
-_ANNOUNCES = re.compile(r":$|^Node: |^File \"|^<stack traces unavail")
+_ANNOUNCES = re.compile(r":$|^Node: |^File \"|^<stack traces unavail|^Exception encountered when ")
 _GOES_ON = re.compile(
     r"nccl\w+: |Last error|CUDA kernel errors|For debugging|Compile with|Node:|Detected at"
     r"|Hint|Collectives differ|\(\d+\) |Exception raised from|Parameter (?:at|indices|which)"
     r"|making sure all|Please |[Bb]ut |In addition|If you|BufferAssignment|\[\[|Device-side assert"
     r"|- |Peak buffers"
 )
+# What TensorFlow and Keras add to a message: where the operation was made, and of what.
+_ADDED = re.compile(
+    r"Errors may have originated|Input Source operations|Function call stack:|Caused by op "
+    r"|Original stack trace for |Stack trace of |(?:Call a|A)rguments received by "
+)
+_MOST_ADDED = 5  # times as many lines as a message
 OF_FIELDS = re.compile(r"^\d+ validation errors? for \S+$")
 _A_FIELD = re.compile(r"[\w.\[\]-]+\s*")
 # Lines that belong to nothing above them.
@@ -100,6 +107,8 @@ _OWN_END = re.compile(
 )
 _OWN_LEAD = re.compile(r"holdfast: (?:rank \d{1,6}: )?")
 _FRAMES_KEPT = 12
+_NOT_OWN = ("site-packages", "dist-packages", "/lib/python", "<frozen", "holdfast/_")
+_LIB_OF_WINDOWS = re.compile(r"[A-Za-z]:.*/[Ll]ib/(\w+)(?:\.py|/)")
 
 
 @dataclass
@@ -117,6 +126,21 @@ class Traceback:
     @property
     def sentence(self) -> str:
         return f"{self.type}: {self.message}" if self.message else self.type
+
+
+def is_own_file(file: str) -> bool:
+    """Whether it is neither Python's nor of an installed package."""
+    if any(part in file for part in _NOT_OWN):
+        return False
+    of_windows = _LIB_OF_WINDOWS.match(file)
+    return of_windows is None or of_windows[1] not in sys.stdlib_module_names
+
+
+def _frames_to_keep(frames: list[Frame]) -> list[Frame]:
+    """The innermost ones; and the innermost of the script itself, which may be far outside."""
+    first, last = frames[:-_FRAMES_KEPT], frames[-_FRAMES_KEPT:]
+    own = [frame for frame in first if is_own_file(frame[0])]
+    return [*(() if any(is_own_file(frame[0]) for frame in last) else own[-1:]), *last]
 
 
 def read_python(text: Text) -> Iterator[Sign]:
@@ -243,7 +267,7 @@ def tracebacks(text: Text) -> list[Traceback]:
         elif before is not None and (link := _link_between(text, before, one)):
             if before.sentence == one.sentence:  # of another process: its frames tell the place
                 one.details["outermost"] = one.frames[0][2] if one.frames else ""
-                one.frames, one.chain = before.frames, before.chain
+                one.frames, one.chain = [*one.frames, *before.frames], before.chain
             else:
                 one.chain = [before.sentence, *before.chain][:10]
                 if link == _IN_A_HANDLER:
@@ -282,18 +306,21 @@ def _read(text: Text, head: Line) -> Traceback | None:
     in_group = lead.strip() in {"+ Exception Group", "|", "+"}
     bare = _without_lead(lead, in_group)
     frames: list[Frame] = []
+    code, has_code = "", True  # of the innermost frame that has one
     foreign, most = 0, 60 if cell else 6
     for line in text.from_same(head, _MOST_LINES):
         body = bare(line.text)
         if frame := _FRAME.match(body):
             file = frame[1].replace("\\", "/")  # of Windows
             frames.append((file, int(frame[2]), (frame[3] or "").strip()))
+            has_code = False
             continue
         if cell and (frame := _CELL_FRAME.match(body)):
             file = frame[1] or body[: frame.start(2)].strip(" :,").removesuffix(", line")
             frames.append((file, int(frame[2]), frame[3] or "<module>"))
             continue
         if body.startswith((" ", "\t")) or not body.strip():
+            code, has_code = code if has_code else body.strip() or code, True
             if not body.strip() and frames:
                 foreign += not cell
             continue
@@ -304,6 +331,7 @@ def _read(text: Text, head: Line) -> Traceback | None:
             found = _finish(text, head, line, error, frames, 0 if in_group else _MOST_OF_MESSAGE)
             if lead.strip() == "+ Exception Group":
                 _add_parts(text, found)
+            found.details["code"] = "" if cell else code
             _add_context(text, found, lead)
             return found
         foreign += 1
@@ -350,9 +378,14 @@ def _finish(
 ) -> Traceback:
     """With all lines of its message; lines that may belong to it are kept in `tail`."""
     said, end, loose = [(error[3] or "").strip()], line, []
-    is_over, blanks = False, 0
-    for more in text.from_same(line, most):
+    is_over, blanks, is_added = False, 0, False
+    # Python prints a colon only if there is a message: it is below then.
+    is_below = error[3] is not None and not error[3].strip()
+    for number, more in enumerate(text.from_same(line, most * _MOST_ADDED)):
         body = more.text
+        is_added = is_added or _ADDED.match(body) is not None
+        if number >= most and not is_added:
+            break
         if _NEW.match(body) or _HEADER in body or body.strip() in _LINKS:
             break
         if not body.strip() or PROGRESS_BAR.fullmatch(body):
@@ -362,6 +395,7 @@ def _finish(
         # A line at the margin or below a blank one ends it, unless the one before announces more.
         if not is_inside and not _ANNOUNCES.search(said[-1]):
             is_listed = len(said) > 1 and shape_of(body.strip()) == shape_of(said[-1])
+            is_listed |= is_below and not blanks
             is_listed |= bool(OF_FIELDS.search(said[0]) and _A_FIELD.fullmatch(body))
             is_over = is_over or bool(blanks) or not (is_listed or _GOES_ON.match(body))
         if is_inside and _FRAME.match(body) and "most recent call last" not in "".join(said):
@@ -369,6 +403,7 @@ def _finish(
         blanks = 0
         if is_over:
             loose.append(body.strip())
+            end = more if is_added else end
         else:
             if _FRAME.match(body) or not (is_inside and said[-1].startswith('File "')):
                 said.append(body.strip())  # without the code of its frames
@@ -444,7 +479,7 @@ def _signs_of(found: Traceback) -> Iterator[Sign]:
     details = {
         "type": found.type,
         "message": found.message,
-        "frames_tail": [list(frame) for frame in found.frames[-_FRAMES_KEPT:]],
+        "frames_tail": [list(frame) for frame in _frames_to_keep(found.frames)],
         "chain": found.chain,
         "tail": found.tail,
         "outermost": found.frames[0][2] if found.frames else "",
