@@ -192,12 +192,17 @@ def _how_found(culprit: End, by_itself: list[End], *, is_ordered: bool) -> list[
 def _one_of(end: End) -> list[str]:
     numbers = ", ".join(map(str, end.one_of[:_MOST_OTHERS]))
     more = ", …" if len(end.one_of) > _MOST_OTHERS else ""
-    said = f"its lines name no rank: the ranks {numbers}{more} left with status {end.status}"
-    return [said] if end.one_of else []
+    how = f"left with status {end.status}"
+    if end.status is None:
+        how = "did not come to the collective that the others waited for"
+    who = f"the ranks {numbers}{more}" if len(end.one_of) > 1 else f"rank {numbers}"
+    return [f"its lines name no rank: {who} {how}"] if end.one_of else []
 
 
 def _is_only_cause(end: End) -> bool:
     """Whether one kind of exception is all that ranks without a number raised by themselves."""
+    if end.one_of and end.status is None:
+        return False
     raised = (fault_of_signs([sign]) for sign in end.signs if end.one_of)
     return len({each.type for each in raised if each and each.kind not in _OF_PEERS}) <= 1
 

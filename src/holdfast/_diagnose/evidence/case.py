@@ -23,6 +23,7 @@ from holdfast._diagnose.texts.exceptions import (
     fault_of_how,
     fault_of_line,
     fault_of_signs,
+    raised_just_before,
     raises_after,
 )
 from holdfast._diagnose.texts.signs import IN_VAIN, culprits_of
@@ -42,6 +43,7 @@ _LINES = {  # of a shell or of srun
     **{"illegal_instruction_line": -4, "floating_point_line": -8, "terminated_line": -15},
     **{"kernel_oom": -9, "slurm_oom": -9, "kernel_segfault": -11},
 }
+_TIMEOUTS = ("nccl_timeout", "gloo_timeout")
 _OF_OTHERS = ("timeout", "peer_lost", "rendezvous")  # what an exception says of other ranks
 # Where Python waits for a thread or a child.
 _WAITS = ("/queue.py", "/threading.py", "/multiprocessing/", "/concurrent/futures/", "/asyncio/")
@@ -282,17 +284,33 @@ def ends_of(evidence: Evidence) -> list[End]:
     if len(by_srun) == len(failed) > 1:  # the first that srun named
         failed = [min(by_srun, key=lambda end: end.signs[0].line)]
     of_others = (end.fault.kind for end in failed if end.fault is not None)
-    failed = [end for end in failed if end.fault is None]
+    # A rank that timed out had waited for the one that raised.
+    waited = [end for end in ends if end.has(*_TIMEOUTS)]
+    failed = [end for end in failed if end.fault is None and end not in waited] or (
+        _raised_before(ends, evidence.signs) if waited else []
+    )
     if evidence.kind == "log" and failed and all(kind in _OF_OTHERS for kind in of_others):
         unlabelled = [sign for sign in evidence.signs if sign.rank is None]
         fault = fault_of_signs(unlabelled)
         is_told = fault is not None or any(sign.kind in KINDS for sign in unlabelled)
-        if len(failed) > 1 and is_told and {end.status for end in failed} in ({1}, {2}):
+        if len(failed) > 1 and is_told and {end.status for end in failed} in ({1}, {2}, {None}):
             return [_one_of(failed, fault, unlabelled), *(e for e in ends if e not in failed)]
         if len(failed) == 1:
             failed[0].fault = fault
             failed[0].signs += [] if fault is not None else unlabelled
+            if failed[0].status is None:
+                failed[0].one_of = (failed[0].rank or 0,)
     return ends
+
+
+def _raised_before(ends: list[End], signs: list[Sign]) -> list[End]:
+    """The ranks for which the others waited, if a traceback without a rank precedes that."""
+    first = min(sign.line for sign in signs if sign.kind in _TIMEOUTS)
+    fault = fault_of_signs(sign for sign in signs if sign.rank is None and sign.line < first)
+    if fault is None or fault.kind in (*_OF_OTHERS, "interrupt"):
+        return []
+    missing = culprits_of(signs)
+    return [end for end in ends if end.rank in missing and end.fault is None]
 
 
 def _one_of(failed: list[End], fault: Fault | None, signs: list[Sign]) -> End:
@@ -508,6 +526,8 @@ def _add_line(end: End) -> None:
     if end.status is None and end.fault is None and told is not None:
         pid = str(told.details.get("pid"))  # of a worker, if the exception names it, too
         workers = (str(s.details.get("pid")) for s in end.signs if s.kind.startswith("worker_"))
+        if raised_just_before(told, end.signs):
+            return
         if raises_after(told, end.signs) or any(pid in each.split(", ") for each in workers):
             return
         number = _text.whole(told.details.get("signal"))
