@@ -10,6 +10,7 @@ from holdfast._diagnose import advice
 from holdfast._diagnose.deaths.asked import led_signals, tell_sender
 from holdfast._diagnose.evidence.case import Case, Finding
 from holdfast._diagnose.evidence.memory import last_use, moved
+from holdfast._diagnose.texts.python import is_own_file
 from holdfast._diagnose.verdict import Cause, Sure
 
 if TYPE_CHECKING:
@@ -48,7 +49,6 @@ _TERMINATE = "terminate called"
 _FATAL = re.compile(
     r"(?m)^.*(?:\bF\d{4} |(?:: |^)F \S+\] |^Status: |Check failed: |FATAL|\[Fatal|[Aa]ssert).*$"
 )
-_LIBRARIES = ("/lib/python", "site-packages", "dist-packages", "<frozen")
 _DEEP = 8  # frames of one line: the function calls itself
 # What libraries abort for.
 _OF_THE_DEVICE = ("cuda_error", "cuda_assert", "cuda_oom", "memory_refused", "environment")
@@ -58,7 +58,7 @@ _FULL_BYTES = 16 << 20  # a /dev/shm with less free room is full
 def judge_crash(case: Case) -> Finding | None:
     """A crash outside Python: segfault, abort, bus error, illegal instruction, C++."""
     end = case.end
-    told = _printed(case, "faulthandler")
+    told = end.has("faulthandler")
     is_of_a_worker = end.status == 1 and end.has("worker_conn_reset") is not None
     name = end.signal or ""
     if not name and told is not None and end.fault is None and not is_of_a_worker:
@@ -99,8 +99,7 @@ def judge_crash(case: Case) -> Finding | None:
             how += ", in a function that calls itself without end"
             evidence.append("the same line is on the stack again and again: endless recursion")
         if cause is not Cause.CXX_EXCEPTION:
-            own = (frame for frame in stack if not any(part in frame for part in _LIBRARIES))
-            how += f", in {next(own, stack[0]).removeprefix('File ')}"
+            how += f", in {next(filter(is_own_file, stack), stack[0]).removeprefix('File ')}"
     else:
         evidence.append("there is no stack of it")
     if sender := _sender(case, name):
