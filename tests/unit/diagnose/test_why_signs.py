@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast._diagnose.texts.lines import split_prefix
+from holdfast._diagnose.texts.lines import Text, split_prefix
 from holdfast._diagnose.texts.patterns import PATTERNS
 from holdfast._diagnose.texts.signs import Sign, culprits_of, read_signs
 
@@ -275,6 +275,12 @@ def test_ten_megabytes_take_less_than_two_seconds(many: str) -> None:
     signs = read_signs(text)
     assert time.process_time() - began < 2
     assert len(signs) < 2000
+
+
+@given(st.text("ab :1é\n", max_size=40), st.text("ab :1", min_size=1, max_size=6))
+@settings(deadline=None)
+def test_a_search_that_is_skipped_would_have_found_nothing(text: str, needle: str) -> None:
+    assert bool(list(Text(text).hits(needle))) == (needle in text)
 
 
 def test_a_hundred_thousand_random_letters_are_no_sign() -> None:

@@ -82,6 +82,14 @@ def _inner_words(needle: str) -> list[str]:
     return re.findall(r"(?<=[^A-Za-z])[A-Za-z]+(?=[^A-Za-z])", needle)
 
 
+@cache
+def _outer_words(needle: str) -> list[str]:
+    """Its first and its last word, with a space at the side where the word is whole."""
+    padded = needle.translate(_ONLY_LETTERS)
+    first, last = re.match(r"[A-Za-z]+ ?", padded), re.search(r" ?[A-Za-z]+$", padded)
+    return [each[0] for each in (first, last) if each is not None]
+
+
 def _ascii(text: str) -> str:
     return text.encode("ascii", "replace").decode("ascii")
 
@@ -106,12 +114,22 @@ class Text:
         """All words, so that most texts that are not there need no search."""
         return set(self._plain.translate(_ONLY_LETTERS).split())
 
+    @cached_property
+    def _joined_words(self) -> str:
+        return f" {' '.join(self._words)} "
+
+    def _may_have(self, needle: str) -> bool:
+        """False if a word of it is not there."""
+        return self._words.issuperset(_inner_words(needle)) and all(
+            each in self._joined_words for each in _outer_words(needle)
+        )
+
     def hits(self, needle: str) -> Iterator[Line]:
         """The lines with this text: the first and the last of them, if they are very many."""
         first: list[Line] = []
         last: list[Line] = []
         needle = _ascii(needle)
-        if not self._words.issuperset(_inner_words(needle)):
+        if not self._may_have(needle):
             return iter(())
         position = self._plain.find(needle)
         while position >= 0 and len(first) < FIRST_HITS:
