@@ -206,7 +206,8 @@ def judge_finished(case: Case) -> Finding | None:
         return None  # it ended, and is of no use
     if record and end.status not in (None, 0):
         return None  # it failed after the run was left
-    evidence = ["it left with status 0"]
+    # A thread of the script may go on after its run was closed.
+    evidence = ["the run was closed with status 0" if record else "it left with status 0"]
     if (step := case.finished_step) is not None:
         evidence.insert(0, f"the journal has its end, at step {step}")
         return Finding(Cause.FINISHED, f"It finished, at step {step}.", Sure.CERTAIN, evidence)
