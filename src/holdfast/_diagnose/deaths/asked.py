@@ -262,6 +262,8 @@ def _said_finished(case: Case) -> Finding | None:
         return None
     if any(0 < sign.line - each.line <= _FEW_LINES and _failed(each) for each in signs):
         return None  # a shell script goes on after its command has failed, and prints what it likes
+    if "reported" in sign.details and end.fault is not None:
+        return None  # the status of a shell script, which went on
     after = [each for each in signs if each.line > sign.line]
     if not all(each.kind in _AT_EXIT or _went_on_after(each) for each in after):
         return None

@@ -58,6 +58,8 @@ _END_WORDS = (
     r"«Optimization Finished»",
     r"(?:total (?-i:[Tt])«raining time»\W.*\d.*|training time \d+:\d\d:\d\d)",
 )
+# A state of SLURM, in a row of sacct, or in what scontrol and seff print.
+_STATE = r"(?:^\d[\w.+\[\]-]* (?=.*\s\d+:\d+\s*$).*\s|\bState: |\bJobState=)«{}»"
 # The kernel's victim was another one.
 _OF_A_DAEMON = re.compile(r"Kill\w* process \d+ \((?:mysql|postgres|mongo|redis|chrom|Xorg|gnome)")
 _TABLE: dict[str, tuple[str, ...]] = {
@@ -69,6 +71,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"(?:JobId|StepId|Job|Step)\S* ?\S* «exceeded memory limit» \((?P<used>\d+) > "
         r"(?P<limit>\d+)\)",
         *(r"«PBS: job killed: »(?:v?mem|pmem|pvmem)\b.*exceeded", "TERM_MEMLIMIT"),
+        *(_STATE.format("OUT_OF_ME"), "TERM_SWAP"),
         r'«exceeds job hard limit» "[hs]_(?:vmem|rss|data)"',
         *("killed by YARN for exceeding", "'PHYSICAL' memory limit"),
         r"(?:[Rr]eason\W+|STATUS.*|^|\d/\d +)«OOMKilled»|OOMKilled\W{1,3}true",
@@ -79,6 +82,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "«ran out-of-memory» and exited with a non-zero status",
     ),
     "slurm_node_fail": (
+        _STATE.format("NODE_FAIL"),
         *(r"srun: error: «Node failure on »(?P<node>\S+)", "Owner's node has crashed"),
         "error: Aborting, io error and missing step on node",
         "marked dead because the detector has missed too many heartbeats",
@@ -94,14 +98,20 @@ _TABLE: dict[str, tuple[str, ...]] = {
     ),
     "slurm_time_limit": (
         *("«PBS: job killed: »(?:walltime|cput)", "TERM_RUNLIMIT", "MaxRuntimeExceeded"),
-        *("Job exceeded its walltime limit", "Job was active longer than specified deadline"),
+        *("TERM_CPULIMIT", "TERM_DEADLINE", _STATE.format("TIMEOUT")),
+        *("Job exceeded its walltime limit", "longer than specified deadline"),
+        "longer than the specified deadline",
         *("this job is timed-out", "Job failed: execution took longer than"),  # submitit, GitLab
         r'«exceeds job hard limit» "[hs]_(?:rt|cpu)"',
     ),
-    "slurm_cancelled": ("TERM_OWNER", r"^Job '\S+' «was stopped»$"),
+    "slurm_cancelled": (
+        *("TERM_OWNER", "TERM_FORCE_OWNER", "TERM_ADMIN", "TERM_FORCE_ADMIN"),
+        *(r"^Job '\S+' «was stopped»$", _STATE.format("CANCELLED")),
+    ),
     "slurm_requeued": ("Requeued SLURM job ",),  # Lightning's
     "slurm_step_cancelled": ("srun: Job step aborted: Waiting up to",),
     "slurm_preempted": (
+        *("TERM_PREEMPT", _STATE.format("PREEMPTED")),
         *("TaintManagerEviction", "compute.instances.preempted", "instance preempted"),
         *("Metadata Service says termination is imminent", "in order to admit critical pod"),
         *(r"\) [\d/:. -]+ «Job was evicted.»", r"Preempted\s.*«Preempted by »"),
@@ -439,11 +449,17 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *("EarlyStopping: Training stopped early as no", "Completed - Training job completed"),
         *("Training completed. Do not forget to share your", "*** Best metric: "),
         *("^Process finished with «exit code 0»$", "worker group successfully finished"),
-        *("Job execution was successful. Exit Status 0", "State: COMPLETED (exit code 0)"),
+        r"(?P<reported>«Job execution was successful. Exit Status 0»)",
+        r"(?P<reported>«State: COMPLETED (exit code 0)»)",
         *(_END.format(words=words) for words in _END_WORDS),
         r"^\s*«Number of finished trials: » *\d+$",  # of a search
         *(r"launcher\.Parallel INFO: «End of run»", r"Process \d+ «exits successfully.»"),
         r"^«total images/sec: »[\d.]+$",
+        # What was planned, and is no end of the training.
+        r"(?P<planned>\[«exiting program »(?:after [\d.]+|at iteration).*)",
+        r"(?P<planned>«Stopping training due to ».*[>=] ?(?:max_update|stop_time).*)",
+        r"(?P<planned>(?i:time|walltime|duration) «limit reached». .*(?i:stopp|exit|signaling).*)",
+        r"^(?P<reported>«Successfully completed.»)$",  # LSF's
     ),
 }
 

@@ -24,7 +24,7 @@ import math
 import re
 from dataclasses import replace
 
-from holdfast._diagnose.texts.launchers import read_launchers, read_system
+from holdfast._diagnose.texts.launchers import read_launchers, read_system, split_reports
 from holdfast._diagnose.texts.lines import Text
 from holdfast._diagnose.texts.patterns import PATTERNS, sign_of
 from holdfast._diagnose.texts.python import read_last_lines, read_python
@@ -87,6 +87,8 @@ def read_signs(text: str, first_line: int = 1) -> list[Sign]:
     """Everything that a text tells of an end, in the order of its lines."""
     if _ESCAPED in text:
         text = _JSON_LINE.sub(_unescaped, text)
+    text, report = split_reports(text)
+    text = f"{text.rstrip()}\n{report}" if report else text
     whole = Text(text, first_line)
     if (trained := of_training(whole.whole)) is not whole.whole:
         whole = Text(trained, first_line)
