@@ -108,7 +108,9 @@ def judge_python(case: Case) -> Finding | None:
         elif fault is not None and fault.type == "ModuleNotFoundError":
             name = "module"
         elif trouble.kind == "nan" and (since := trouble.details.get("since_line")):
-            evidence.append(f"the first such line is line {since}")
+            columns = trouble.details.get("columns")
+            named = f", in the columns {', '.join(columns)}" if columns else ""
+            evidence.append(f"the first such line is line {since}{named}")
         said = said.removeprefix("what(): ")
         sentence = f"{opening.format(opening=case.opening, who=case.who)}: {said}."
         return Finding(cause, sentence, sure, evidence, advice.advise(case, name))

@@ -15,7 +15,8 @@ after it, and `is_past` is set if the training went on after it. Other kinds:
 * slurm_cancelled and the like: what, id, node, at; slurm_step_cancelled is mostly a consequence
 * ranks: all ranks that are named or counted, where a collective timed out
 * stacks: threads, as an inspection has them; by (py-spy or faulthandler)
-* nan_loss: since_line, lasted (the losses up to the end that are not numbers)
+* nan_loss: since_line, lasted (the losses up to the end that are not numbers),
+  columns (their names, of a table)
 """
 
 from __future__ import annotations
@@ -106,7 +107,8 @@ def read_signs(text: str, first_line: int = 1) -> list[Sign]:
     marks = Marks(whole)
     if bad := marks.bad_losses():
         line = whole.line_at(bad[-1].start)
-        details = {"since_line": whole.line_at(bad[0].start).number, "lasted": len(bad)}
+        since, names = whole.line_at(bad[0].start).number, list(bad[-1].names)
+        details = {"since_line": since, "lasted": len(bad), "columns": names}
         found.append(make_sign("nan_loss", line, details))
     has_trained = len(marks.losses) >= _TRAINED
     if all(sign.kind in _WITHOUT_CAUSE for sign in found):
