@@ -341,17 +341,19 @@ def _usage(case: Case, trouble: Trouble | None) -> Finding | None:
 _OTHERS_USE = re.compile(r"\bProcess \d+ has [\d.]+ ?[KMGT]iB\b")
 _FRAGMENTED = 0.15  # of all memory, reserved and not used
 _LITTLE = 0.03
-_FIGURES = ("tried", "total", "free", "allocated", "reserved_unallocated")
+_FIGURES = ("tried", "total", "free", "allocated", "reserved_unallocated", "needed")
+# The device, by its name in the message.
+_DEVICES = (("TPU", r"\bTPU|\bhbm\b"), ("NPU", r"\bNPU"), ("XPU", r"\bXPU"), ("HPU", r"\bHPU"))
 
 
 def _judge_cuda_oom(case: Case, trouble: Trouble) -> Finding:
     noted = _text.record(trouble.record.get("gpu"))
     figures = _figures(trouble, noted)
-    tried, total, free, allocated, idle = map(figures.get, _FIGURES)
+    tried, total, free, allocated, idle, needed = map(figures.get, _FIGURES)
     evidence = trouble.evidence(case)
     parts = []
     if allocated is not None and total:
-        parts.append(f"PyTorch had {_text.size_of(allocated, total)} allocated")
+        parts.append(f"it had {_text.size_of(allocated, total)} allocated")
     if idle is not None:
         parts.append(f"{_text.size(idle)} were reserved and not in use")
     if free is not None:
@@ -372,7 +374,10 @@ def _judge_cuda_oom(case: Case, trouble: Trouble) -> Finding:
     which = f" {device}" if device is not None else ""
     asked = f": {_text.size(tried)} more did not fit" if tried else ""
     of = f" into its {_text.size(total)}" if total and tried else ""
-    sentence = f"{case.opening} ran out of memory of its GPU{which}{asked}{of}."
+    if needed and total:
+        asked = f": it needs {_text.size(needed)}, and there are {_text.size(total)}"
+    what = next((name for name, shape in _DEVICES if re.search(shape, trouble.message)), "GPU")
+    sentence = f"{case.opening} ran out of memory of its {what}{which}{asked}{of}."
     lines = advice.cuda_memory(case, is_fragmented=is_fragmented, keeps_graphs=bool(graphs))
     return Finding(Cause.CUDA_OOM, sentence, _how_sure(case, trouble), evidence, lines)
 

@@ -545,14 +545,20 @@ def _more(match: re.Match[str]) -> dict[str, Any]:
 _UNITS = {
     **{"": 1, "b": 1, "bytes": 1, "kb": 1000, "mb": 1000**2, "gb": 1000**3, "tb": 1000**4},
     **{"kib": 1024, "mib": 1024**2, "gib": 1024**3, "tib": 1024**4},
+    **{"k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4},  # XLA's
 }
-_SIZE = r"([\d.]+) ?([KMGT]?i?B|bytes)"
+_SIZE = r"(\d[\d.]*) ?([KMGT]i?B?\b|B\b|bytes\b|(?![\w.]))"
 _FIGURES = {
-    "tried": rf"[Tt]r(?:ied|ying) to allocate {_SIZE}|Requested memory: ([\d.]+)()",
-    "total": rf"total capac(?:i)?ty of {_SIZE}|; {_SIZE} total capacity",
-    "free": rf"of which {_SIZE} is free|; {_SIZE} free|Free memory: ([\d.]+)()",
+    "tried": r"(?i)(?:(?:try\w*|tried|failed|unable|attempt\w*) to|cannot) (?:allocate|reserve)"
+    rf":? {_SIZE}|Requested memory: {_SIZE}|requested bytes of {_SIZE}|buffer of size {_SIZE}",
+    "total": rf"total capac(?:i)?ty of {_SIZE}|; {_SIZE} total capacity|max allowed: {_SIZE}"
+    rf"|Used [\d.]+\w? of {_SIZE} hbm",
+    "free": rf"of which {_SIZE} is free|; {_SIZE} free|Free memory: {_SIZE}|There are {_SIZE} free"
+    rf"|available memory is only {_SIZE}|Available memory of {_SIZE}",
     "in_use": rf"this process has {_SIZE} memory in use",
-    "allocated": rf"{_SIZE} is allocated by PyTorch|; {_SIZE} already allocated",
+    "allocated": rf"{_SIZE} is allocated by PyTorch|; {_SIZE} already allocated"
+    rf"|{_SIZE} memory has been allocated|MPS allocated: {_SIZE}",
+    "needed": rf"Used {_SIZE} of [\d.]+\w? hbm",
     "reserved_unallocated": rf"{_SIZE} is reserved by PyTorch but unallocated",
     "reserved": rf"{_SIZE} reserved in total by PyTorch",
 }
@@ -575,8 +581,8 @@ def read_memory_error(text: str) -> dict[str, Any]:
         found["device"] = next(int(group) for group in device.groups() if group)
     if (tensor := _SHAPE.search(text)) is not None:
         found["shape"] = tensor[1]
-    if "tried" not in found and (plain := re.search(r"allocat\w+ (\d+)(?: bytes)?\b", text)):
-        found["tried"] = int(plain[1]) if len(plain[1]) < 19 else None
+    if "tried" not in found and (plain := re.search(rf"allocat\w+ {_SIZE}", text)):
+        found["tried"] = size_bytes(plain[1], plain[2])
     return found
 
 
