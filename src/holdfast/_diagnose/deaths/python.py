@@ -421,6 +421,10 @@ _FULL_SHARE = 0.01
 _GUESS = "It is possible that"  # torch's, after any bus error of a worker
 _ROOM = 0.9  # of /dev/shm
 _MUCH_BYTES = 1 << 30  # a smaller /dev/shm is full with a few batches
+_SAVING = re.compile(
+    r"(?im)^.*\b(?:sav(?:e|ing)|writ(?:e|ing)|dump(?:ing)?|export(?:ing)?|stor(?:e|ing)|checkpointing)\b"
+    r".{0,160}?\b(?:to|in|into|at|as|under)\b:? ['\"]?(?P<path>[\w.~@{}=+-]*/[^\s'\"<>|]+).*$"
+)
 _PATH = re.compile(r"['\u2018]([^'\u2019\n]{0,300}/[^'\u2019\n]{0,300})['\u2019]")
 
 
@@ -462,6 +466,9 @@ def _judge_disk(case: Case, trouble: Trouble) -> Finding:
     if case.evidence.kind == "led" and not named and len(now) == 1:  # a log may be from elsewhere
         full = full or now
     path = _text.text(full[0].get("path")) if full else (named[-1] if named else "")
+    if not path and not is_of_pod and (saving := _saving(case.evidence.output, trouble.said)):
+        path = saving[1]
+        evidence.append(f"it had printed before: {_text.one_line(saving[0], 240)}")
     where = f" ({path})" if path else ""
     sure = Sure.LIKELY
     if is_told:
@@ -485,6 +492,13 @@ def _judge_disk(case: Case, trouble: Trouble) -> Finding:
     where = path or "the folder that it wrote to"
     lines = advice.advise(case, "disk_full", where=where)
     return Finding(Cause.DISK_FULL, sentence, sure, evidence, lines)
+
+
+def _saving(output: str, said: str) -> tuple[str, str] | None:
+    """The last line before an error that tells what is being written, and where."""
+    before = output.rpartition(said.partition(": ")[2][:40])[0] or output
+    found = list(_SAVING.finditer(before))
+    return (found[-1][0].strip(), found[-1]["path"].rstrip(".,:;)…")) if found else None
 
 
 def _is_full(disk: Record) -> bool:

@@ -88,8 +88,9 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "marked dead because the detector has missed too many heartbeats",
         "which was running pod .*«is unresponsive»",
         *(r"^-- «Boot »\w{32} --$", "^-- «Reboot» --$"),  # of a journal
-        *(r"Warning +«NodeNotReady»", r"«Host EC2 »\(instance \S+\) terminated"),
+        r"«Host EC2 »\(instance \S+\) terminated",
     ),
+    "node_event": (r"Warning +«NodeNotReady»",),
     "slurm_refused": (
         r"(?:sbatch|srun|salloc): «error: »(?:Batch job submission failed|Unable to allocate "
         r"resources|Unable to create step for job|Invalid generic resource)[^\n]*",
@@ -116,6 +117,12 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *("Metadata Service says termination is imminent", "in order to admit critical pod"),
         *(r"\) [\d/:. -]+ «Job was evicted.»", r"Preempted\s.*«Preempted by »"),
         *("this job is preempted", "SIGTERM caught at ", "in response to imminent node shutdown"),
+        *(
+            r"Reason: +(?:Node)?«Shutdown»\b",
+            "the node is shutting down",
+            "Node is shutting, evict",
+        ),
+        *("PreemptionByScheduler", "TerminationByKubelet", "DeletionByTaintManager"),
         r"Member \S+ «has received termination notice»",
         *(_NOTICE.format(word) for word in ("Spot", "spot", "reempt", "REEMPT", "eclaim", "ITN")),
         r"^(?!.*\b(?:no|No|not|any)\b).*[Ii]«nterruption »(?:notice|warn)",
@@ -428,6 +435,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *(r"Function '(?P<function>\w+)' «returned nan values»", "Loss is nan, stopping training"),
         *("loss returned in `training_step` «is nan or inf»", "Your loss is probably exploding"),
         *("Loss became infinite or NaN", "Current loss scale already at minimum"),
+        r"Monitored metric .* «is not finite»",
         *("FloatingPointError: invalid value (nan)", "Invalid loss, terminating training"),
         r"OVERFLOW! .*«Attempted loss scale: »(?:0|1)(?:\.0)?, reducing to (?:0|1)\b",
     ),
