@@ -83,7 +83,8 @@ _BARE = re.compile(
     r"((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)|(?:[a-z_]\w*\.)+Error): (\S.*?)\"?"
 )
 _STATUS = re.compile(r"\(\d\)\s+([A-Z][A-Z_]{5,}):\s+(\S.*)")  # of TensorFlow
-_CALLED = re.compile(r"([A-Z]\w*(?:Error|Exception))\((['\"].*)\)")  # as Hydra prints it
+# As Hydra prints it, or wandb's agent.
+_CALLED = re.compile(r"(?:.{0,40}\berrored: )?([A-Z]\w*(?:Error|Exception))\((['\"].*)\)")
 _FATAL = re.compile(r"(?:.{0,40}[^\w\s]\s*)?(FATAL|[Ff]atal)(?: error)?\]?:? +(\S.*)")
 # What bash and env say of a line of a script. A signal is told otherwise.
 _OF_SHELL = re.compile(

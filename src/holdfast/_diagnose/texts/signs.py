@@ -251,7 +251,7 @@ def _with_past(signs: list[Sign], marks: Marks) -> list[Sign]:
     only the end of the last one counts.
     """
     found: list[Sign] = []
-    after, is_past = 0, False
+    after, is_past, has_finished = 0, False, False
     early = {(s.line, s.rank) for s in signs if s.kind in _BEFORE_STEPS or "ImportError" in s.text}
     first = {(s.text, s.rank): s.details["from_end"] for s in reversed(signs)}
     raised: dict[int | None, int] = {}  # of each rank, where the exception stands that comes next
@@ -262,9 +262,10 @@ def _with_past(signs: list[Sign], marks: Marks) -> list[Sign]:
         is_past = is_past or from_end - after > most or from_end >= marks.last_start
         # A later attempt wrote to the same log: a launcher that has failed counts no more.
         is_past |= sign.kind in _OF_ALL and marks.counts_on(from_end)
-        is_past |= (
-            sign.kind in _OF_AN_END and marks.count_after(sign.rank, from_end) >= _OF_AN_ATTEMPT
-        )
+        if sign.kind in _OF_AN_END:
+            is_past |= marks.count_after(sign.rank, from_end) >= _OF_AN_ATTEMPT
+            is_past |= has_finished and marks.counts_on(from_end)
+        has_finished |= sign.kind == "holdfast_finished"
         after = from_end
         # Lines of progress that tell this, if none precede it: what was buffered comes after it.
         # What was got over before, is caught each time.
