@@ -97,9 +97,10 @@ _REPORT = re.compile(
     r"|^Name: +\S+\n(?=(?:.*\n){0,9}(?:Namespace|Status|Node|Containers): )"
     r"(?:(?:[A-Z][\w ./-]*:.*|[ \t].*|)(?:\n|\Z))+"
     r"|^NAME +READY +STATUS.*\n(?:\S+ +\d+/\d+ .*(?:\n|\Z))+"
-    r"|^ *JobID(?:Raw)? .*\n[- ]+\n(?:\d\S* .*(?:\n|\Z))+"
+    r"|^JobID(?:Raw)? .*\n[- ]+\n(?:\d\S* .*(?:\n|\Z))+"
     r"|^Job ID: \d.*\n(?:[A-Z][\w /-]+: .*(?:\n|\Z))+"
 )
+_REPORT_WORDS = ("Sender: LSF", "Name: ", "NAME ", "JobID", "Job ID: ")
 _TIMED_OUT = re.compile(r"Timed out waiting|operation timeout|monitoredBarrier|wait timeout after")
 
 
@@ -109,6 +110,8 @@ def split_reports(text: str) -> tuple[str, str]:
     LSF adds to its file for each job: what stands above the report of the last is past.
     """
     told = ""
+    if not any(text.startswith(word) or f"\n{word}" in text for word in _REPORT_WORDS):
+        return text, told  # most texts: a search for words is quicker
     for found in reversed(list(_REPORT.finditer(text))):
         is_last = "follow" in (found["where"] or "")
         start, told = 0 if is_last else found.start(), (found["told"] or found[0]) + told

@@ -43,8 +43,9 @@ _NOTICE = (
 )
 # What a script prints when it has trained, and not after a part of that.
 _END = (
-    r"(?i)^(?!.*\b(?:epoch|stage|phase|fold|step|iter(?:ation)?|round|task|level|trial|part|split"
-    r"|seed)s?[ _:#]*\d|.*\b(?:if|when|until|before|not|will|once|pre)\b)"
+    r"(?i)^(?!(?:(?!\. ).)*(?<!at )(?<!from )\b(?:epoch|stage|phase|fold|step"
+    r"|iter(?:ation)?|round|task|level|trial|part|split|seed)s?[ _:#]*\d"
+    r"|.*\b(?:if|when|until|before|not|will|once|pre)\b)"
     r"(?:.*[\]:=>*|#-]|.*\bINFO)?\W*(?:{words})(?: successfully)?"
     r"(?:\W*$|[.!,;:] | (?:in|after|at|and|with|on)\b)"
 )
