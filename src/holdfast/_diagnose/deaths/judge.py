@@ -46,12 +46,13 @@ _SUSPECT = re.compile(
     r"|panicked"
 )
 _SUSPECT_LINES = 60
-# What wrappers and exit handlers print after a script has failed: no sign that it lives on.
+# What wrappers and libraries print after a script has failed: no sign that it lives on.
 _EXIT_NOISE = re.compile(
     r"\s*$|wandb: |swanlab: |[ \d%|#.:█-▏]*\|[^|]*\| *\d+/\d+ \[|.*\bHint: |Function call stack:"
     r"|\w+(?: -> \w+)+$|== Status ==|Memory usage on this node|Using FIFO|Resources requested"
     r"|\+-{5,}|Result logdir|Number of \w+: |Exception ignored|\d root error|.*\bresource_tracker\b"
     r"|.*\bwarnings?\.warn\(|.*destroy_process_group"
+    r"|Please check |\d\. If (?:yes|no), |[ .]*\(at /\S+:\d+\)"  # the end of Paddle's messages
 )
 _REPORTED = re.compile(r"(?i)\bfail(?:ed|ure)\b|errored|non-zero|exit_?codes?\W+[1-9]")
 _OF_LAUNCHER = re.compile(
