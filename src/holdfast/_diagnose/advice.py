@@ -299,6 +299,9 @@ _HINTS = {
     "must be a function or class of a module: no lambda, no function inside another, no open file.",
     r"could not select device driver|nvidia-container-cli": "Install the NVIDIA Container Toolkit "
     "on the host (nvidia-ctk runtime configure), and restart docker.",
+    r"[Pp]aging file|WinError 1455": "Make the paging file of Windows larger (System, Advanced "
+    "system settings, Performance, Virtual memory), or start fewer workers (num_workers=0): each "
+    "loads the libraries again.",
     r"couldn't start container|container creation failed|OCI runtime|ImagePull|ErrImage": (
         "The container did not start: see what its runtime printed above (the image, its mounts, "
         "nvidia-container-cli), and start it once by hand on that node."
@@ -462,6 +465,11 @@ _FOR = (
         r"|interruption |\bspot\b|instance)",
     ),
     (r"holdfast (?:ls|clean)", r"holdfast", r""),
+    (
+        r"\b(?:ps aux|ulimit|dmesg|systemd|df -|free -h|coredumpctl|ls -l|ss -t)|/dev/shm|docker",
+        r"(?:^|[\s\"'])/(?:home|usr|opt|root|workspace|mnt)/",
+        r"WinError|[A-Z]:\\\\?\w|0xC0000",
+    ),
     (r"main process|multiprocessing_context", r"joblib|Pool\b|concurrent", r"\bray::|\bray\."),
     (r"the batch", r"\bbatch", r"(?i)xgboost|lightgbm|catboost"),
 )

@@ -263,11 +263,15 @@ def _said_finished(case: Case) -> Finding | None:
         return None
     if any(0 < sign.line - each.line <= _FEW_LINES and _failed(each) for each in signs):
         return None  # a shell script goes on after its command has failed, and prints what it likes
+    if "reported" in sign.details and end.fault is not None:
+        return None  # the status of a shell script, which went on
     after = [each for each in signs if each.line > sign.line]
     if not all(each.kind in _AT_EXIT or _went_on_after(each) for each in after):
         return None
     step = _text.whole(sign.details.get("step"))
-    at = f", at step {step}" if step is not None else ""
+    said = f"It finished, at step {step}." if step is not None else "It finished."
+    if planned := _text.text(sign.details.get("planned")):
+        said = f"It left by itself, as it was set to: {_text.one_line(planned, 160)}."
     evidence = [f"it printed: {_text.one_line(sign.text)}"]
     if before := _text.text(sign.details.get("before")):
         evidence.insert(0, f"it printed: {_text.one_line(before)}")
@@ -275,7 +279,7 @@ def _said_finished(case: Case) -> Finding | None:
         f"it then printed an error, which did not end it: {_text.one_line(each.text)}"
         for each in after[-1:]
     ] or ["no error was printed after that"]
-    return Finding(Cause.FINISHED, f"It finished{at}.", Sure.LIKELY, evidence)
+    return Finding(Cause.FINISHED, said, Sure.LIKELY, evidence)
 
 
 def _failed(sign: Sign) -> bool:
@@ -373,6 +377,7 @@ _SIGNS = (
     ("slurm_cancelled", Cause.ASKED, "The job was cancelled"),
     ("slurm_refused", Cause.ENVIRONMENT, "SLURM could not start it"),
     ("slurm_step_cancelled", Cause.ASKED, "The step of the job was cancelled"),
+    ("node_event", Cause.MACHINE_LOST, "SLURM lost a node of the job"),  # the pod's own tells more
 )
 _ADVICE = {
     Cause.TIME_LIMIT: "time_limit",
@@ -423,6 +428,12 @@ def _by_signs(case: Case) -> Finding | None:
         sign = case.sign(kind)
         if sign is None or (kind == "slurm_step_cancelled" and not _is_first(sign, case)):
             continue  # a step is cancelled after any failure of a task, too
+        own = [s for s in case.evidence.signs if s.kind == kind and "Taint" not in s.text]
+        if kind == "slurm_preempted" and not own and case.sign("node_event") is not None:
+            continue  # the pod was taken from a node that does not answer
+        sign = own[-1] if own else sign
+        if kind == "node_event" and case.sign("disk_full", "host_oom") is not None:
+            continue  # for which it was evicted
         said = _text.one_line(sign.text)
         lost = next((s for s in case.evidence.signs if "Node failure on " in s.text), None)
         if cause is Cause.MACHINE_LOST and lost is not None:
@@ -450,9 +461,13 @@ def _by_signs(case: Case) -> Finding | None:
                 command = _text.one_line(_text.text(killed.details.get("command")), 80)
                 of = f" ({command})" if command else ""
                 sentence = sentence.replace("A process of the job", f"The process {pid}{of}")
+        elif cause is Cause.PREEMPTED and re.search(r"(?i)node (?:is |was )?shut", said):
+            spot = re.search(r"(?im)^.*\b(?:spot|preemptible)\b.*$", case.evidence.output)
+            node = "The node (a spot node)" if spot else "The node"
+            sentence = f"{node} was shut down, and its pods with it"
         elif cause is Cause.PREEMPTED and re.search("(?i)instance|metadata|eventtype|spot", said):
             sentence = "The cloud took the machine back"
-        is_certain = is_of_slurm and kind != "slurm_step_cancelled"
+        is_certain = is_of_slurm and kind not in ("slurm_step_cancelled", "slurm_cancelled")
         sure = Sure.CERTAIN if is_certain else Sure.LIKELY
         return _of_slurm(case, cause, sentence, sure, told)
     return None

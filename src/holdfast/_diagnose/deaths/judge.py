@@ -46,6 +46,14 @@ _SUSPECT = re.compile(
     r"|panicked"
 )
 _SUSPECT_LINES = 60
+# What wrappers and libraries print after a script has failed: no sign that it lives on.
+_EXIT_NOISE = re.compile(
+    r"\s*$|wandb: |swanlab: |[ \d%|#.:█-▏]*\|[^|]*\| *\d+/\d+ \[|.*\bHint: |Function call stack:"
+    r"|\w+(?: -> \w+)+$|== Status ==|Memory usage on this node|Using FIFO|Resources requested"
+    r"|\+-{5,}|Result logdir|Number of \w+: |Exception ignored|\d root error|.*\bresource_tracker\b"
+    r"|.*\bwarnings?\.warn\(|.*destroy_process_group"
+    r"|Please check |\d\. If (?:yes|no), |[ .]*\(at /\S+:\d+\)"  # the end of Paddle's messages
+)
 _REPORTED = re.compile(r"(?i)\bfail(?:ed|ure)\b|errored|non-zero|exit_?codes?\W+[1-9]")
 _OF_LAUNCHER = re.compile(
     r"^.*(?:Sending process \d+ closing signal |failed \(exitcode: |Killing subprocess ).*$", re.M
@@ -234,6 +242,8 @@ def _lines_after(evidence: Evidence) -> int:
         return 0  # a launcher, a shell or SLURM reported the end
     last = min(evidence.signs, key=lambda sign: sign.details.get("from_end", 0), default=None)
     after = _text.whole(last.details.get("from_end")) or 0 if last is not None else 0
+    lines = evidence.output.splitlines()[-after:] if after else []
+    after -= sum(map(bool, map(_EXIT_NOISE.match, lines)))
     few = 0 if last is not None and was_caught(last) else _FEW_LINES
     return after if after > few else 0
 

@@ -108,7 +108,9 @@ def judge_python(case: Case) -> Finding | None:
         elif fault is not None and fault.type == "ModuleNotFoundError":
             name = "module"
         elif trouble.kind == "nan" and (since := trouble.details.get("since_line")):
-            evidence.append(f"the first such line is line {since}")
+            columns = trouble.details.get("columns")
+            named = f", in the columns {', '.join(columns)}" if columns else ""
+            evidence.append(f"the first such line is line {since}{named}")
         said = said.removeprefix("what(): ")
         sentence = f"{opening.format(opening=case.opening, who=case.who)}: {said}."
         return Finding(cause, sentence, sure, evidence, advice.advise(case, name))
@@ -339,17 +341,19 @@ def _usage(case: Case, trouble: Trouble | None) -> Finding | None:
 _OTHERS_USE = re.compile(r"\bProcess \d+ has [\d.]+ ?[KMGT]iB\b")
 _FRAGMENTED = 0.15  # of all memory, reserved and not used
 _LITTLE = 0.03
-_FIGURES = ("tried", "total", "free", "allocated", "reserved_unallocated")
+_FIGURES = ("tried", "total", "free", "allocated", "reserved_unallocated", "needed")
+# The device, by its name in the message.
+_DEVICES = (("TPU", r"\bTPU|\bhbm\b"), ("NPU", r"\bNPU"), ("XPU", r"\bXPU"), ("HPU", r"\bHPU"))
 
 
 def _judge_cuda_oom(case: Case, trouble: Trouble) -> Finding:
     noted = _text.record(trouble.record.get("gpu"))
     figures = _figures(trouble, noted)
-    tried, total, free, allocated, idle = map(figures.get, _FIGURES)
+    tried, total, free, allocated, idle, needed = map(figures.get, _FIGURES)
     evidence = trouble.evidence(case)
     parts = []
     if allocated is not None and total:
-        parts.append(f"PyTorch had {_text.size_of(allocated, total)} allocated")
+        parts.append(f"it had {_text.size_of(allocated, total)} allocated")
     if idle is not None:
         parts.append(f"{_text.size(idle)} were reserved and not in use")
     if free is not None:
@@ -370,7 +374,10 @@ def _judge_cuda_oom(case: Case, trouble: Trouble) -> Finding:
     which = f" {device}" if device is not None else ""
     asked = f": {_text.size(tried)} more did not fit" if tried else ""
     of = f" into its {_text.size(total)}" if total and tried else ""
-    sentence = f"{case.opening} ran out of memory of its GPU{which}{asked}{of}."
+    if needed and total:
+        asked = f": it needs {_text.size(needed)}, and there are {_text.size(total)}"
+    what = next((name for name, shape in _DEVICES if re.search(shape, trouble.message)), "GPU")
+    sentence = f"{case.opening} ran out of memory of its {what}{which}{asked}{of}."
     lines = advice.cuda_memory(case, is_fragmented=is_fragmented, keeps_graphs=bool(graphs))
     return Finding(Cause.CUDA_OOM, sentence, _how_sure(case, trouble), evidence, lines)
 
@@ -414,6 +421,10 @@ _FULL_SHARE = 0.01
 _GUESS = "It is possible that"  # torch's, after any bus error of a worker
 _ROOM = 0.9  # of /dev/shm
 _MUCH_BYTES = 1 << 30  # a smaller /dev/shm is full with a few batches
+_SAVING = re.compile(
+    r"(?im)^.*\b(?:sav(?:e|ing)|writ(?:e|ing)|dump(?:ing)?|export(?:ing)?|stor(?:e|ing)|checkpointing)\b"
+    r".{0,160}?\b(?:to|in|into|at|as|under)\b:? ['\"]?(?P<path>[\w.~@{}=+-]*/[^\s'\"<>|]+).*$"
+)
 _PATH = re.compile(r"['\u2018]([^'\u2019\n]{0,300}/[^'\u2019\n]{0,300})['\u2019]")
 
 
@@ -455,6 +466,9 @@ def _judge_disk(case: Case, trouble: Trouble) -> Finding:
     if case.evidence.kind == "led" and not named and len(now) == 1:  # a log may be from elsewhere
         full = full or now
     path = _text.text(full[0].get("path")) if full else (named[-1] if named else "")
+    if not path and not is_of_pod and (saving := _saving(case.evidence.output, trouble.said)):
+        path = saving[1]
+        evidence.append(f"it had printed before: {_text.one_line(saving[0], 240)}")
     where = f" ({path})" if path else ""
     sure = Sure.LIKELY
     if is_told:
@@ -478,6 +492,13 @@ def _judge_disk(case: Case, trouble: Trouble) -> Finding:
     where = path or "the folder that it wrote to"
     lines = advice.advise(case, "disk_full", where=where)
     return Finding(Cause.DISK_FULL, sentence, sure, evidence, lines)
+
+
+def _saving(output: str, said: str) -> tuple[str, str] | None:
+    """The last line before an error that tells what is being written, and where."""
+    before = output.rpartition(said.partition(": ")[2][:40])[0] or output
+    found = list(_SAVING.finditer(before))
+    return (found[-1][0].strip(), found[-1]["path"].rstrip(".,:;)…")) if found else None
 
 
 def _is_full(disk: Record) -> bool:

@@ -53,9 +53,13 @@ def open_case(evidence: Evidence) -> Case:
             end.was_sent_away = True
     by_itself = [end for end in ends if _is_own(end)]
     hard = [end for end in by_itself if not is_ended_by_launcher(end) or end.status == -9]
-    # One that did not find the others, or that an error of a connection between them ended, is no
-    # cause, as long as another raised by itself.
-    other = [end for end in hard if kind_of(end) != "rendezvous" and not _is_of_group(end)]
+    # One that did not find the others, that an error of a connection between them ended, or that
+    # aborted without a word, is no cause, as long as another raised by itself.
+    other = [
+        end
+        for end in hard
+        if kind_of(end) != "rendezvous" and not _is_of_group(end) and not _is_aborted(end)
+    ]
     hard = other if any(end.fault is not None for end in other) else hard
     if by_itself:
         # A signal of the launcher is no cause, as long as there is another.

@@ -35,7 +35,8 @@ _OF_A_VICTIM = re.compile(
 )
 # Other launchers, and Python's own subprocess, with the status of their child.
 _SIGNAL_STATUS = (
-    r"[:= ]{1,3}(?P<code>-[1-9]\d?|1(?:24|29|3\d|4[0-3]))(?:\W*$| \(SIG|(?<=: \d{3})\b)"
+    r"[:= ]{1,3}(?P<code>-[1-9]\d?|1(?:24|29|3\d|4[0-3])|2(?:5[7-9]|6\d|7[01]))"  # PBS: from 256
+    r"(?:\W*$| \((?:SIG|Linux Signal)|(?<=: \d{3})\b)"
 )
 _EXITS = {
     # The `--local_rank` in DeepSpeed's line is that of the process that it started last.
@@ -52,6 +53,7 @@ _EXITS = {
     r"\bcode (?P<code>-?\d{1,3})\b",
     # The status of any other launcher: that of a signal, at the end of a line. Prose has others.
     **{f"xit{w}": f"xit{w}{_SIGNAL_STATUS}" for w in (" code", " Code", " status", "code")},
+    "xit Status": f"xit Status{_SIGNAL_STATUS}".replace("{1,3}", "{1,12}"),  # in columns
     "Process name: [[": r"Process name: \[\[\d+,\d+\],(?P<rank>\d{1,6})\]",
     "exited: ": r"\bexited: \S+ \((?:exit status (?P<code>\d{1,3})|terminated by (?P<name>SIG\w+))"
     r"(?: \(core dumped\))?; not expected\)",  # supervisord's
@@ -62,6 +64,7 @@ _EXITS = {
     r"exited on signal (?P<signal>\d{1,2})\b",
     "] Signal: ": r"\] Signal: .*\((?P<signal>\d{1,2})\)$",
     "signal (": r"(?:^|\] )signal \((?P<signal>\d{1,2})(?:\.\d)?\): [A-Z]",  # Julia's
+    "died through signal ": r"died through signal \w+ \((?P<signal>\d{1,2})\)",  # Grid Engine's
     "KILLED BY SIGNAL: ": r"KILLED BY SIGNAL: (?P<signal>\d{1,2})\b",  # Intel MPI's
     "EXIT STRING: ": r"EXIT STRING: .*\(signal (?P<signal>\d{1,2})\)",
     "Command terminated by signal ": r"^Command terminated by signal (?P<signal>\d{1,2})$",
@@ -86,7 +89,36 @@ _CODE_BELOW = re.compile(r"\s*Exit code: +(?P<code>\d{1,3})$")  # of Open MPI
 # Statuses of Windows: access violation, illegal instruction, integer division, stack overrun.
 _OF_WINDOWS = {-1073741819: -11, -1073741795: -4, -1073741676: -8, -1073740791: -6}
 _MOST_SUMMARIES = 4  # one of each attempt, in a log that several have written to
+# What LSF, kubectl, sacct or seff tell of the end: it may stand above the output. Of LSF's report
+# only these lines tell.
+_REPORT = re.compile(
+    r"(?m)^Sender: LSF System .*\n(?:.*\n){1,200}?\n?-{20,}\n+(?P<told>(?:.+\n)+)\n*"
+    r"Resource usage summary:.*\n(?:.*\n){1,40}?The output \(if any\) (?P<where>.*)\n"
+    r"|^Name: +\S+\n(?=(?:.*\n){0,9}(?:Namespace|Status|Node|Containers): )"
+    r"(?:(?:[A-Z][\w ./-]*:.*|[ \t].*|)(?:\n|\Z))+"
+    r"|^NAME +READY +STATUS.*\n(?:\S+ +\d+/\d+ .*(?:\n|\Z))+"
+    r"|^JobID(?:Raw)? .*\n[- ]+\n(?:\d\S* .*(?:\n|\Z))+"
+    r"|^Job ID: \d.*\n(?:[A-Z][\w /-]+: .*(?:\n|\Z))+"
+)
+_REPORT_WORDS = ("Sender: LSF", "Name: ", "NAME ", "JobID", "Job ID: ")
 _TIMED_OUT = re.compile(r"Timed out waiting|operation timeout|monitoredBarrier|wait timeout after")
+
+
+def split_reports(text: str) -> tuple[str, str]:
+    """The text with empty lines in place of reports of its end, and their lines that tell.
+
+    LSF adds to its file for each job: what stands above the report of the last is past.
+    """
+    told = ""
+    if not any(text.startswith(word) or f"\n{word}" in text for word in _REPORT_WORDS):
+        return text, told  # most texts: a search for words is quicker
+    for found in reversed(list(_REPORT.finditer(text))):
+        is_last = "follow" in (found["where"] or "")
+        start, told = 0 if is_last else found.start(), (found["told"] or found[0]) + told
+        text = text[:start] + "\n" * text.count("\n", start, found.end()) + text[found.end() :]
+        if is_last:
+            break
+    return text, told
 
 
 def read_launchers(text: Text, exceptions: list[Sign]) -> Iterator[Sign]:
@@ -134,6 +166,7 @@ def read_launchers(text: Text, exceptions: list[Sign]) -> Iterator[Sign]:
                 code = -int(found["signal"]) if found.get("signal") else int(found.get("code") or 1)
                 code = -_number(found["name"]) if found.get("name") else code
                 code = _OF_WINDOWS.get(code - (1 << 32 if code > 1 << 31 else 0), code)
+                code = 256 - code if 256 < code < 320 else code  # of PBS
                 node = {"node": found["node"]} if found.get("node") else {}
                 yield make_sign("launcher_exit", line, {"exitcode": code, **node}, of)
 

@@ -12,6 +12,7 @@ from typing import BinaryIO
 
 from holdfast._diagnose.evidence.evidence import Evidence
 from holdfast._diagnose.evidence.gather import look_for_full_disks
+from holdfast._diagnose.texts.launchers import split_reports
 from holdfast._diagnose.texts.lines import Text
 from holdfast._diagnose.texts.signs import Sign, read_signs
 from holdfast._store.folder.plain_file import open_file
@@ -66,7 +67,10 @@ def read_log(path: Path) -> tuple[list[Sign], str]:
     first, whole = head[:HEAD_BYTES].decode(encoding, "replace"), tail.decode(encoding, "replace")
     start = whole.find("\n") + 1
     first_line = first.count("\n") + skipped + 1 + (start > 0)
-    last = read_signs(whole[start:], first_line)
+    first, report = split_reports(first)
+    last = read_signs(
+        whole[start:].rstrip() + f"\n{report}" if report else whole[start:], first_line
+    )
     total = first_line + whole.count("\n", start) - whole.endswith("\n")
     early = [
         replace(sign, details={**sign.details, "from_end": total - sign.line, "is_past": True})

@@ -43,8 +43,9 @@ _NOTICE = (
 )
 # What a script prints when it has trained, and not after a part of that.
 _END = (
-    r"(?i)^(?!.*\b(?:epoch|stage|phase|fold|step|iter(?:ation)?|round|task|level|trial|part|split"
-    r"|seed)s?[ _:#]*\d|.*\b(?:if|when|until|before|not|will|once|pre)\b)"
+    r"(?i)^(?!(?:(?!\. ).)*(?<!at )(?<!from )\b(?:epoch|stage|phase|fold|step"
+    r"|iter(?:ation)?|round|task|level|trial|part|split|seed)s?[ _:#]*\d"
+    r"|.*\b(?:if|when|until|before|not|will|once|pre)\b)"
     r"(?:.*[\]:=>*|#-]|.*\bINFO)?\W*(?:{words})(?: successfully)?"
     r"(?:\W*$|[.!,;:] | (?:in|after|at|and|with|on)\b)"
 )
@@ -58,6 +59,8 @@ _END_WORDS = (
     r"«Optimization Finished»",
     r"(?:total (?-i:[Tt])«raining time»\W.*\d.*|training time \d+:\d\d:\d\d)",
 )
+# A state of SLURM, in a row of sacct, or in what scontrol and seff print.
+_STATE = r"(?:^\d[\w.+\[\]-]* (?=.*\s\d+:\d+\s*$).*\s|\bState: |\bJobState=)«{}»"
 # The kernel's victim was another one.
 _OF_A_DAEMON = re.compile(r"Kill\w* process \d+ \((?:mysql|postgres|mongo|redis|chrom|Xorg|gnome)")
 _TABLE: dict[str, tuple[str, ...]] = {
@@ -69,6 +72,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"(?:JobId|StepId|Job|Step)\S* ?\S* «exceeded memory limit» \((?P<used>\d+) > "
         r"(?P<limit>\d+)\)",
         *(r"«PBS: job killed: »(?:v?mem|pmem|pvmem)\b.*exceeded", "TERM_MEMLIMIT"),
+        *(_STATE.format("OUT_OF_ME"), "TERM_SWAP"),
         r'«exceeds job hard limit» "[hs]_(?:vmem|rss|data)"',
         *("killed by YARN for exceeding", "'PHYSICAL' memory limit"),
         r"(?:[Rr]eason\W+|STATUS.*|^|\d/\d +)«OOMKilled»|OOMKilled\W{1,3}true",
@@ -79,13 +83,15 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "«ran out-of-memory» and exited with a non-zero status",
     ),
     "slurm_node_fail": (
+        _STATE.format("NODE_FAIL"),
         *(r"srun: error: «Node failure on »(?P<node>\S+)", "Owner's node has crashed"),
         "error: Aborting, io error and missing step on node",
         "marked dead because the detector has missed too many heartbeats",
         "which was running pod .*«is unresponsive»",
         *(r"^-- «Boot »\w{32} --$", "^-- «Reboot» --$"),  # of a journal
-        *(r"Warning +«NodeNotReady»", r"«Host EC2 »\(instance \S+\) terminated"),
+        r"«Host EC2 »\(instance \S+\) terminated",
     ),
+    "node_event": (r"Warning +«NodeNotReady»",),
     "slurm_refused": (
         r"(?:sbatch|srun|salloc): «error: »(?:Batch job submission failed|Unable to allocate "
         r"resources|Unable to create step for job|Invalid generic resource)[^\n]*",
@@ -94,18 +100,30 @@ _TABLE: dict[str, tuple[str, ...]] = {
     ),
     "slurm_time_limit": (
         *("«PBS: job killed: »(?:walltime|cput)", "TERM_RUNLIMIT", "MaxRuntimeExceeded"),
-        *("Job exceeded its walltime limit", "Job was active longer than specified deadline"),
+        *("TERM_CPULIMIT", "TERM_DEADLINE", _STATE.format("TIMEOUT")),
+        *("Job exceeded its walltime limit", "longer than specified deadline"),
+        "longer than the specified deadline",
         *("this job is timed-out", "Job failed: execution took longer than"),  # submitit, GitLab
         r'«exceeds job hard limit» "[hs]_(?:rt|cpu)"',
     ),
-    "slurm_cancelled": ("TERM_OWNER", r"^Job '\S+' «was stopped»$"),
+    "slurm_cancelled": (
+        *("TERM_OWNER", "TERM_FORCE_OWNER", "TERM_ADMIN", "TERM_FORCE_ADMIN"),
+        *(r"^Job '\S+' «was stopped»$", _STATE.format("CANCELLED")),
+    ),
     "slurm_requeued": ("Requeued SLURM job ",),  # Lightning's
     "slurm_step_cancelled": ("srun: Job step aborted: Waiting up to",),
     "slurm_preempted": (
+        *("TERM_PREEMPT", _STATE.format("PREEMPTED")),
         *("TaintManagerEviction", "compute.instances.preempted", "instance preempted"),
         *("Metadata Service says termination is imminent", "in order to admit critical pod"),
         *(r"\) [\d/:. -]+ «Job was evicted.»", r"Preempted\s.*«Preempted by »"),
         *("this job is preempted", "SIGTERM caught at ", "in response to imminent node shutdown"),
+        *(
+            r"Reason: +(?:Node)?«Shutdown»\b",
+            "the node is shutting down",
+            "Node is shutting, evict",
+        ),
+        *("PreemptionByScheduler", "TerminationByKubelet", "DeletionByTaintManager"),
         r"Member \S+ «has received termination notice»",
         *(_NOTICE.format(word) for word in ("Spot", "spot", "reempt", "REEMPT", "eclaim", "ITN")),
         r"^(?!.*\b(?:no|No|not|any)\b).*[Ii]«nterruption »(?:notice|warn)",
@@ -418,6 +436,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *(r"Function '(?P<function>\w+)' «returned nan values»", "Loss is nan, stopping training"),
         *("loss returned in `training_step` «is nan or inf»", "Your loss is probably exploding"),
         *("Loss became infinite or NaN", "Current loss scale already at minimum"),
+        r"Monitored metric .* «is not finite»",
         *("FloatingPointError: invalid value (nan)", "Invalid loss, terminating training"),
         r"OVERFLOW! .*«Attempted loss scale: »(?:0|1)(?:\.0)?, reducing to (?:0|1)\b",
     ),
@@ -439,11 +458,17 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *("EarlyStopping: Training stopped early as no", "Completed - Training job completed"),
         *("Training completed. Do not forget to share your", "*** Best metric: "),
         *("^Process finished with «exit code 0»$", "worker group successfully finished"),
-        *("Job execution was successful. Exit Status 0", "State: COMPLETED (exit code 0)"),
+        r"(?P<reported>«Job execution was successful. Exit Status 0»)",
+        r"(?P<reported>«State: COMPLETED (exit code 0)»)",
         *(_END.format(words=words) for words in _END_WORDS),
         r"^\s*«Number of finished trials: » *\d+$",  # of a search
         *(r"launcher\.Parallel INFO: «End of run»", r"Process \d+ «exits successfully.»"),
         r"^«total images/sec: »[\d.]+$",
+        # What was planned, and is no end of the training.
+        r"(?P<planned>\[«exiting program »(?:after [\d.]+|at iteration).*)",
+        r"(?P<planned>«Stopping training due to ».*[>=] ?(?:max_update|stop_time).*)",
+        r"(?P<planned>(?i:time|walltime|duration) «limit reached». .*(?i:stopp|exit|signaling).*)",
+        r"^(?P<reported>«Successfully completed.»)$",  # LSF's
     ),
 }
 
@@ -529,14 +554,20 @@ def _more(match: re.Match[str]) -> dict[str, Any]:
 _UNITS = {
     **{"": 1, "b": 1, "bytes": 1, "kb": 1000, "mb": 1000**2, "gb": 1000**3, "tb": 1000**4},
     **{"kib": 1024, "mib": 1024**2, "gib": 1024**3, "tib": 1024**4},
+    **{"k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4},  # XLA's
 }
-_SIZE = r"([\d.]+) ?([KMGT]?i?B|bytes)"
+_SIZE = r"(\d[\d.]*) ?([KMGT]i?B?\b|B\b|bytes\b|(?![\w.]))"
 _FIGURES = {
-    "tried": rf"[Tt]r(?:ied|ying) to allocate {_SIZE}|Requested memory: ([\d.]+)()",
-    "total": rf"total capac(?:i)?ty of {_SIZE}|; {_SIZE} total capacity",
-    "free": rf"of which {_SIZE} is free|; {_SIZE} free|Free memory: ([\d.]+)()",
+    "tried": r"(?i)(?:(?:try\w*|tried|failed|unable|attempt\w*) to|cannot) (?:allocate|reserve)"
+    rf":? {_SIZE}|Requested memory: {_SIZE}|requested bytes of {_SIZE}|buffer of size {_SIZE}",
+    "total": rf"total capac(?:i)?ty of {_SIZE}|; {_SIZE} total capacity|max allowed: {_SIZE}"
+    rf"|Used [\d.]+\w? of {_SIZE} hbm",
+    "free": rf"of which {_SIZE} is free|; {_SIZE} free|Free memory: {_SIZE}|There are {_SIZE} free"
+    rf"|available memory is only {_SIZE}|Available memory of {_SIZE}",
     "in_use": rf"this process has {_SIZE} memory in use",
-    "allocated": rf"{_SIZE} is allocated by PyTorch|; {_SIZE} already allocated",
+    "allocated": rf"{_SIZE} is allocated by PyTorch|; {_SIZE} already allocated"
+    rf"|{_SIZE} memory has been allocated|MPS allocated: {_SIZE}",
+    "needed": rf"Used {_SIZE} of [\d.]+\w? hbm",
     "reserved_unallocated": rf"{_SIZE} is reserved by PyTorch but unallocated",
     "reserved": rf"{_SIZE} reserved in total by PyTorch",
 }
@@ -559,8 +590,8 @@ def read_memory_error(text: str) -> dict[str, Any]:
         found["device"] = next(int(group) for group in device.groups() if group)
     if (tensor := _SHAPE.search(text)) is not None:
         found["shape"] = tensor[1]
-    if "tried" not in found and (plain := re.search(r"allocat\w+ (\d+)(?: bytes)?\b", text)):
-        found["tried"] = int(plain[1]) if len(plain[1]) < 19 else None
+    if "tried" not in found and (plain := re.search(rf"allocat\w+ {_SIZE}", text)):
+        found["tried"] = size_bytes(plain[1], plain[2])
     return found
 
 

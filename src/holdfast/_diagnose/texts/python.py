@@ -26,8 +26,12 @@ _BOX = "\u2502\u2503|"
 # IPython: the type and the header in one line, and frames of its own.
 _CELL = re.compile(r"([A-Za-z_][\w.]*) {2,}$")
 _CELL_FRAME = re.compile(
-    r"(?:Cell (?:In ?)?\[\d+\]|File ([^:\n]{1,400}))[:,] ?(?:line )?(\d{1,9})(?:, in ([\w<>.]+))?"
+    r"(?P<file>(?:Cell |Input )(?:In ?)?\[\d+\]|<ipython-input-\d+-\w+>"
+    r"|File (?:[A-Z]:)?[^:\n]{1,400}|(?:[~/]|[A-Z]:\\)\S*\.py"
+    r"|\[[^\]\n]{1,400}\]\(\S+\))(?:[:,] ?(?:line )?(?P<line>\d{1,9}))?"
+    r"(?:,? in (?:<cell line: \d+>\(\)|(?P<name>[\w<>.]+)))?"
 )
+_CELL_ARROW = re.compile(r"-+> ?(\d{1,9})\b")  # older ones number only the line of code
 _LEVELS = ("INFO", "DEBUG", "WARN", "WARNING", "ERROR", "CRITICAL", "FATAL", "Error", "Epoch")
 # Lines of a message that begin at the margin, as libraries print them.
 # TensorFlow's message stands below its node, or below the frames that made it.
@@ -51,6 +55,9 @@ _NEW = re.compile(
     r"\[?[IWEF]\d{4} |holdfast: |srun: |slurmstepd: |Exception (?:in thread|ignored)|Process \S+:$"
     r"|=====|wandb: |-- Process |Fatal Python error|terminate called"
 )
+# A message that names nothing, below a line that says it with the name.
+_NAMES_A_THING = re.compile(r"[\d'\"`/\\]")
+_WORDS, _WORDS_SHARED = re.compile(r"[^\W\d_]{3,}"), 2
 _IN_A_HANDLER = "During handling of the above exception, another exception occurred:"
 _LINKS = (
     "The above exception was the direct cause of the following exception:",
@@ -76,7 +83,8 @@ _BARE = re.compile(
     r"((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)|(?:[a-z_]\w*\.)+Error): (\S.*?)\"?"
 )
 _STATUS = re.compile(r"\(\d\)\s+([A-Z][A-Z_]{5,}):\s+(\S.*)")  # of TensorFlow
-_CALLED = re.compile(r"([A-Z]\w*(?:Error|Exception))\((['\"].*)\)")  # as Hydra prints it
+# As Hydra prints it, or wandb's agent.
+_CALLED = re.compile(r"(?:.{0,40}\berrored: )?([A-Z]\w*(?:Error|Exception))\((['\"].*)\)")
 _FATAL = re.compile(r"(?:.{0,40}[^\w\s]\s*)?(FATAL|[Ff]atal)(?: error)?\]?:? +(\S.*)")
 # What bash and env say of a line of a script. A signal is told otherwise.
 _OF_SHELL = re.compile(
@@ -316,9 +324,17 @@ def _read(text: Text, head: Line) -> Traceback | None:
             has_code = False
             continue
         if cell and (frame := _CELL_FRAME.match(body)):
-            file = frame[1] or body[: frame.start(2)].strip(" :,").removesuffix(", line")
-            frames.append((file, int(frame[2]), frame[3] or "<module>"))
+            file = (
+                frame["file"]
+                .removeprefix("File ")
+                .partition("](")[0]
+                .lstrip("[")
+                .replace("\\", "/")
+            )
+            frames.append((file, int(frame["line"] or 0), frame["name"] or "<module>"))
             continue
+        if cell and frames and (arrow := _CELL_ARROW.match(body)):
+            frames[-1] = (frames[-1][0], frames[-1][1] or int(arrow[1]), frames[-1][2])
         if body.startswith((" ", "\t")) or not body.strip():
             code, has_code = code if has_code else body.strip() or code, True
             if not body.strip() and frames:
@@ -364,13 +380,27 @@ def _read_box(text: Text, head: Line) -> Traceback | None:
             if (frame := _BOXED_FRAME.search(inner)) and not inner.startswith("\u2771"):
                 frames.append((frame[1], int(frame[2]), frame[3]))
         elif body:
-            error = _ERROR.match(body)
+            said, last = _unwrapped(text, line, len(head.text.strip()))
+            error = _ERROR.match(said)
             if error is None or not _is_a_name(error[1]):
                 return None
-            found = _finish(text, head, line, error, frames, _MOST_OF_MESSAGE)
+            found = _finish(text, head, last, error, frames, _MOST_OF_MESSAGE)
+            found.last = line
             _add_context(text, found, "")
             return found
     return None
+
+
+def _unwrapped(text: Text, line: Line, width: int) -> tuple[str, Line]:
+    """A line that rich has wrapped at this width, as one, and the last of its lines."""
+    said, last = line.text.rstrip(), line
+    for more in text.from_same(line, _MOST_OF_MESSAGE):
+        before, word = last.text.rstrip(), next(iter(more.text.split()), "")
+        if not word or more.text[0].isspace() or len(before) + 1 + len(word) <= width:
+            break
+        is_cut = len(before) >= width and not last.text.endswith(" ")  # within a long word
+        said, last = f"{said}{'' if is_cut else ' '}{more.text.rstrip()}", more
+    return said, last
 
 
 def _finish(
@@ -443,6 +473,8 @@ def _add_context(text: Text, found: Traceback, lead: str) -> None:
         found.details["process"] = "of multiprocessing"
     for line in text.before(found.head, 2):
         said = PROGRESS_BAR.sub("", line.text).strip()
+        if not _NAMES_A_THING.search(found.message) and _share_words(said, found.message):
+            found.details["announced"] = said
         if said.startswith(_IGNORED):
             found.details["is_ignored"] = True
         elif said.startswith("Error executing job with overrides"):
@@ -456,6 +488,11 @@ def _add_context(text: Text, found: Traceback, lead: str) -> None:
         else:
             continue
         break
+
+
+def _share_words(line: str, message: str) -> bool:
+    words, own = (set(map(str.lower, _WORDS.findall(each))) for each in (line, message))
+    return len(words & own) >= _WORDS_SHARED and line.strip() != message
 
 
 def _is_what_was_given_on(before: Traceback, one: Traceback) -> bool:

@@ -67,6 +67,16 @@ _WORD = re.compile(
     r"|EPOCH|Trial|[Bb]atch|\w*[Ll]oss|LOSS|it/s|s/it|nan, .{1,40}: -?nan|[Ee]pisodes?|[Rr]ewards?"
     r"|[Rr]ounds?|\w*[Aa]ccuracy|(?<=-)(?:auc|rmse|mae|\w*error)(?=:))\b|\d(?:it/s|s/it)\b"
 )
+# The rows of a table of progress stand below a header with the names of its columns.
+_WORD_OR_ROW = re.compile(
+    rf"{_WORD.pattern}|(?m:^[ |]*\d{{1,9}}(?:/\d{{1,9}})?"
+    r"(?=[ \t|]+[-+]?(?:\d[\d.:e+-]*|(?i:nan|inf))[%GMK]?(?:[ \t|]|$)))"
+)
+_CELLS = re.compile(r"[\s|\u2502\u2503]+")
+_WIDE_CELLS = re.compile(r"\s{2,}|\t|\s*[|\u2502\u2503]\s*")
+_OF_STEPS = re.compile(r"(?i)(?:global_?)?(?:epochs?|ep|steps?|it|iter\w*|batch|rounds?|updates?)")
+_OF_LOSSES = re.compile(r"(?i)loss|^(?:box|obj|cls|dfl)$")
+_CELL_OF_LOSS = re.compile(r"(?i)-?\d[\d.]*(?:e[+-]?\d+)?|[+-]?(?:nan|inf)")
 _STEP = re.compile(
     r"(?<!--)\b(?:global[_ ]?step|steps?|iter(?:ation)?s?|updates?|batch)"
     r"['\"]?\]?\W{1,4}(\d{1,12})\b"
@@ -87,6 +97,7 @@ _SEVERAL = re.compile(r"[:=] ?-?nan, .*[:=] ?-?nan\b")  # figures of one step
 _NO_GRADIENT = re.compile(r"\bgrad(?:ient)?[ _]?norm['\"]?\W{1,4}(?:nan|inf)\b", re.I)
 _NOT_FINITE = re.compile(r"[:=(] ?[+-]?(?:nan|inf)\b", re.I)
 _ERRORS = re.compile(r"Error|Exception|Traceback|File \"|[Oo]ut of memory|slurmstepd: |srun: ")
+_IS_BAD = re.compile(r"(?i)[+-]?(?:nan|inf)")
 _MOST_BAD = 2  # figures up to the end that are not numbers
 
 # docker compose, and kubectl logs --prefix.
@@ -136,6 +147,7 @@ class Mark(NamedTuple):
     bad: int  # figures that are no numbers, beside such a loss
     start: int
     bar: str = ""  # m of n of m, if it is a state of a progress bar
+    names: tuple[str, ...] = ()  # of the columns in which a table has no numbers
 
 
 class Marks:
@@ -216,12 +228,30 @@ def _is_drawn_once(marks: list[Mark]) -> bool:
     return all(mark.bar for mark in marks) and len(states) == len({mark.bar for mark in marks})
 
 
+def _columns(line: str) -> list[str]:
+    """The names of the columns, if it is the header of a table with losses."""
+    cells = [cell for cell in _WIDE_CELLS.split(line.strip()) if cell]
+    is_of_steps = len(cells) > 1 and _OF_STEPS.fullmatch(cells[0]) is not None
+    is_header = is_of_steps and not any(cell[0].isdigit() or ":" in cell for cell in cells)
+    return cells if is_header and any(map(_OF_LOSSES.search, cells)) else []
+
+
+def _losses_of_row(line: str, columns: list[str]) -> dict[str, str]:
+    """The losses in a row of such a table, by their columns; empty if it is none."""
+    cells = [cell for cell in _CELLS.split(line) if cell]
+    if len(cells) < len(columns) or not cells[0].replace("/", "").isdigit():
+        return {}
+    rows = zip(columns, cells, strict=False)
+    found = {name: cell for name, cell in rows if _OF_LOSSES.search(name)}
+    return found if all(map(_CELL_OF_LOSS.fullmatch, found.values())) else {}
+
+
 def _read(text: Text) -> Iterator[Mark]:
-    whole = text.whole
+    whole, columns = text.whole, list[str]()
     start = max(0, len(whole) - _READ_CHARACTERS)
     breaks = whole.count("\n", start) + whole.count("\r", start) - whole.count("\r\n", start)
     after = breaks - whole.endswith("\n")
-    place, found = start, _WORD.search(whole, start)
+    place, found = start, _WORD_OR_ROW.search(whole, start)
     while found is not None:
         lowest = max(place, found.start() - _LONGEST)
         begin = max(
@@ -237,19 +267,23 @@ def _read(text: Text) -> Iterator[Mark]:
         if error := _ERRORS.search(line):  # an error may follow a progress bar in the same line
             bar = PROGRESS_BAR.match(line[: error.start()])
             line = bar[0] if bar else ""
-        if line:
-            rank, said = split_prefix(line)
+        rank, said = split_prefix(line)
+        columns = _columns(said) or columns
+        of_row = _losses_of_row(said, columns) if columns else {}
+        if of_row or _WORD.search(line):
             loss = None if "'train_runtime'" in said else _LOSS.search(said)  # of the whole
             is_lost = _NO_LOSS.search(said) or (
                 loss is None and (_NO_GRADIENT.search(said) or _SEVERAL.search(said))
             )
             value = "nan" if is_lost else loss[1] if loss else ""
-            is_bad = re.fullmatch(r"(?i)[+-]?(?:nan|inf)", value) is not None
-            bad = max(1, len(_NOT_FINITE.findall(said))) if is_bad else 0
+            names = tuple(name for name, cell in of_row.items() if _IS_BAD.fullmatch(cell))
+            value = "nan" if names else next(iter(of_row.values()), value)
+            is_bad = _IS_BAD.fullmatch(value) is not None
+            bad = max(1, len(names or _NOT_FINITE.findall(said))) if is_bad else 0
             of_many = _OF_MANY.search(said) if PROGRESS_BAR.match(said) else None
             total = of_many[0].partition("/")[2] if of_many else ""
-            yield Mark(max(0, after), rank, _count(said), value, bad, begin, total)
-        found = _WORD.search(whole, max(begin + len(line), found.end()))
+            yield Mark(max(0, after), rank, _count(said), value, bad, begin, total, names)
+        found = _WORD_OR_ROW.search(whole, max(begin + len(line), found.end()))
 
 
 def _count(line: str) -> Count | None:

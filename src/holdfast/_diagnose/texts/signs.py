@@ -15,7 +15,8 @@ after it, and `is_past` is set if the training went on after it. Other kinds:
 * slurm_cancelled and the like: what, id, node, at; slurm_step_cancelled is mostly a consequence
 * ranks: all ranks that are named or counted, where a collective timed out
 * stacks: threads, as an inspection has them; by (py-spy or faulthandler)
-* nan_loss: since_line, lasted (the losses up to the end that are not numbers)
+* nan_loss: since_line, lasted (the losses up to the end that are not numbers),
+  columns (their names, of a table)
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import math
 import re
 from dataclasses import replace
 
-from holdfast._diagnose.texts.launchers import read_launchers, read_system
+from holdfast._diagnose.texts.launchers import read_launchers, read_system, split_reports
 from holdfast._diagnose.texts.lines import Text
 from holdfast._diagnose.texts.patterns import PATTERNS, sign_of
 from holdfast._diagnose.texts.python import read_last_lines, read_python
@@ -87,6 +88,8 @@ def read_signs(text: str, first_line: int = 1) -> list[Sign]:
     """Everything that a text tells of an end, in the order of its lines."""
     if _ESCAPED in text:
         text = _JSON_LINE.sub(_unescaped, text)
+    text, report = split_reports(text)
+    text = f"{text.rstrip()}\n{report}" if report else text
     whole = Text(text, first_line)
     if (trained := of_training(whole.whole)) is not whole.whole:
         whole = Text(trained, first_line)
@@ -104,7 +107,8 @@ def read_signs(text: str, first_line: int = 1) -> list[Sign]:
     marks = Marks(whole)
     if bad := marks.bad_losses():
         line = whole.line_at(bad[-1].start)
-        details = {"since_line": whole.line_at(bad[0].start).number, "lasted": len(bad)}
+        since, names = whole.line_at(bad[0].start).number, list(bad[-1].names)
+        details = {"since_line": since, "lasted": len(bad), "columns": names}
         found.append(make_sign("nan_loss", line, details))
     has_trained = len(marks.losses) >= _TRAINED
     if all(sign.kind in _WITHOUT_CAUSE for sign in found):
@@ -247,7 +251,7 @@ def _with_past(signs: list[Sign], marks: Marks) -> list[Sign]:
     only the end of the last one counts.
     """
     found: list[Sign] = []
-    after, is_past = 0, False
+    after, is_past, has_finished = 0, False, False
     early = {(s.line, s.rank) for s in signs if s.kind in _BEFORE_STEPS or "ImportError" in s.text}
     first = {(s.text, s.rank): s.details["from_end"] for s in reversed(signs)}
     raised: dict[int | None, int] = {}  # of each rank, where the exception stands that comes next
@@ -258,9 +262,10 @@ def _with_past(signs: list[Sign], marks: Marks) -> list[Sign]:
         is_past = is_past or from_end - after > most or from_end >= marks.last_start
         # A later attempt wrote to the same log: a launcher that has failed counts no more.
         is_past |= sign.kind in _OF_ALL and marks.counts_on(from_end)
-        is_past |= (
-            sign.kind in _OF_AN_END and marks.count_after(sign.rank, from_end) >= _OF_AN_ATTEMPT
-        )
+        if sign.kind in _OF_AN_END:
+            is_past |= marks.count_after(sign.rank, from_end) >= _OF_AN_ATTEMPT
+            is_past |= has_finished and marks.counts_on(from_end)
+        has_finished |= sign.kind == "holdfast_finished"
         after = from_end
         # Lines of progress that tell this, if none precede it: what was buffered comes after it.
         # What was got over before, is caught each time.
