@@ -60,6 +60,7 @@ _USAGE = re.compile(
 # Kinds whose sentence is the message with an opening: (cause, opening, advice).
 _BY_KIND = {
     "environment": (Cause.ENVIRONMENT, "{opening} cannot run on this machine", "environment"),
+    "arguments": (Cause.CONFIGURATION, "{opening} did not take its arguments", "environment"),
     "rendezvous": (Cause.RENDEZVOUS, "{opening} did not find the other ranks", "rendezvous"),
     "cuda_error": (Cause.CUDA_ERROR, "The GPU of {who} reported an error", "cuda_error"),
     "nan": (Cause.BAD_TRAINING, "The training went bad", "nan"),

@@ -26,6 +26,7 @@ KINDS = {
     **{"worker_exited": "worker", "worker_conn_reset": "worker", "worker_file_not_found": "worker"},
     **{"cuda_oom": "cuda_oom", "memory_refused": "cpu_oom", "quota": "disk_full"},
     **{"disk_full": "disk_full", "torch_save_short": "disk_full", "environment": "environment"},
+    **{"arguments": "arguments"},
     **{"address_in_use": "rendezvous", "rendezvous": "rendezvous"},
     **{"collective_mismatch": "mismatch", "nccl_timeout": "timeout", "gloo_timeout": "timeout"},
     **{"peer_lost": "peer_lost", "cuda_error": "cuda_error", "cuda_assert": "cuda_error"},

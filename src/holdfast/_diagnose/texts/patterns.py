@@ -213,6 +213,15 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"files\. Communication|Too many open files \(24\)",
         r"received \d+ «items of ancdata»",
     ),
+    # -- Arguments that are wrong: a command line that was torn, or what Hydra does not take
+    "arguments": (
+        r"(?:^|line \d+: |bash: |zsh: |sh: )(?:--?[A-Za-z]|[\w.+/@~-]+=)[^: ]*«: command not found»",
+        r"\bsh: \d+: (?:--?[A-Za-z]|[\w.+/@~-]+=)[^: ]*«: not found»$",
+        *(r"^«missing EQUAL» at '", r"^(?:mis|extra)\w+ «input '».*(?:expecting|<EOF>)"),
+        *("^«no viable alternative at input»", "^«token recognition error at»"),
+        *("hydra.cc/docs/.*«override_grammar»", "^«Could not override '»", r"^«Key '»\S+ is not in struct"),
+        *(r"^In '[^']+«': Could not »(?:find|load) '", "^«Could not append to config»"),
+    ),
     # -- What a machine lacks, and no restart heals
     "environment": (
         *(r"(?:ModuleNotFoundError: |: )«No module named »'?(?P<name>[\w.]+)", "OMP: Error #15"),
@@ -224,7 +233,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *(r"\b(?:«ImagePull»BackOff|ErrImagePull)\b", "Failed to pull image"),
         r"(?P<threads>«pthread_create»(?:\(\))?:? (?:failed|Resource temp))",
         *("(?P<threads>«libgomp: Thread creation failed»)", "nvcc fatal   : Unsupported gpu arch"),
-        r"(?:^|line \d+: |bash: |zsh: |sh: )(?P<name>[^: ]+)«: command not found»",
+        r"(?:^|line \d+: |bash: |zsh: |sh: )(?P<name>(?!-)[^: =]+)«: command not found»",
         *("Cuda is not available.", "Error: «Unable to initialize backend»"),
         "The TensorFlow library was compiled to use .* «aren't available on your machine»",
         "«KeyError: '»(?P<name>(?:LOCAL_)?RANK|WORLD_SIZE|MASTER_(?:ADDR|PORT))'",
