@@ -49,7 +49,13 @@ _OF_LAUNCHERS = (*_OF_ALL, "srun_exit")
 _WITHOUT_CAUSE = ("holdfast_finished", "srun_exit", "launcher_exit", "stacks")
 _NO_END = ("holdfast_start", "stacks", "ranks")
 _LAST_LINES, _LAST_CHARACTERS = 12, 64 << 10
-_SAYS_NOTHING = re.compile(r"\s*$|wandb: ")
+# Also what marks itself as a warning, or as information of a library in C++; and the end of a data
+# set, of which TensorFlow tells as if it were an error.
+_SAYS_NOTHING = re.compile(
+    r"\s*$|wandb: |W(?:\d{4} | \S+:\d+\])|I(?:\d{4} .*| \S*)\.(?:cc|cu|h):\d+\]"
+    r"|(?:.{0,120}[\s:\[-])?(?:WARN(?:ING)?\b|\w*Warning: )|\s+warnings\.warn\(|\s+\[\[\{\{node "
+    r"|.*(?:OUT_OF_RANGE|Out of range): End of sequence"
+)
 _RESULT = re.compile(  # the last line: figures of a test, or what was saved
     r"(?i)(?:.{0,60}[\]:|>-] )?\W{0,4}(?:(?:test|final|best|eval\w*|validation)\b.{0,60}[:=] ?[\d.]"
     r"|(?:[\w:./-]+ ){1,5}(?:saved|written|exported|uploaded)\b|(?:saved|wrote|exported) "
