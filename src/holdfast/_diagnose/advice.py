@@ -103,6 +103,10 @@ _BY_NAME = {
         "If all ranks lived, it is the network: NCCL_DEBUG=INFO, NCCL_SOCKET_IFNAME=… and "
         "GLOO_SOCKET_IFNAME=… name the interface.",
     ),
+    "system_error": (
+        "NCCL_DEBUG=INFO names the call: of a socket (another rank had ended), of InfiniBand, or "
+        "of shared memory. See whether another rank printed an error before this one.",
+    ),
     "rendezvous": (
         "All ranks need the same MASTER_ADDR and MASTER_PORT, and must reach it: nc -vz "
         "$MASTER_ADDR $MASTER_PORT from every node; WORLD_SIZE must be the number that starts.",

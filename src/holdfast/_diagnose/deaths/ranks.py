@@ -16,7 +16,7 @@ from holdfast._diagnose.evidence.case import Case, End, Finding, ends_of, is_end
 from holdfast._diagnose.evidence.evidence import Evidence
 from holdfast._diagnose.texts.exceptions import KINDS, fault_of_signs
 from holdfast._diagnose.texts.sign import Sign
-from holdfast._diagnose.texts.signs import IN_VAIN, calls_of, culprits_of
+from holdfast._diagnose.texts.signs import IN_VAIN, SYSTEM_ERROR, calls_of, culprits_of
 from holdfast._diagnose.verdict import Cause, Sure
 
 _NEVER = 1e18
@@ -319,6 +319,10 @@ def judge_collective(case: Case) -> Finding | None:
         return _timeout(case, named, evidence)
     if not named and len(case.ends) > 1:
         evidence.append("no rank is known to have ended before the others")
+    if (fault := case.end.fault) is not None and all(map(_tells_no_call, case.ends)):
+        sentence = f"{case.opening} raised {fault.sentence()}: NCCL did not say which call failed."
+        lines = advice.advise(case, "system_error")
+        return Finding(Cause.PYTHON_EXCEPTION, sentence, Sure.LIKELY, evidence, lines)
     sentence = f"{case.opening} lost its connection to another rank."
     if any(map(_NEVER_CONNECTED.search, evidence)):
         sentence = (
@@ -333,6 +337,12 @@ def judge_collective(case: Case) -> Finding | None:
     return Finding(
         Cause.PEER_LOST, sentence, Sure.LIKELY, evidence, advice.advise(case, "peer_lost")
     )
+
+
+def _tells_no_call(end: End) -> bool:
+    """Whether it has no more than NCCL's "unhandled system error"."""
+    said = end.fault.message if end.fault is not None else ""
+    return SYSTEM_ERROR in said and "Last error:" not in said and end.status in (None, 1)
 
 
 def judge_mismatch(case: Case) -> Finding | None:

@@ -239,7 +239,11 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "«KeyError: '»(?P<name>(?:LOCAL_)?RANK|WORLD_SIZE|MASTER_(?:ADDR|PORT))'",
         *("«Error locating target» '(?P<name>[^']+)'", "OCI runtime create failed"),
         *(r"operator (?P<name>[\w.]+::[\w.]+)« does not exist»", "couldn't start container"),
-        *(r"«Call to ibv_»\w+ failed with error Cannot allocate", "module(s) are unknown"),
+        *(r"«Call to ibv_»\w+ failed", "module(s) are unknown"),
+        *(
+            rf"(?:NCCL WARN |^Call to )[^\n]*«{words}»"
+            for words in ("Permission denied", "Invalid argument", "No such device")
+        ),
         r"«failed to map segment from shared object: »(?:Operation|Permission)",
         *("spank: required plugin ", "cannot allocate memory in static TLS block"),
         *("MKL FATAL ERROR: Cannot load", "no Qt platform plugin could be init"),

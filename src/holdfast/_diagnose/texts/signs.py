@@ -35,6 +35,7 @@ from holdfast._diagnose.texts.stack_dump import read_stacks
 __all__ = ["IN_VAIN", "Sign", "culprits_of", "read_signs", "was_caught"]
 
 _MOST_RANKS = 65536
+SYSTEM_ERROR = "unhandled system error"  # NCCL's, which may be of a peer or of this machine
 _RANKS = re.compile(r"\[rank(\d{1,5})\]:|\[default(\d{1,5})\]:|\bRank (\d{1,5})\]")
 _WORLD = re.compile(
     r"\b(?i:world)[_ ](?i:size)\W{1,3}(\d{1,5})\b"
@@ -108,6 +109,7 @@ def read_signs(text: str, first_line: int = 1) -> list[Sign]:
             sign = sign_of(row, line)
             if sign is not None:
                 found.append(sign)
+    found = _with_warnings(found)
     if any(sign.kind in ("nccl_timeout", "gloo_timeout") for sign in found):
         found.append(_ranks_there(whole))
     marks = Marks(whole)
@@ -124,6 +126,27 @@ def read_signs(text: str, first_line: int = 1) -> list[Sign]:
     found = _with_past(_with_summaries(_once(found)), marks)
     if all(sign.details.get("is_past") or sign.kind in _NO_END for sign in found):
         found += _last_words(whole, marks)
+    return found
+
+
+def _with_warnings(signs: list[Sign]) -> list[Sign]:
+    """Exceptions that only tell of an "unhandled system error", with NCCL's warning before them.
+
+    Newer ones have it in their message, as the last error.
+    """
+    warned = [sign for sign in signs if "NCCL WARN " in sign.text]
+    found = []
+    for sign in signs:
+        said = str(sign.details.get("message"))
+        if SYSTEM_ERROR in said and "Last error:" not in said:
+            above = [each for each in warned if 0 < sign.line - each.line < _PAST_LINES]
+            # The loss of a peer mostly comes after what its rank warned of.
+            above.sort(key=lambda each: (each.kind == "peer_lost", each.line))
+            for each in above[:1]:
+                warning = each.text.partition("NCCL WARN ")[2]
+                more = {"message": f"{said}\nLast error:\n{warning}"}
+                sign = replace(sign, details={**sign.details, **more})
+        found.append(sign)
     return found
 
 
