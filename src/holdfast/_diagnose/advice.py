@@ -86,6 +86,12 @@ _BY_NAME = {
         "To learn which collective it was: TORCH_DISTRIBUTED_DEBUG=DETAIL, and for NCCL "
         "TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1 NCCL_DEBUG=INFO",
     ),
+    "timed_out_all": (
+        "All ranks had come to it, so it is the network or a GPU: nvidia-smi -q -d ECC, and sudo "
+        "dmesg | grep -i xid, on every node; NCCL_DEBUG=INFO; NCCL's tests (all_reduce_perf).",
+        "If it is only slow, as with a rank that was late: "
+        "init_process_group(timeout=timedelta(minutes=60))",
+    ),
     "stuck": (
         "Its thread waited in CUDA or for the GIL: see where the rank stood then (py-spy dump "
         "--native -p PID), a long call into C or the driver; dmesg for errors of the GPU.",

@@ -182,7 +182,8 @@ def _verdict(case: Case, found: Finding) -> Verdict:
         if sure is Sure.CERTAIN and raised is not None and raised.line < has_finished.line:
             sure = Sure.LIKELY
     of_a_signal = end.fault is None and (end.status or 0) < 0 and case.evidence.kind == "log"
-    if of_a_signal and (said := last_progress(case.evidence.output)):
+    has_waited = found.cause is Cause.COLLECTIVE_TIMEOUT and case.evidence.kind == "log"
+    if (of_a_signal or has_waited) and (said := last_progress(case.evidence.output)):
         told.append(f"the last progress that it printed: {_text.one_line(said, 160)}")
     durable = case.durable_step
     if end.step is not None and found.cause is not Cause.FINISHED:
