@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -55,6 +56,12 @@ _BY_NAME = {
         "Make room: df -h {where}; df -i {where} (inodes run out too); quota -s",
         "Keep fewer checkpoints, or write them elsewhere; for a pod: a volume, or a larger "
         "resources.limits.ephemeral-storage.",
+        "See what dead runs have left: holdfast clean",
+    ),
+    "quota": (
+        "Make room below the quota, or have it raised: quota -s (on Lustre: lfs quota -h -u $USER "
+        "FOLDER). The disk itself may have room.",
+        "Keep fewer checkpoints, or write them elsewhere.",
         "See what dead runs have left: holdfast clean",
     ),
     "crashed": (
@@ -289,7 +296,7 @@ _HINTS = {
     ): "Start it with torchrun (torchrun --nproc-per-node=2 train.py), which sets MASTER_ADDR, "
     "MASTER_PORT, RANK and WORLD_SIZE, or set them yourself.",
     r"(?i)address already in use|EADDRINUSE": "Another process has the port, often an earlier "
-    "start of the same job: ss -tlnp | grep PORT. Choose another: torchrun --master-port=29501, "
+    "start of the same job: ss -tlnp | grep {port}. Choose another: torchrun --master-port=29501, "
     "or --rdzv-endpoint=localhost:0",
     r"EOF when reading a line": "It asked a question (input()) and its standard input had ended. "
     "Give the answer as an argument, or ask only if sys.stdin.isatty().",
@@ -365,10 +372,17 @@ _HINTS = {
     r"(?i)gai error": "That name has no address there: getent hosts NAME; take the name or address "
     "that all nodes know.",
     (
+        r"(?i)Read ?Timeout|read timed out|(?:HTTP\w*Error|status_code)\W.*\b(?:429|5\d\d)\b"
+        r"|\b5\d\d Server|Service Unavailable|Bad Gateway|ChunkedEncodingError|IncompleteRead"
+        r"|Connection aborted"
+    ): "{host} did not answer in time, or broke off: start it again. Against the next time: fetch "
+    "it beforehand and read the cache (HF_HUB_OFFLINE=1), or a longer timeout "
+    "(HF_HUB_DOWNLOAD_TIMEOUT=60, HF_HUB_ETAG_TIMEOUT=60).",
+    (
         r"(?i)(?<!gai error: -3 - temporary failure in )name resolution|Max retries exceeded"
         r"|couldn't connect to|ConnectTimeout|Network is unreachable|SSLError|CERTIFICATE_VERIFY"
-    ): "That node has no way to the internet, or through a proxy: fetch it beforehand on a login "
-    "node, then HF_HUB_OFFLINE=1; else set https_proxy.",
+    ): "That node does not reach {host}: it has no way to the internet, or through a "
+    "proxy. Fetch it beforehand on a login node, then HF_HUB_OFFLINE=1; else set https_proxy.",
     (
         r"(?i)unable to locate credentials|NoCredentials|AccessDenied|InvalidAccessKey"
         r"|DefaultCredentialsError"
@@ -445,11 +459,18 @@ _HINTS = {
 }
 
 
+_HOST = re.compile(r"host='([\w.-]+)'|https?://([\w.-]+)|[Rr]esolve '?([\w.-]+\.[\w-]+)")
+_PORT = re.compile(r"(?:\]:|\.\d+:|\bport:? )(\d{4,5})\b")
+
+
 def hints_for(cause: Cause, text: str) -> list[str]:
     """The remedies known for such words, in the order of the table; two at most."""
     if cause not in _HINTED:
         return []
-    return [advice for shape, advice in _HINTS.items() if re.search(shape, text)][:2]
+    hints = [advice for shape, advice in _HINTS.items() if re.search(shape, text)][:2]
+    host = next(filter(None, itertools.chain(*_HOST.findall(text))), "the server")
+    port = next(iter(_PORT.findall(text)), "PORT")
+    return [each.replace("{host}", host).replace("{port}", port) for each in hints]
 
 
 # -- A log of anything: advice for another framework, GPU or scheduler would mislead ---------------

@@ -441,8 +441,9 @@ def _timeout(case: Case, named: bool, evidence: list[str]) -> Finding:
             *evidence[:1],
             *(f"{_ranks(calls[call])} waited in {call}" for call in sorted(calls)),
         ]
-    if len(calls) == 1 and not named and len(case.ends) == len(all_of := [*calls.values()][0]) > 1:
-        sentence = f"All {len(all_of)} ranks waited in the same {next(iter(calls))}."
+    count = sum(map(len, calls.values()))
+    if len(calls) == 1 and not named and len(case.ends) == count > 1:
+        sentence = f"All {count} ranks waited in the same {next(iter(calls))}."
         evidence.append("so no rank was missing, and unequal batches are not why")
         evidence.append(f"{case.who} was the first to give up")
         lines = advice.advise(case, "timed_out_all")
@@ -467,8 +468,8 @@ def _waits(case: Case) -> dict[str, set[int]]:
             continue
         groups.add(sign.text.rpartition(" Rank ")[0].rpartition("[")[2])
         after = f" for {timeout // 1000} s" if timeout else ""
-        call = number, f"{sign.details.get('operation')} (no. {number}){after}"
-        first[sign.rank] = min(call, first.get(sign.rank, call))
+        told = number, f"{sign.details.get('operation')} (no. {number}){after}"
+        first[sign.rank] = min(told, first.get(sign.rank, told))
     calls: dict[str, set[int]] = {}
     for rank, (_, call) in first.items():
         calls.setdefault(call, set()).add(rank)

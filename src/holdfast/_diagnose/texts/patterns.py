@@ -8,6 +8,7 @@ serve `_more`.
 
 from __future__ import annotations
 
+import math
 import re
 from functools import cache
 from typing import Any, NamedTuple
@@ -215,11 +216,15 @@ _TABLE: dict[str, tuple[str, ...]] = {
     ),
     # -- Arguments that are wrong: a command line that was torn, or what Hydra does not take
     "arguments": (
-        r"(?:^|line \d+: |bash: |zsh: |sh: )(?:--?[A-Za-z]|[\w.+/@~-]+=)[^: ]*«: command not found»",
+        r"(?:^|line \d+: |bash: |zsh: |sh: )(?:--?[a-z]|[\w.+/@~-]+=)[^: ]*«: command not found»",
         r"\bsh: \d+: (?:--?[A-Za-z]|[\w.+/@~-]+=)[^: ]*«: not found»$",
         *(r"^«missing EQUAL» at '", r"^(?:mis|extra)\w+ «input '».*(?:expecting|<EOF>)"),
         *("^«no viable alternative at input»", "^«token recognition error at»"),
-        *("hydra.cc/docs/.*«override_grammar»", "^«Could not override '»", r"^«Key '»\S+ is not in struct"),
+        *(
+            "hydra.cc/docs/.*«override_grammar»",
+            "^«Could not override '»",
+            r"^«Key '»\S+ is not in struct",
+        ),
         *(r"^In '[^']+«': Could not »(?:find|load) '", "^«Could not append to config»"),
     ),
     # -- What a machine lacks, and no restart heals
@@ -585,7 +590,8 @@ _FIGURES = {
     "reserved": rf"{_SIZE} reserved in total by PyTorch",
 }
 _DEVICE = re.compile(r"\bGPU (\d+)\b|device:GPU:(\d+)|Device (\d+)\b")
-_SHAPE = re.compile(r"tensor with shape ?(\[[\d, ]*\])")
+_SHAPE = re.compile(r"tensor with shape ?(\[[\d, ]*\])(?: and type (\w+))?")
+_TYPES = {"half": 2, "bfloat16": 2, "float": 4, "int32": 4, "double": 8, "int64": 8}  # bytes
 HARDWARE = re.compile(
     r"ECC|hardware|fallen off the bus|NVLink|unspecified launch failure|misaligned|row remap"
     r"|Xid|GPU is lost|system not yet initialized"
@@ -603,6 +609,9 @@ def read_memory_error(text: str) -> dict[str, Any]:
         found["device"] = next(int(group) for group in device.groups() if group)
     if (tensor := _SHAPE.search(text)) is not None:
         found["shape"] = tensor[1]
+        each = _TYPES.get(tensor[2] or "")
+        if each and "tried" not in found:
+            found["tried"] = math.prod(map(int, re.findall(r"\d+", tensor[1]))) * each
     if "tried" not in found and (plain := re.search(rf"allocat\w+ {_SIZE}", text)):
         found["tried"] = size_bytes(plain[1], plain[2])
     return found
