@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -57,6 +58,12 @@ _BY_NAME = {
         "resources.limits.ephemeral-storage.",
         "See what dead runs have left: holdfast clean",
     ),
+    "quota": (
+        "Make room below the quota, or have it raised: quota -s (on Lustre: lfs quota -h -u $USER "
+        "FOLDER). The disk itself may have room.",
+        "Keep fewer checkpoints, or write them elsewhere.",
+        "See what dead runs have left: holdfast clean",
+    ),
     "crashed": (
         "Most such crashes are a library's: see that torch, its CUDA and extensions fit each other "
         "(python -m torch.utils.collect_env), and whether a newer version helps.",
@@ -86,6 +93,12 @@ _BY_NAME = {
         "To learn which collective it was: TORCH_DISTRIBUTED_DEBUG=DETAIL, and for NCCL "
         "TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1 NCCL_DEBUG=INFO",
     ),
+    "timed_out_all": (
+        "All ranks had come to it, so it is the network or a GPU: nvidia-smi -q -d ECC, and sudo "
+        "dmesg | grep -i xid, on every node; NCCL_DEBUG=INFO; NCCL's tests (all_reduce_perf).",
+        "If it is only slow, as with a rank that was late: "
+        "init_process_group(timeout=timedelta(minutes=60))",
+    ),
     "stuck": (
         "Its thread waited in CUDA or for the GIL: see where the rank stood then (py-spy dump "
         "--native -p PID), a long call into C or the driver; dmesg for errors of the GPU.",
@@ -102,6 +115,10 @@ _BY_NAME = {
         "Under `holdfast run -- torchrun …` the order of their ends is recorded.",
         "If all ranks lived, it is the network: NCCL_DEBUG=INFO, NCCL_SOCKET_IFNAME=… and "
         "GLOO_SOCKET_IFNAME=… name the interface.",
+    ),
+    "system_error": (
+        "NCCL_DEBUG=INFO names the call: of a socket (another rank had ended), of InfiniBand, or "
+        "of shared memory. See whether another rank printed an error before this one.",
     ),
     "rendezvous": (
         "All ranks need the same MASTER_ADDR and MASTER_PORT, and must reach it: nc -vz "
@@ -279,7 +296,7 @@ _HINTS = {
     ): "Start it with torchrun (torchrun --nproc-per-node=2 train.py), which sets MASTER_ADDR, "
     "MASTER_PORT, RANK and WORLD_SIZE, or set them yourself.",
     r"(?i)address already in use|EADDRINUSE": "Another process has the port, often an earlier "
-    "start of the same job: ss -tlnp | grep PORT. Choose another: torchrun --master-port=29501, "
+    "start of the same job: ss -tlnp | grep {port}. Choose another: torchrun --master-port=29501, "
     "or --rdzv-endpoint=localhost:0",
     r"EOF when reading a line": "It asked a question (input()) and its standard input had ended. "
     "Give the answer as an argument, or ask only if sys.stdin.isatty().",
@@ -355,10 +372,17 @@ _HINTS = {
     r"(?i)gai error": "That name has no address there: getent hosts NAME; take the name or address "
     "that all nodes know.",
     (
+        r"(?i)Read ?Timeout|read timed out|(?:HTTP\w*Error|status_code)\W.*\b(?:429|5\d\d)\b"
+        r"|\b5\d\d Server|Service Unavailable|Bad Gateway|ChunkedEncodingError|IncompleteRead"
+        r"|Connection aborted"
+    ): "{host} did not answer in time, or broke off: start it again. Against the next time: fetch "
+    "it beforehand and read the cache (HF_HUB_OFFLINE=1), or a longer timeout "
+    "(HF_HUB_DOWNLOAD_TIMEOUT=60, HF_HUB_ETAG_TIMEOUT=60).",
+    (
         r"(?i)(?<!gai error: -3 - temporary failure in )name resolution|Max retries exceeded"
         r"|couldn't connect to|ConnectTimeout|Network is unreachable|SSLError|CERTIFICATE_VERIFY"
-    ): "That node has no way to the internet, or through a proxy: fetch it beforehand on a login "
-    "node, then HF_HUB_OFFLINE=1; else set https_proxy.",
+    ): "That node does not reach {host}: it has no way to the internet, or through a "
+    "proxy. Fetch it beforehand on a login node, then HF_HUB_OFFLINE=1; else set https_proxy.",
     (
         r"(?i)unable to locate credentials|NoCredentials|AccessDenied|InvalidAccessKey"
         r"|DefaultCredentialsError"
@@ -435,11 +459,18 @@ _HINTS = {
 }
 
 
+_HOST = re.compile(r"host='([\w.-]+)'|https?://([\w.-]+)|[Rr]esolve '?([\w.-]+\.[\w-]+)")
+_PORT = re.compile(r"(?:\]:|\.\d+:|\bport:? )(\d{4,5})\b")
+
+
 def hints_for(cause: Cause, text: str) -> list[str]:
     """The remedies known for such words, in the order of the table; two at most."""
     if cause not in _HINTED:
         return []
-    return [advice for shape, advice in _HINTS.items() if re.search(shape, text)][:2]
+    hints = [advice for shape, advice in _HINTS.items() if re.search(shape, text)][:2]
+    host = next(filter(None, itertools.chain(*_HOST.findall(text))), "the server")
+    port = next(iter(_PORT.findall(text)), "PORT")
+    return [each.replace("{host}", host).replace("{port}", port) for each in hints]
 
 
 # -- A log of anything: advice for another framework, GPU or scheduler would mislead ---------------

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from holdfast._diagnose.texts.sign import Sign
 
 _RUN = re.compile(r"(\bholdfast \w+) RUN\b")
+_FROM_OUTSIDE = (Cause.COLLECTIVE_TIMEOUT, Cause.PREEMPTED, Cause.TIME_LIMIT)
 _FEW_LINES = 3  # that a shell or an exit handler prints after an exception
 # Shown where no rule knows the end of a log.
 _SUSPECT = re.compile(
@@ -182,7 +183,8 @@ def _verdict(case: Case, found: Finding) -> Verdict:
         if sure is Sure.CERTAIN and raised is not None and raised.line < has_finished.line:
             sure = Sure.LIKELY
     of_a_signal = end.fault is None and (end.status or 0) < 0 and case.evidence.kind == "log"
-    if of_a_signal and (said := last_progress(case.evidence.output)):
+    is_from_outside = found.cause in _FROM_OUTSIDE and case.evidence.kind == "log"
+    if (of_a_signal or is_from_outside) and (said := last_progress(case.evidence.output)):
         told.append(f"the last progress that it printed: {_text.one_line(said, 160)}")
     durable = case.durable_step
     if end.step is not None and found.cause is not Cause.FINISHED:

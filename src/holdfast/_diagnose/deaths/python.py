@@ -46,6 +46,14 @@ _SUSPECTED = re.compile(
     r"|^(?!.*(?i:gpu|cuda|hbm|rocm|tpu)).*(?:OOM when allocating|RESOURCE_EXHAUSTED)",
     re.DOTALL,
 )
+# A line of a job script that was to bring the modules.
+_NOT_ACTIVATED = re.compile(
+    r"(?m)^(?:\S+: line \d+: |\S+\.sh: \d+: |(?:ba|z)?sh: )"
+    r"(?=.*(?:activate|conda|mamba|module|source|spack|venv))"
+    r".*(?:No such file or directory|not found)$"
+    r"|^.*(?:Could not find conda environment|EnvironmentNameNotFound|Run 'conda init'"
+    r"|Unable to locate a modulefile|module\(s\) are unknown).*"
+)
 _PORT_TAKEN = re.compile("(?i)address already in use|EADDRINUSE")
 _IN_USE = re.compile("already in use by process|busy or unavailable")
 _CUT = "the log ends in its traceback"
@@ -60,6 +68,7 @@ _USAGE = re.compile(
 # Kinds whose sentence is the message with an opening: (cause, opening, advice).
 _BY_KIND = {
     "environment": (Cause.ENVIRONMENT, "{opening} cannot run on this machine", "environment"),
+    "arguments": (Cause.CONFIGURATION, "{opening} did not take its arguments", "environment"),
     "rendezvous": (Cause.RENDEZVOUS, "{opening} did not find the other ranks", "rendezvous"),
     "cuda_error": (Cause.CUDA_ERROR, "The GPU of {who} reported an error", "cuda_error"),
     "nan": (Cause.BAD_TRAINING, "The training went bad", "nan"),
@@ -107,6 +116,9 @@ def judge_python(case: Case) -> Finding | None:
             name = "gpu_broken"
         elif fault is not None and fault.type == "ModuleNotFoundError":
             name = "module"
+            if failed := _NOT_ACTIVATED.search(case.evidence.output):
+                line = _text.one_line(failed[0], 160)
+                said = f"{said}; its environment was not activated: {line}"
         elif trouble.kind == "nan" and (since := trouble.details.get("since_line")):
             columns = trouble.details.get("columns")
             named = f", in the columns {', '.join(columns)}" if columns else ""
@@ -359,6 +371,8 @@ def _judge_cuda_oom(case: Case, trouble: Trouble) -> Finding:
     if free is not None:
         parts.append(f"{_text.size(free)} were free")
     evidence += [", ".join(parts)] if parts else []
+    if shape := _text.text(read_memory_error(trouble.message).get("shape")):
+        evidence.append(f"it asked for a tensor of shape {shape}")
     evidence += [f"{each} of that GPU" for each in _OTHERS_USE.findall(trouble.message)[:4]]
     evidence += _largest(noted)
     is_fragmented = bool(
@@ -490,7 +504,7 @@ def _judge_disk(case: Case, trouble: Trouble) -> Finding:
                 else "there is room on the disks now: it may have been freed, or be another one"
             )
     where = path or "the folder that it wrote to"
-    lines = advice.advise(case, "disk_full", where=where)
+    lines = advice.advise(case, "quota" if is_quota else "disk_full", where=where)
     return Finding(Cause.DISK_FULL, sentence, sure, evidence, lines)
 
 

@@ -8,6 +8,7 @@ itself; without one, the rank that neither raised nor died while the others wait
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from holdfast import _errors, _text
@@ -15,8 +16,9 @@ from holdfast._diagnose import advice
 from holdfast._diagnose.evidence.case import Case, End, Finding, ends_of, is_ended_by_launcher
 from holdfast._diagnose.evidence.evidence import Evidence
 from holdfast._diagnose.texts.exceptions import KINDS, fault_of_signs
+from holdfast._diagnose.texts.python import shape_of
 from holdfast._diagnose.texts.sign import Sign
-from holdfast._diagnose.texts.signs import IN_VAIN, calls_of, culprits_of
+from holdfast._diagnose.texts.signs import IN_VAIN, SYSTEM_ERROR, calls_of, culprits_of
 from holdfast._diagnose.verdict import Cause, Sure
 
 _NEVER = 1e18
@@ -76,7 +78,7 @@ def open_case(evidence: Evidence) -> Case:
         culprit, why = _absent(ends)
         is_ordered = True
     _lend_what_the_leader_saw(culprit, evidence)
-    others = [line for end in ends if end is not culprit and (line := _then(end))]
+    others = _lines_of([end for end in ends if end is not culprit], _then)
     if len(others) > _MOST_OTHERS:
         others = [*others[:_MOST_OTHERS], f"and {len(others) - _MOST_OTHERS} more ranks likewise"]
     return Case(evidence, ends, culprit, others, why, is_ordered)
@@ -261,6 +263,38 @@ def _absent(ends: list[End]) -> tuple[End, list[str]]:
     return first, []
 
 
+def _lines_of(ends: list[End], tell: Callable[[End], str]) -> list[str]:
+    """A line of each rank, or one line of several that tell the same except for numbers."""
+    same: dict[str, list[End]] = {}
+    for end in ends:
+        told = shape_of(tell(end).removeprefix(end.name())) if end.rank is not None else ""
+        same.setdefault(told or str(id(end)), []).append(end)
+    lines = []
+    for each in same.values():
+        first = tell(each[0])
+        if len(each) > 2 and first.startswith(each[0].name()):
+            ranks = _ranks([end.rank for end in each if end.rank is not None])
+            lines.append(f"{ranks}{first.removeprefix(each[0].name())}")
+        else:
+            lines += map(tell, each)
+    return list(filter(None, lines))
+
+
+def _ranks(numbers: Iterable[int]) -> str:
+    """Their name in a sentence.
+
+    >>> _ranks([3]), _ranks([0, 1, 2]), _ranks([0, 2])
+    ('rank 3', 'ranks 0-2', 'ranks 0, 2')
+    """
+    ranks = sorted(numbers)
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if len(ranks) > 2 and ranks == [*range(ranks[0], ranks[-1] + 1)]:
+        return f"ranks {ranks[0]}-{ranks[-1]}"
+    more = ", …" if len(ranks) > _MOST_OTHERS else ""
+    return f"ranks {', '.join(map(str, ranks[:_MOST_OTHERS]))}{more}"
+
+
 def _first_line(end: End) -> int:
     """Where in the log it gave up."""
     return min((sign.line for sign in end.signs if sign.kind in _TIMEOUTS), default=1 << 60)
@@ -319,6 +353,10 @@ def judge_collective(case: Case) -> Finding | None:
         return _timeout(case, named, evidence)
     if not named and len(case.ends) > 1:
         evidence.append("no rank is known to have ended before the others")
+    if (fault := case.end.fault) is not None and all(map(_tells_no_call, case.ends)):
+        sentence = f"{case.opening} raised {fault.sentence()}: NCCL did not say which call failed."
+        lines = advice.advise(case, "system_error")
+        return Finding(Cause.PYTHON_EXCEPTION, sentence, Sure.LIKELY, evidence, lines)
     sentence = f"{case.opening} lost its connection to another rank."
     if any(map(_NEVER_CONNECTED.search, evidence)):
         sentence = (
@@ -333,6 +371,12 @@ def judge_collective(case: Case) -> Finding | None:
     return Finding(
         Cause.PEER_LOST, sentence, Sure.LIKELY, evidence, advice.advise(case, "peer_lost")
     )
+
+
+def _tells_no_call(end: End) -> bool:
+    """Whether it has no more than NCCL's "unhandled system error"."""
+    said = end.fault.message if end.fault is not None else ""
+    return SYSTEM_ERROR in said and "Last error:" not in said and end.status in (None, 1)
 
 
 def judge_mismatch(case: Case) -> Finding | None:
@@ -391,6 +435,20 @@ def _timeout(case: Case, named: bool, evidence: list[str]) -> Finding:
             "it was the first collective: none had completed, so NCCL may never have connected"
         )
     lines = advice.advise(case, "timed_out")
+    if calls := _waits(case):
+        lines = [line for line in lines if "which collective" not in line]  # it is known
+        evidence[:1] = [
+            *evidence[:1],
+            *(f"{_ranks(calls[call])} waited in {call}" for call in sorted(calls)),
+        ]
+    count = sum(map(len, calls.values()))
+    if len(calls) == 1 and not named and len(case.ends) == count > 1:
+        sentence = f"All {count} ranks waited in the same {next(iter(calls))}."
+        evidence.append("so no rank was missing, and unequal batches are not why")
+        evidence.append(f"{case.who} was the first to give up")
+        lines = advice.advise(case, "timed_out_all")
+    elif at := _where_they_waited(case):
+        sentence = f"{sentence[:-1]}: {at}." if named else f"{sentence[:-1]} ({at})."
     told = [sign for end in case.ends for sign in end.signs if sign.kind in _TIMEOUTS]
     if told and all("is_stuck" in sign.details for sign in told):
         sentence = f"NCCL's watchdog thread of {case.who} was stuck, and its process was ended."
@@ -400,13 +458,45 @@ def _timeout(case: Case, named: bool, evidence: list[str]) -> Finding:
     return Finding(Cause.COLLECTIVE_TIMEOUT, sentence, Sure.LIKELY, evidence, lines)
 
 
+def _waits(case: Case) -> dict[str, set[int]]:
+    """The ranks in each collective of NCCL that timed out, where they are all of one group."""
+    first: dict[int, tuple[int, str]] = {}
+    groups = set()
+    for sign in case.evidence.signs:
+        number, timeout = map(_text.whole, map(sign.details.get, ("sequence", "timeout_ms")))
+        if sign.kind != "nccl_timeout" or sign.rank is None or number is None:
+            continue
+        groups.add(sign.text.rpartition(" Rank ")[0].rpartition("[")[2])
+        after = f" for {timeout // 1000} s" if timeout else ""
+        told = number, f"{sign.details.get('operation')} (no. {number}){after}"
+        first[sign.rank] = min(told, first.get(sign.rank, told))
+    calls: dict[str, set[int]] = {}
+    for rank, (_, call) in first.items():
+        calls.setdefault(call, set()).add(rank)
+    return calls if len(groups - {""}) < 2 else {}  # older versions name no group
+
+
+def _where_they_waited(case: Case) -> str:
+    """The call of torch in which a rank timed out, and the line of the script that made it."""
+    faults = [end.fault for end in case.ends if kind_of(end) == "timeout" and end.fault]
+    frames = faults[0].record.get("frames") if faults else None
+    own: list[object] = []
+    call = ""
+    for frame in reversed(frames if isinstance(frames, list) else []):
+        if "/torch/" not in str(frame[0]).replace("\\", "/"):
+            own = frame
+            break
+        call = call or str(frame[2])
+    return f"{call}(), at {own[0]}:{own[1]} in {own[2]}" if own and call else ""
+
+
 def _is_first(sign: Sign) -> bool:
     """Whether no collective had completed in this group of processes."""
     return _text.whole(sign.details.get("completed")) in (-1, 0)
 
 
 def _said_of_peers(case: Case) -> list[str]:
-    return [_said(end) for end in case.ends if kind_of(end) in _OF_PEERS][:4]
+    return _lines_of([end for end in case.ends if kind_of(end) in _OF_PEERS], _said)[:4]
 
 
 def _said(end: End) -> str:

@@ -26,6 +26,7 @@ KINDS = {
     **{"worker_exited": "worker", "worker_conn_reset": "worker", "worker_file_not_found": "worker"},
     **{"cuda_oom": "cuda_oom", "memory_refused": "cpu_oom", "quota": "disk_full"},
     **{"disk_full": "disk_full", "torch_save_short": "disk_full", "environment": "environment"},
+    **{"arguments": "arguments"},
     **{"address_in_use": "rendezvous", "rendezvous": "rendezvous"},
     **{"collective_mismatch": "mismatch", "nccl_timeout": "timeout", "gloo_timeout": "timeout"},
     **{"peer_lost": "peer_lost", "cuda_error": "cuda_error", "cuda_assert": "cuda_error"},
@@ -113,6 +114,7 @@ _FRAME = re.compile(r'File "([^"\n]{1,400})", line (\d{1,9}), in ([^\n]{1,200})'
 _NAME = re.compile(r"(Error|Exception|Exit|Interrupt|Warning|Failed)$")
 _TYPE = re.compile(r"([A-Za-z_][\w.]*)(?::\s*(.*))?", re.DOTALL)
 _STATUS_WORD = re.compile(r"(?:\(\d+\)\s+)?[A-Z][A-Z_]{3,}:\s")  # of TensorFlow and JAX
+_OF_ROOTS = re.compile(r"\d+ root error\(s\) found")
 _NO_NEWS = re.compile(r"\d+ root error|Detected at node|Node:|File \"|Traceback|\[\[|<stack traces")
 _ERROR_LINE = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): ")
 _CALLING = re.compile(r"(?:Exception|Error) encountered when calling ")  # Keras: the rest is below
@@ -131,6 +133,8 @@ def gist(message: str) -> str:
     first, *more = map(str.strip, lines)
     if "Last error:" in more[:-1]:  # NCCL: its own words, and their cause
         return f"{more[more.index('Last error:') + 1]} ({first})"
+    if _OF_ROOTS.match(first):  # of TensorFlow: one of each device, mostly the same
+        return next((line[4:] for line in more if line.startswith("(0) ")), first)
     if OF_FIELDS.search(first):  # of pydantic: each field, and what is wrong with it
         return f"{first}: {' '.join(line for line in more if not line.startswith('For further'))}"
     errors = [i for i, line in enumerate(more) if _ERROR_LINE.match(line)]

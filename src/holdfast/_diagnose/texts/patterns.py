@@ -8,6 +8,7 @@ serve `_more`.
 
 from __future__ import annotations
 
+import math
 import re
 from functools import cache
 from typing import Any, NamedTuple
@@ -213,6 +214,19 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"files\. Communication|Too many open files \(24\)",
         r"received \d+ «items of ancdata»",
     ),
+    # -- Arguments that are wrong: a command line that was torn, or what Hydra does not take
+    "arguments": (
+        r"(?:^|line \d+: |bash: |zsh: |sh: )(?:--?[a-z]|[\w.+/@~-]+=)[^: ]*«: command not found»",
+        r"\bsh: \d+: (?:--?[A-Za-z]|[\w.+/@~-]+=)[^: ]*«: not found»$",
+        *(r"^«missing EQUAL» at '", r"^(?:mis|extra)\w+ «input '».*(?:expecting|<EOF>)"),
+        *("^«no viable alternative at input»", "^«token recognition error at»"),
+        *(
+            "hydra.cc/docs/.*«override_grammar»",
+            "^«Could not override '»",
+            r"^«Key '»\S+ is not in struct",
+        ),
+        *(r"^In '[^']+«': Could not »(?:find|load) '", "^«Could not append to config»"),
+    ),
     # -- What a machine lacks, and no restart heals
     "environment": (
         *(r"(?:ModuleNotFoundError: |: )«No module named »'?(?P<name>[\w.]+)", "OMP: Error #15"),
@@ -224,13 +238,17 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *(r"\b(?:«ImagePull»BackOff|ErrImagePull)\b", "Failed to pull image"),
         r"(?P<threads>«pthread_create»(?:\(\))?:? (?:failed|Resource temp))",
         *("(?P<threads>«libgomp: Thread creation failed»)", "nvcc fatal   : Unsupported gpu arch"),
-        r"(?:^|line \d+: |bash: |zsh: |sh: )(?P<name>[^: ]+)«: command not found»",
+        r"(?:^|line \d+: |bash: |zsh: |sh: )(?P<name>(?!-)[^: =]+)«: command not found»",
         *("Cuda is not available.", "Error: «Unable to initialize backend»"),
         "The TensorFlow library was compiled to use .* «aren't available on your machine»",
         "«KeyError: '»(?P<name>(?:LOCAL_)?RANK|WORLD_SIZE|MASTER_(?:ADDR|PORT))'",
         *("«Error locating target» '(?P<name>[^']+)'", "OCI runtime create failed"),
         *(r"operator (?P<name>[\w.]+::[\w.]+)« does not exist»", "couldn't start container"),
-        *(r"«Call to ibv_»\w+ failed with error Cannot allocate", "module(s) are unknown"),
+        *(r"«Call to ibv_»\w+ failed", "module(s) are unknown"),
+        *(
+            rf"(?:NCCL WARN |^Call to )[^\n]*«{words}»"
+            for words in ("Permission denied", "Invalid argument", "No such device")
+        ),
         r"«failed to map segment from shared object: »(?:Operation|Permission)",
         *("spank: required plugin ", "cannot allocate memory in static TLS block"),
         *("MKL FATAL ERROR: Cannot load", "no Qt platform plugin could be init"),
@@ -572,7 +590,8 @@ _FIGURES = {
     "reserved": rf"{_SIZE} reserved in total by PyTorch",
 }
 _DEVICE = re.compile(r"\bGPU (\d+)\b|device:GPU:(\d+)|Device (\d+)\b")
-_SHAPE = re.compile(r"tensor with shape ?(\[[\d, ]*\])")
+_SHAPE = re.compile(r"tensor with shape ?(\[[\d, ]*\])(?: and type (\w+))?")
+_TYPES = {"half": 2, "bfloat16": 2, "float": 4, "int32": 4, "double": 8, "int64": 8}  # bytes
 HARDWARE = re.compile(
     r"ECC|hardware|fallen off the bus|NVLink|unspecified launch failure|misaligned|row remap"
     r"|Xid|GPU is lost|system not yet initialized"
@@ -590,6 +609,9 @@ def read_memory_error(text: str) -> dict[str, Any]:
         found["device"] = next(int(group) for group in device.groups() if group)
     if (tensor := _SHAPE.search(text)) is not None:
         found["shape"] = tensor[1]
+        each = _TYPES.get(tensor[2] or "")
+        if each and "tried" not in found:
+            found["tried"] = math.prod(map(int, re.findall(r"\d+", tensor[1]))) * each
     if "tried" not in found and (plain := re.search(rf"allocat\w+ {_SIZE}", text)):
         found["tried"] = size_bytes(plain[1], plain[2])
     return found

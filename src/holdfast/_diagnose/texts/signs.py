@@ -35,6 +35,7 @@ from holdfast._diagnose.texts.stack_dump import read_stacks
 __all__ = ["IN_VAIN", "Sign", "culprits_of", "read_signs", "was_caught"]
 
 _MOST_RANKS = 65536
+SYSTEM_ERROR = "unhandled system error"  # NCCL's, which may be of a peer or of this machine
 _RANKS = re.compile(r"\[rank(\d{1,5})\]:|\[default(\d{1,5})\]:|\bRank (\d{1,5})\]")
 _WORLD = re.compile(
     r"\b(?i:world)[_ ](?i:size)\W{1,3}(\d{1,5})\b"
@@ -49,7 +50,13 @@ _OF_LAUNCHERS = (*_OF_ALL, "srun_exit")
 _WITHOUT_CAUSE = ("holdfast_finished", "srun_exit", "launcher_exit", "stacks")
 _NO_END = ("holdfast_start", "stacks", "ranks")
 _LAST_LINES, _LAST_CHARACTERS = 12, 64 << 10
-_SAYS_NOTHING = re.compile(r"\s*$|wandb: ")
+# Also what marks itself as a warning, or as information of a library in C++; and the end of a data
+# set, of which TensorFlow tells as if it were an error.
+_SAYS_NOTHING = re.compile(
+    r"\s*$|wandb: |W(?:\d{4} | \S+:\d+\])|I(?:\d{4} .*| \S*)\.(?:cc|cu|h):\d+\]"
+    r"|(?:.{0,120}[\s:\[-])?(?:WARN(?:ING)?\b|\w*Warning: )|\s+warnings\.warn\(|\s+\[\[\{\{node "
+    r"|.*(?:OUT_OF_RANGE|Out of range): End of sequence"
+)
 _RESULT = re.compile(  # the last line: figures of a test, or what was saved
     r"(?i)(?:.{0,60}[\]:|>-] )?\W{0,4}(?:(?:test|final|best|eval\w*|validation)\b.{0,60}[:=] ?[\d.]"
     r"|(?:[\w:./-]+ ){1,5}(?:saved|written|exported|uploaded)\b|(?:saved|wrote|exported) "
@@ -102,6 +109,7 @@ def read_signs(text: str, first_line: int = 1) -> list[Sign]:
             sign = sign_of(row, line)
             if sign is not None:
                 found.append(sign)
+    found = _with_warnings(found)
     if any(sign.kind in ("nccl_timeout", "gloo_timeout") for sign in found):
         found.append(_ranks_there(whole))
     marks = Marks(whole)
@@ -118,6 +126,27 @@ def read_signs(text: str, first_line: int = 1) -> list[Sign]:
     found = _with_past(_with_summaries(_once(found)), marks)
     if all(sign.details.get("is_past") or sign.kind in _NO_END for sign in found):
         found += _last_words(whole, marks)
+    return found
+
+
+def _with_warnings(signs: list[Sign]) -> list[Sign]:
+    """Exceptions that only tell of an "unhandled system error", with NCCL's warning before them.
+
+    Newer ones have it in their message, as the last error.
+    """
+    warned = [sign for sign in signs if "NCCL WARN " in sign.text]
+    found = []
+    for sign in signs:
+        said = str(sign.details.get("message"))
+        if SYSTEM_ERROR in said and "Last error:" not in said:
+            above = [each for each in warned if 0 < sign.line - each.line < _PAST_LINES]
+            # The loss of a peer mostly comes after what its rank warned of.
+            above.sort(key=lambda each: (each.kind == "peer_lost", each.line))
+            for each in above[:1]:
+                warning = each.text.partition("NCCL WARN ")[2]
+                more = {"message": f"{said}\nLast error:\n{warning}"}
+                sign = replace(sign, details={**sign.details, **more})
+        found.append(sign)
     return found
 
 
