@@ -55,7 +55,7 @@ def test_a_state_that_never_keeps_its_layout_is_still_checkpointed(tmp_path):
                 run.finish()
                 break
     made = [e["step"] for e in journal_events(folder, "checkpoint")]
-    assert made[-1] == step
+    assert max(made) == step  # the keeper may record its first one after those of the trainer
     again = {"log": b""}
     with holdfast.Run(folder, settings=settings, large=large, growing=again) as run:
         assert run.step == step
