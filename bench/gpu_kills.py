@@ -138,7 +138,11 @@ def main() -> None:
     folder = place / "run"
     random.seed(1)
     delays = [random.uniform(0.2, options.longest) for _ in range(options.kills)]
-    kills = [kill_once(place, options, delay) for delay in delays]
+    kills = []
+    for delay in delays:
+        kills.append(kill_once(place, options, delay))
+        rest = {name: value for name, value in kills[-1].items() if name != "steps"}
+        print(json.dumps(rest), list(kills[-1]["steps"].items())[-40:], file=sys.stderr)
     hashes = []
     for name in (str(folder), "-"):
         output = place / f"output{name == '-'}"
