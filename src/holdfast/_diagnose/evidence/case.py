@@ -26,6 +26,7 @@ from holdfast._diagnose.texts.exceptions import (
     raised_just_before,
     raises_after,
 )
+from holdfast._diagnose.texts.python import is_own_file
 from holdfast._diagnose.texts.signs import IN_VAIN, culprits_of
 from holdfast._diagnose.verdict import Cause, Sure
 
@@ -47,7 +48,6 @@ _TIMEOUTS = ("nccl_timeout", "gloo_timeout")
 _OF_OTHERS = ("timeout", "peer_lost", "rendezvous")  # what an exception says of other ranks
 # Where Python waits for a thread or a child.
 _WAITS = ("/queue.py", "/threading.py", "/multiprocessing/", "/concurrent/futures/", "/asyncio/")
-_LIBRARIES = ("/lib/python", "site-packages", "dist-packages")
 _OF_SOCKETS = ("timed out", "The read operation timed out", "The write operation timed out")
 _LAUNCHER_ENDS = (-15, -9, -2, -1)  # what torchrun and srun send to those that are left
 
@@ -476,7 +476,7 @@ def waited_in_vain(fault: Fault) -> bool:
     if any(part in file for part in _WAITS) or fault.type in ("Empty", "Full"):
         return True
     # Of the network or of a device otherwise; a script may raise it itself after a wait.
-    is_of_script = fault.type == "TimeoutError" and not any(part in file for part in _LIBRARIES)
+    is_of_script = fault.type == "TimeoutError" and is_own_file(file)
     return is_of_script and fault.message not in _OF_SOCKETS and "[Errno" not in fault.message
 
 
