@@ -235,6 +235,7 @@ def test_a_keeper_is_no_part_of_the_training(monkeypatch, has_lists):
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
         assert {keeper.pid, other.pid} <= set(descendants(os.getpid()))
+        wait_until(lambda: tree.is_keeper(keeper.pid))  # within exec it has no command line
         found = Tree(os.getpid()).look()
         assert other.pid in found
         assert keeper.pid not in found
@@ -242,3 +243,16 @@ def test_a_keeper_is_no_part_of_the_training(monkeypatch, has_lists):
         for each in (keeper, other):
             each.kill()
             each.wait()
+
+
+def test_a_keeper_is_known_though_it_had_no_command_line_at_first(monkeypatch, parent, way):
+    pid, lines = parent.start(), [b"", b"", b"", b"", b"", b"python\0-m\0holdfast._keeper\0"]
+    read = tree.read_bytes
+
+    def read_late(path):
+        return (lines.pop(0) if len(lines) > 1 else lines[0]) if "cmdline" in path else read(path)
+
+    monkeypatch.setattr(tree, "read_bytes", read_late)
+    looked = Tree(parent.pid)
+    assert looked.look() == [pid]
+    wait_until(lambda: looked.look() == [])

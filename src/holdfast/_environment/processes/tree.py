@@ -153,12 +153,13 @@ class Tree:
         return [each for each in pids if each != os.getpid() and not self._is_ours(each)]
 
     def _is_ours(self, pid: int) -> bool:
-        # Read twice: before exec, a process has the command line of its parent.
-        readings = self._readings.get(pid, 0)
+        # Read twice: before exec, a process has the command line of its parent. Within it, none.
+        readings = self._readings.setdefault(pid, 0)
         if pid not in self._ours and readings < 2:
-            self._readings[pid] = readings + 1
             if is_ours(pid):
                 self._ours.add(pid)
+            elif read_bytes(f"/proc/{pid}/cmdline"):
+                self._readings[pid] = readings + 1
         return pid in self._ours
 
 
