@@ -80,7 +80,8 @@ def test_a_stop_in_a_phase_is_durable_at_once_and_loses_nothing(
 @pytest.mark.parametrize("stick", ["with-gil", "without-gil"])
 def test_a_phase_that_sits_in_c_is_left_for_it(folder, begin, undisturbed, stick):
     first = begin(folder, "--hold-at", 1, "--stick", stick)
-    step, _ = hold(first, 1)
+    step, in_memory = hold(first, 1)
+    assert in_memory == step
     asked = time.monotonic()
     first.send(signal.SIGTERM)
     wait_until(lambda: step in checkpoint_steps(folder), 10, "the checkpoint")
