@@ -6,11 +6,14 @@ A record (JSON of a run folder, a heartbeat, a journal) may hold anything: `whol
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
+import os
 import shlex
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -20,6 +23,27 @@ from typing import Any
 from holdfast._errors import HoldfastError, Stopped, place_of
 
 _rank = 0
+_speaking = threading.RLock()  # held while a line is written
+_LINE_SECONDS = 1.0  # a line is left out if the output stands still for longer
+
+
+@atexit.register
+def _let_nobody_speak() -> None:
+    """Wait for the line that another thread writes, and let none begin another one.
+
+    A daemon thread that Python ends within a write keeps the lock of the stream. Then the flush at
+    the end aborts the process.
+    """
+    _speaking.acquire(timeout=_LINE_SECONDS)
+
+
+def _renew_lock() -> None:
+    global _speaking
+    _speaking = threading.RLock()  # a thread of the parent may have held it
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
 
 
 def speak_as(rank: int) -> None:
@@ -37,10 +61,16 @@ def say(message: str, *, each: bool = False) -> None:
         return
     if each and _rank:
         message = f"rank {_rank}: {message}"
-    # The stream of a notebook sends messages, and raises errors of its own.
-    with contextlib.suppress(Exception):
-        sys.stderr.write(f"holdfast: {printable(message)}\n")
-        sys.stderr.flush()
+    lock = _speaking
+    if not lock.acquire(timeout=_LINE_SECONDS):
+        return
+    try:
+        # The stream of a notebook sends messages, and raises errors of its own.
+        with contextlib.suppress(Exception):
+            sys.stderr.write(f"holdfast: {printable(message)}\n")
+            sys.stderr.flush()
+    finally:
+        lock.release()
 
 
 def printable(text: str) -> str:
