@@ -320,7 +320,7 @@ def _then(end: End) -> str:
     name = end.name()
     if end.fault is not None:
         return f"{name} then saw: {end.fault.sentence(160)}"
-    if end.was_sent_away:
+    if end.was_sent_away and not _is_aborted(end):
         return f"{name} was then told to leave"
     if (sign := end.has(*_TIMEOUTS, *_LOST)) is not None:
         return f"{name} then saw: {_text.one_line(sign.text, 160)}"

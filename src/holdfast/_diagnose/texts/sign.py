@@ -60,6 +60,7 @@ def is_source_code(text: str, at: int) -> bool:
 # the middle of a log was: a training that counts on after it has caught it.
 
 
+RESTARTS = "will restart worker group"  # torchrun's agent
 _READ_CHARACTERS = 1 << 18  # of the end of a text; what stands further up is past by its distance
 _LONGEST = 800
 _WORD = re.compile(
@@ -162,7 +163,8 @@ class Marks:
                 self._of.setdefault(mark.rank, []).append(mark)
         # torchrun's agent starts its ranks again without a word: only their counting tells.
         agents = (line.from_end for line in text.hits("failed (exitcode: "))
-        self.last_start = min(filter(self.counts_on, agents), default=float("inf"))
+        told = (line.from_end for line in text.hits(RESTARTS))
+        self.last_start = min([*filter(self.counts_on, agents), *told], default=math.inf)
 
     def goes_on(self, rank: int | None, from_end: int, least: float) -> bool:
         """Whether the same rank counts on after a line, from where it was before it.
