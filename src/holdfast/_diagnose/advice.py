@@ -289,6 +289,11 @@ _HINTED = (
     *(Cause.PEER_LOST, Cause.CUDA_ERROR, Cause.BAD_TRAINING, Cause.CXX_EXCEPTION),
     *(Cause.COLLECTIVE_TIMEOUT, Cause.CUDA_OOM),
 )
+# A service beside the training, as an inference server: no way to the internet is missing.
+LOCAL_SERVER = (
+    r"(?:host='|://|\b(?:at|to) |\()(localhost|0\.0\.0\.0|\[?::1\]?"
+    r"|(?:127|10|192\.168|172\.(?:1[6-9]|2\d|3[01]))(?:\.\d{1,3}){2,3})(?:', port=|:)(\d{2,5})\b"
+)
 _HINTS = {
     (
         r"environment variable \w+ expected|\b(?:MASTER_(?:ADDR|PORT)|WORLD_SIZE)\b.*not set"
@@ -378,9 +383,13 @@ _HINTS = {
     ): "{host} did not answer in time, or broke off: start it again. Against the next time: fetch "
     "it beforehand and read the cache (HF_HUB_OFFLINE=1), or a longer timeout "
     "(HF_HUB_DOWNLOAD_TIMEOUT=60, HF_HUB_ETAG_TIMEOUT=60).",
+    LOCAL_SERVER: "Nothing answers at {address}: start that server first, see its own output for "
+    "why it ended, and wait until it answers (curl http://{address}). From another node, its name "
+    "is needed: 0.0.0.0 and localhost are each machine itself.",
     (
-        r"(?i)(?<!gai error: -3 - temporary failure in )name resolution|Max retries exceeded"
-        r"|couldn't connect to|ConnectTimeout|Network is unreachable|SSLError|CERTIFICATE_VERIFY"
+        rf"(?is)^(?!.*{LOCAL_SERVER}).*(?:(?<!gai error: -3 - temporary failure in )name resolution"
+        r"|Max retries exceeded|couldn't connect to|ConnectTimeout|Network is unreachable|SSLError"
+        r"|CERTIFICATE_VERIFY)"
     ): "That node does not reach {host}: it has no way to the internet, or through a "
     "proxy. Fetch it beforehand on a login node, then HF_HUB_OFFLINE=1; else set https_proxy.",
     (
@@ -396,6 +405,15 @@ _HINTS = {
     "its size, take an earlier checkpoint, or copy or download it again.",
     r"[Ww]eights only load failed|weights_only": "torch 2.6 loads tensors only: torch.load(…, "
     "weights_only=False) for a file that you trust, or torch.serialization.add_safe_globals([…]).",
+    r"No available memory for the cache blocks|KV cache is needed, which is larger": "The share of "
+    "the GPU that the server may use is too small for its weights: a larger "
+    "gpu_memory_utilization, a smaller max_model_len, or a GPU of its own.",
+    r"match the size of optimizer's group|different number of parameter groups": "The optimizer's "
+    "state is of other parameters than the model has now (some were added, left out or frozen): "
+    "build it as it was saved, or load the weights alone and begin with a new optimizer.",
+    r"stack expects each tensor to be equal size|Cannot (?:batch|add) tensors? .*shapes": "The items "
+    "of a batch differ in shape: give all the same size and channels in the data set (resize; "
+    "image.convert('RGB')), or pad them (collate_fn; padded_batch).",
     r"size mismatch for |Missing key\(s\) in state_dict|Unexpected key\(s\) in state_dict": (
         "The checkpoint is of another model: give the settings that it was saved with, or load "
         "what fits: strict=False for names, and leave out what differs in shape."
@@ -470,7 +488,11 @@ def hints_for(cause: Cause, text: str) -> list[str]:
     hints = [advice for shape, advice in _HINTS.items() if re.search(shape, text)][:2]
     host = next(filter(None, itertools.chain(*_HOST.findall(text))), "the server")
     port = next(iter(_PORT.findall(text)), "PORT")
-    return [each.replace("{host}", host).replace("{port}", port) for each in hints]
+    local = re.search(LOCAL_SERVER, text)
+    named = {"{host}": host, "{port}": port, "{address}": ":".join(local.groups()) if local else ""}
+    for name, value in named.items():
+        hints = [each.replace(name, value) for each in hints]
+    return hints
 
 
 # -- A log of anything: advice for another framework, GPU or scheduler would mislead ---------------

@@ -72,3 +72,90 @@ def test_an_error_that_a_restart_of_the_workers_got_over_is_not_the_cause():
     verdict = judged(text)
     assert "RuntimeError: shape '[3]' is invalid" in verdict.sentence, verdict
     assert not any("ReadTimeout" in line for line in (*verdict.evidence, *verdict.others))
+
+
+REFUSED = (
+    "requests.exceptions.ConnectionError: HTTPConnectionPool(host='{}', port=8123): Max retries "
+    "exceeded with url: /health (Caused by NewConnectionError('[Errno 111] Connection refused'))"
+)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1", "localhost", "10.2.3.4"])
+def test_a_server_beside_the_training_that_is_not_up_is_no_missing_internet(host):
+    verdict = judged("starting\n" + raised(REFUSED.format(host)))
+    assert (verdict.cause, verdict.sure) == (Cause.PYTHON_EXCEPTION, Sure.LIKELY), verdict
+    assert f"could not reach the server at {host}:8123" in verdict.sentence
+    assert not any("internet" in line for line in verdict.advice), verdict
+    died = raised("RuntimeError: no room for the index", ("/home/ada/serve.py", 4, "main"))
+    verdict = judged(f"Process Server-1:\n{died}" + "waiting\n" * 4 + raised(REFUSED.format(host)))
+    assert "raised RuntimeError: no room for the index" in verdict.sentence, verdict
+    assert "then the training process could not reach" in verdict.sentence
+
+
+def test_a_server_elsewhere_is_still_one_of_the_internet():
+    verdict = judged("starting\n" + raised(REFUSED.format("models.example.org")))
+    assert verdict.cause is Cause.ENVIRONMENT, verdict
+    assert any("internet" in line for line in verdict.advice)
+
+
+MANY_PARAGRAPHS = (
+    "builder.errors.BuildError: The shards could not be joined\n\n"
+    "Every shard needs the same fields, but one has 2 more ({'tags'})\n\n"
+    "That was found while the builder read\n\n/srv/shards/part-0031.jsonl\n\n"
+    "Please make the fields of all shards equal"
+)
+
+
+@pytest.mark.parametrize("end", ["", "srun: error: n1: task 0: Exited with exit code 1\n"])
+def test_the_paragraphs_of_a_message_belong_to_it(end):
+    verdict = judged("step 1\n" + raised(MANY_PARAGRAPHS) + end)
+    assert verdict.sure is Sure.CERTAIN, verdict
+    assert "{'tags'}" in verdict.sentence
+    assert "/srv/shards/part-0031.jsonl" in verdict.sentence
+    assert not any("recovered" in line for line in verdict.evidence)
+
+
+def test_what_a_script_prints_after_an_error_is_no_part_of_its_message():
+    after = "\nThe last shard is left out and the others are read\nSaving the index to /srv/index\n"
+    verdict = judged(raised("ValueError: bad shard") + after * 3)
+    assert verdict.sure is Sure.LIKELY, verdict
+    assert "/srv/index" not in verdict.sentence
+
+
+def test_a_log_that_ends_inside_a_traceback_has_a_place_and_no_exception():
+    text = raised("x", ("/home/ada/train.py", 9, "main"), ("/home/ada/eval.py", 57, "compute"))
+    verdict = judged("step 1\n" + text.partition("    call()\nx")[0])
+    assert "ends inside a traceback" in verdict.sentence, verdict
+    assert "/home/ada/eval.py:57" in verdict.sentence
+    assert "raised Exception" not in str(verdict)
+
+
+def test_a_path_that_rich_wraps_is_one_path():
+    inner = [
+        "/home/ada/train.py:12 in <module>",
+        "",
+        "   12 \u2502   main()",
+        "",
+        "/home/ada/very/long/folder/of/opt",
+        "imizers/own.py:145 in load",
+        "",
+        "   145 \u2502   raise ValueError(said)",
+    ]
+    box = "".join(f"\u2502 {line:<36} \u2502\n" for line in inner)
+    text = f"\u256d\u2500 Traceback (most recent call last) \u2500\u256e\n{box}\u2570\u2500\u256f\n"
+    verdict = judged(f"{text}ValueError: no such group\n")
+    assert "at /home/ada/very/long/folder/of/optimizers/own.py:145 in load" in verdict.evidence
+
+
+def test_the_place_is_the_scripts_own_where_a_worker_has_only_frames_of_libraries():
+    library = "/opt/lib/python3.11/site-packages/torch/utils/data/_utils/{}.py"
+    outer = raised(
+        "RuntimeError: Caught RuntimeError in DataLoader worker process 2.",
+        ("/home/ada/train.py", 98, "epoch"),
+        (library.format("../dataloader"), 630, "__next__"),
+    )
+    error = "RuntimeError: stack expects each tensor to be equal size, but got [3, 8] at entry 0"
+    inner = raised(error, (library.format("collate"), 162, "collate_tensor_fn"))
+    verdict = judged(f"{outer}Original {inner}")
+    assert "at /home/ada/train.py:98 in epoch" in verdict.evidence, verdict
+    assert any("resize" in line for line in verdict.advice)

@@ -23,9 +23,12 @@ from holdfast._diagnose.texts.exceptions import (
     POINTS_ABOVE,
     PROCESS_LEFT,
     Fault,
+    fault_of_signs,
     kind_of_sign,
 )
 from holdfast._diagnose.texts.patterns import HARDWARE, read_memory_error
+from holdfast._diagnose.texts.python import CUT
+from holdfast._diagnose.texts.signs import is_of_another
 from holdfast._diagnose.verdict import Cause, Sure
 
 if TYPE_CHECKING:
@@ -38,6 +41,10 @@ _VAGUE = re.compile("(?:Internal|Unknown|Aborted|Unavailable|ResourceExhausted|X
 _WANTS_GPU = re.compile(r"\bGPUs?\b|(?i:cuda)")  # why there is none was printed above it
 _NEAR_LINES = 60  # of the end, or the next sign of it: the training may have recovered from others
 _OF_A_NETWORK = re.compile("Max retries exceeded|failure in name resolution|couldn't connect to")
+_UNREACHED = re.compile(
+    r"(?i)refused|Max retries|(?:can't|cannot|could not) (?:be reached|connect|reach)|not reachable"
+    r"|failed to (?:connect|establish)|connection attempts failed"
+)
 _OF_DEVICE = ("cuda_oom", "cuda_error")
 # Not enough memory, or an error before it: of both a library says the same. TensorFlow and JAX
 # tell of the memory of a host in the same words.
@@ -56,7 +63,6 @@ _NOT_ACTIVATED = re.compile(
 )
 _PORT_TAKEN = re.compile("(?i)address already in use|EADDRINUSE")
 _IN_USE = re.compile("already in use by process|busy or unavailable")
-_CUT = "the log ends in its traceback"
 _RELATIVE = re.compile("No such file or directory: '(?!/)")
 _STATUS_2 = re.compile(r"CalledProcessError.*non-zero exit status 2\b")
 _REFUSED = re.compile("(?:^|: )error: |^Error: ")
@@ -95,6 +101,8 @@ def judge_python(case: Case) -> Finding | None:
     evidence = trouble.evidence(case)
     if fault is None and (last := case.end.has("environment")) and trouble.kind == "environment":
         evidence.append(f"it printed: {_text.one_line(last.text, 240)}")
+    if (found := _local_server(case, trouble, evidence)) is not None:
+        return found
     is_network = fault is not None and _OF_A_NETWORK.search(fault.message)
     if fault is not None and is_network and fault.record.get("is_late"):
         return _plain(case, fault, evidence)  # it has run on this machine
@@ -143,6 +151,28 @@ def judge_python(case: Case) -> Finding | None:
     if fault.type == "BdbQuit":
         return _breakpoint(case, fault, evidence)
     return _exit(case, fault) if fault.is_exit else _plain(case, fault, evidence)
+
+
+def _local_server(case: Case, trouble: Trouble, evidence: list[str]) -> Finding | None:
+    """A server on this machine or beside it did not answer; it may have died in the same log."""
+    fault = trouble.fault
+    if fault is None or trouble.kind not in ("plain", "environment"):
+        return None
+    address = re.search(advice.LOCAL_SERVER, trouble.message)
+    if address is None or not _UNREACHED.search(trouble.message):
+        return None
+    sentence = f"{case.who} could not reach the server at {address[1]}:{address[2]}"
+    is_same = {id(s): str(s.details.get("type")).endswith(fault.type) for s in case.evidence.signs}
+    line = max((s.line for s in case.end.signs if is_same.get(id(s))), default=0)
+    above = [s for s in case.evidence.signs if s.line < line and not is_same[id(s)]]
+    first = fault_of_signs([s for s in above if s.rank != case.end.rank or is_of_another(s)])
+    if first is None:
+        sentence = f"{sentence[:1].upper()}{sentence[1:]}: it was not up, or had ended."
+    else:
+        at = f" at {first.place}" if first.place else ""
+        evidence.append(f"above it, another process had raised {first.sentence(400)}{at}")
+        sentence = f"Another process raised {first.sentence()}; then {sentence}."
+    return Finding(Cause.PYTHON_EXCEPTION, sentence, Sure.LIKELY, evidence)
 
 
 def _how_sure(case: Case, trouble: Trouble) -> Sure:
@@ -259,6 +289,11 @@ def _plain(case: Case, fault: Fault, evidence: list[str]) -> Finding:
         if fault.is_own:  # its second line is the remedy
             lines = [*fault.message.splitlines()[1:2], *lines]
         return Finding(Cause.CONFIGURATION, sentence, Sure.CERTAIN, evidence, lines)
+    if fault.message == CUT:
+        at = f", at {fault.place}" if fault.place else ""
+        sentence = f"The log ends inside a traceback of {case.who}{at}: its exception is missing."
+        lines = [*([f"Look at {fault.place}."] if fault.place else []), *advice.go_on(case)]
+        return Finding(Cause.PYTHON_EXCEPTION, sentence, Sure.LIKELY, evidence[1:], lines)
     sentence = f"{case.opening} {fault.verb} {said}."
     if case.finished_step is not None:
         evidence.append(f"the training itself had finished, at step {case.finished_step}")
@@ -337,7 +372,7 @@ def _usage(case: Case, trouble: Trouble | None) -> Finding | None:
     refused = of_hydra or next(errors, None)
     has_left = trouble is None and case.end.status == 2 and of_hydra is None
     # A launcher then raises an exception of its own.
-    is_reported = trouble is None or _STATUS_2.search(trouble.said) or _CUT in trouble.said
+    is_reported = trouble is None or _STATUS_2.search(trouble.said) or CUT in trouble.said
     if not has_left and (refused is None or case.evidence.kind != "log" or not is_reported):
         return None
     sentence = f"{case.opening} did not take its arguments: {_text.one_line(refused or lines[-1])}."

@@ -10,7 +10,13 @@ from typing import Any
 
 from holdfast import _text
 from holdfast._diagnose.evidence.evidence import Record
-from holdfast._diagnose.texts.python import DISGUISES, OF_FIELDS, is_own_file, shape_of
+from holdfast._diagnose.texts.python import (
+    DISGUISES,
+    NAMES_A_THING,
+    OF_FIELDS,
+    is_own_file,
+    shape_of,
+)
 from holdfast._diagnose.texts.sign import Sign
 from holdfast._diagnose.texts.signs import (
     is_of_another,
@@ -144,6 +150,10 @@ def gist(message: str) -> str:
     if _CALLING.match(first) and more:
         return gist("\n".join(more))
     if not first.endswith(":"):
+        below = [line.strip() for line in message.partition("\n\n")[2].splitlines()]
+        if below and not NAMES_A_THING.search(first):  # its paragraphs name what it is about
+            named = [line for line in below if NAMES_A_THING.search(line)][:2]
+            return f"{first}: {'; '.join(named)}" if named else first
         return f"{first} {more[0]}" if more and _CONTRASTS.match(more[0]) else first
     frames = (i for i, line in enumerate(lines[:-1]) if line.lstrip().startswith('File "'))
     code = [lines[i + 1].strip() for i in frames if lines[i + 1].startswith(" ")]
