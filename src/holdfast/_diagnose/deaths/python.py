@@ -45,11 +45,23 @@ _UNREACHED = re.compile(
     r"(?i)refused|Max retries|(?:can't|cannot|could not) (?:be reached|connect|reach)|not reachable"
     r"|failed to (?:connect|establish)|connection attempts failed"
 )
+_OF_AMD = re.compile(r"Memory access fault by GPU|\bHIP\b|\bhip[A-Z]|\bHSA_|ROCm")
+_UNPICKLES = re.compile(  # the classes of a file
+    "torch/serialization|/pickle|find_class|_unpickle|joblib/numpy_pickle"
+)
+_NO_ROOM_IN_NCCL = "Failed to CUDA calloc"
+_OF_NUMBERS = re.compile(r"(?i)\bnan\b|(?:not|non-?) ?finite|infinite")
+_NO_KEY = re.compile(r"(?m)^Key '\S+' is not in \S+")  # below Hydra's own line
+_OF_RAY = re.compile(
+    r"Memory on the node \(IP: (?P<ip>[\d.]+)[^)]*\) where the \w+ \((?:[^)]*?\bname=(?P<name>"
+    r"[^,)]+))?[^)]*?\bpid=(?P<pid>\d+)[^)]*\) was running was (?P<used>[\d.]+GB) / (?P<total>[\d.]+GB)"
+)
+_LARGEST = re.compile(r"(?m)^PID\s+MEM\(GB\)\s+COMMAND\n.*?(\d+)\t([\d.]+)\t(\S.*)$")
 _OF_DEVICE = ("cuda_oom", "cuda_error")
 # Not enough memory, or an error before it: of both a library says the same. TensorFlow and JAX
 # tell of the memory of a host in the same words.
 _SUSPECTED = re.compile(
-    r"CU\w+_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)"
+    r"CU\w+_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)|^(?!.*out of memory).*Failed to CUDA calloc"
     r"|^(?!.*(?i:gpu|cuda|hbm|rocm|tpu)).*(?:OOM when allocating|RESOURCE_EXHAUSTED)",
     re.DOTALL,
 )
@@ -122,8 +134,14 @@ def judge_python(case: Case) -> Finding | None:
             name = "in_use"
         elif trouble.kind == "cuda_error" and HARDWARE.search(trouble.message):
             name = "gpu_broken"
+        elif trouble.kind == "cuda_error" and case.sign("cuda_assert") is not None:
+            name = "cuda_assert"
+        elif trouble.kind == "cuda_error" and _OF_AMD.search(trouble.message):
+            name = "amd_gpu"
         elif fault is not None and fault.type == "ModuleNotFoundError":
-            name = "module"
+            frames = fault.record.get("frames")
+            name = "shadowed" if said.endswith("is not a package") else "module"
+            name = "pickled" if _UNPICKLES.search(str(frames)) else name
             if failed := _NOT_ACTIVATED.search(case.evidence.output):
                 line = _text.one_line(failed[0], 160)
                 said = f"{said}; its environment was not activated: {line}"
@@ -131,6 +149,9 @@ def judge_python(case: Case) -> Finding | None:
             columns = trouble.details.get("columns")
             named = f", in the columns {', '.join(columns)}" if columns else ""
             evidence.append(f"the first such line is line {since}{named}")
+            said = f"from line {since} on its figures were not numbers, then {said}" if fault else said
+        if trouble.kind == "arguments" and (key := _NO_KEY.search(case.evidence.output)):
+            said = said if key[0] in said else f"{said.rstrip('.')}: {key[0]}"
         said = said.removeprefix("what(): ")
         sentence = f"{opening.format(opening=case.opening, who=case.who)}: {said}."
         return Finding(cause, sentence, sure, evidence, advice.advise(case, name))
@@ -139,6 +160,14 @@ def judge_python(case: Case) -> Finding | None:
         sentence = f"The machine ran out of memory, and what watches it ended {case.who}: {said}."
         if fault is not None and (more := fault.tail or fault.message.partition("\n")[2]):
             evidence.append(f"it said: {_text.one_line(more, 240)}")
+        if told := _OF_RAY.search(case.evidence.output):
+            who, room = f"{told['name']} (pid {told['pid']})", f"{told['used']} of {told['total']}"
+            sentence = (
+                f"The machine {told['ip']} ran out of memory ({room} in use), and Ray's memory "
+                f"monitor ended {who}."
+            )
+            row = _LARGEST.search(case.evidence.output, told.end())
+            evidence += [f"the largest process: pid {row[1]} with {row[2]} GB: {row[3]}"] if row else []
         lines = advice.host_memory(case, use, is_machine=True)
         return Finding(Cause.OOM_MACHINE, sentence, Sure.LIKELY, evidence, lines)
     if trouble.kind == "cpu_oom" and fault is None:
@@ -217,16 +246,21 @@ def _trouble(case: Case) -> Trouble | None:
                 said = _text.one_line(better[-1].text, 200)
                 return Trouble(kind_of_sign(better[-1]), said, None, better[-1])
             return Trouble(kind_of_sign(better[-1]), fault.sentence(), fault, better[-1])
+        bad = [sign for sign in signs if sign.kind == "nan_loss"]
+        if bad and fault.kind in ("plain", "nan") and _OF_NUMBERS.search(fault.message):
+            return Trouble("nan", fault.sentence(), fault, bad[-1])
         # Of what a machine lacks, a library says more above the exception.
         above = [s for s in signs if kind_of_sign(s) == fault.kind and fault.type not in s.text]
         below = [s for s in signs if s.text in fault.tail and kind_of_sign(s) == fault.kind]
-        below += above if fault.kind in ("environment", "rendezvous") else []
+        lacks = fault.kind in ("environment", "rendezvous") or _NO_ROOM_IN_NCCL in fault.message
+        below += above if lacks else []
+        below.sort(key=lambda sign: "out of memory" not in sign.text)
         return Trouble(fault.kind, fault.sentence(), fault, next(iter(below), None))
     if case.end.status in (0, None) and case.evidence.kind == "run":
         return None  # the printed lines are not why it ended
     if signs:
         order = list(KINDS)  # the gravest first
-        sign = min(signs, key=lambda each: (_is_report(each), order.index(each.kind)))
+        sign = min(signs, key=lambda each: (_is_report(each), order.index(each.kind), _is_bare(each)))
         return Trouble(kind_of_sign(sign), _text.one_line(sign.text, 200), None, sign)
     return None
 
@@ -247,6 +281,11 @@ def _where_the_end_begins(case: Case) -> int:
 
 def _lines_after(sign: Sign) -> int:
     return _text.whole(sign.details.get("from_end")) or 0
+
+
+def _is_bare(sign: Sign) -> bool:
+    """Whether it has no details: of one end, another line may name the process."""
+    return sign.details.keys() <= {"from_end", "is_late"}
 
 
 def _is_report(sign: Sign) -> bool:
@@ -425,6 +464,8 @@ def _judge_cuda_oom(case: Case, trouble: Trouble) -> Finding:
     of = f" into its {_text.size(total)}" if total and tried else ""
     if needed and total:
         asked = f": it needs {_text.size(needed)}, and there are {_text.size(total)}"
+    if _NO_ROOM_IN_NCCL in trouble.message:
+        asked = ": NCCL got none for its buffers"
     what = next((name for name, shape in _DEVICES if re.search(shape, trouble.message)), "GPU")
     sentence = f"{case.opening} ran out of memory of its {what}{which}{asked}{of}."
     lines = advice.cuda_memory(case, is_fragmented=is_fragmented, keeps_graphs=bool(graphs))
@@ -474,6 +515,15 @@ _SAVING = re.compile(
     r"(?im)^.*\b(?:sav(?:e|ing)|writ(?:e|ing)|dump(?:ing)?|export(?:ing)?|stor(?:e|ing)|checkpointing)\b"
     r".{0,160}?\b(?:to|in|into|at|as|under)\b:? ['\"]?(?P<path>[\w.~@{}=+-]*/[^\s'\"<>|]+).*$"
 )
+# What a library keeps below the home folder, by its frames, and what moves it.
+_CACHES = {
+    "triton/runtime/cache": "Triton's cache, ~/.triton: TRITON_CACHE_DIR moves it",
+    "torch/_inductor": "Inductor's cache, in /tmp: TORCHINDUCTOR_CACHE_DIR moves it",
+    "cpp_extension": "torch's extensions, ~/.cache: TORCH_EXTENSIONS_DIR moves them",
+    "huggingface_hub/": "the cache of huggingface, ~/.cache: HF_HOME moves it",
+    "torch/hub": "torch's hub, ~/.cache: TORCH_HOME moves it",
+    "wandb/": "wandb's files: WANDB_DIR moves them",
+}
 _PATH = re.compile(r"['\u2018]([^'\u2019\n]{0,300}/[^'\u2019\n]{0,300})['\u2019]")
 
 
@@ -518,6 +568,9 @@ def _judge_disk(case: Case, trouble: Trouble) -> Finding:
     if not path and not is_of_pod and (saving := _saving(case.evidence.output, trouble.said)):
         path = saving[1]
         evidence.append(f"it had printed before: {_text.one_line(saving[0], 240)}")
+    frames = "\n".join(map(str, (trouble.record.get("frames") or [])[-4:]))
+    cache = next((each for part, each in _CACHES.items() if re.search(part, frames)), "")
+    path = path or cache
     where = f" ({path})" if path else ""
     sure = Sure.LIKELY
     if is_told:
@@ -538,8 +591,9 @@ def _judge_disk(case: Case, trouble: Trouble) -> Finding:
                 if not disks
                 else "there is room on the disks now: it may have been freed, or be another one"
             )
-    where = path or "the folder that it wrote to"
+    where = path if path and path != cache else "the folder that it wrote to"
     lines = advice.advise(case, "quota" if is_quota else "disk_full", where=where)
+    lines = [line for line in lines if "checkpoints" not in line] if path == cache != "" else lines
     return Finding(Cause.DISK_FULL, sentence, sure, evidence, lines)
 
 

@@ -459,7 +459,7 @@ def _fault_of_sign(sign: Sign) -> Fault | None:
     if not name or name in (*_OF_A_SIGNAL, *_NO_REASON):
         return None
     tail, chain = sign.details.get("frames_tail"), sign.details.get("chain")
-    kept = ("is_late", "handled", "code", "announced")
+    kept = ("is_late", "handled", "code", "announced", "caught_in")
     more: Record = {key: sign.details[key] for key in kept if key in sign.details}
     is_told = CHILD_LEFT.search(message) and not _OF_A_SCRIPT.search(message)
     if name in _LAUNCHERS and not is_told:

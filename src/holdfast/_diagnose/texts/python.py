@@ -125,6 +125,8 @@ _OWN_END = re.compile(
 _OWN_LEAD = re.compile(r"holdfast: (?:rank \d{1,6}: )?")
 _FRAMES_KEPT = 12
 _NOT_OWN = ("site-packages", "dist-packages", "/lib/python", "<frozen", "holdfast/_")
+_OF_THREAD = re.compile(r"(?:^|: )Exception in thread (.*?):?$")  # also of a logger
+_COMMAND = re.compile(r"^/.*/bin/[^/.]+$")  # that pip has made
 _LIB_OF_WINDOWS = re.compile(r"[A-Za-z]:.*/[Ll]ib/(\w+)(?:\.py|/)")
 
 
@@ -148,6 +150,8 @@ class Traceback:
 def is_own_file(file: str) -> bool:
     """Whether it is neither Python's nor of an installed package."""
     if any(part in file for part in _NOT_OWN):
+        return False
+    if _COMMAND.search(file):
         return False
     of_windows = _LIB_OF_WINDOWS.match(file)
     return of_windows is None or of_windows[1] not in sys.stdlib_module_names
@@ -514,8 +518,8 @@ def _add_context(text: Text, found: Traceback, lead: str) -> None:
             found.details["is_ignored"] = True
         elif said.startswith("Error executing job with overrides"):
             found.details["outermost"] = ""  # Hydra leaves out its own frames, and the script's
-        elif said.startswith("Exception in thread "):
-            found.details["thread"] = said.removeprefix("Exception in thread ").rstrip(":")
+        elif thread := _OF_THREAD.search(said):
+            found.details["thread"] = thread[1]
         elif match := re.fullmatch(r"Process (\S+):", said):
             found.details["process"] = match[1]
         elif match := re.fullmatch(r"-- Process (\d+) terminated with the following error:", said):

@@ -90,14 +90,16 @@ _OF_MANY = re.compile(r"\b(\d{1,12}) ?/ ?\d{1,12}\b")
 _LOSS = re.compile(
     r"(?<!best.)loss\w*['\"]?\s*(?:[:=(]|is )?\s*(?:tensor\()?(-?[\d.]+|[+-]?nan|[+-]?inf)\b", re.I
 )
-# A loss of 0 with a gradient norm that is not a number: the loss was not a number either.
+# A loss of 0 with a gradient norm, or several figures, that are not numbers: the loss was not a number either.
 _NO_LOSS = re.compile(
-    r"\bloss['\"]?\W{1,4}0(?:\.0*)?\b.*\bgrad_?norm['\"]?\W{1,4}(?:nan|inf)\b", re.I
+    r"\bloss['\"]?\W{1,4}0(?:\.0*)?\b(?:.*\bgrad_?norm['\"]?\W{1,4}(?:nan|inf)\b"
+    r"|(?:.*['\"]: nan\b){2})",
+    re.I,
 )
 _SEVERAL = re.compile(r"[:=] ?-?nan, .*[:=] ?-?nan\b")  # figures of one step
 _NO_GRADIENT = re.compile(r"\bgrad(?:ient)?[ _]?norm['\"]?\W{1,4}(?:nan|inf)\b", re.I)
 _NOT_FINITE = re.compile(r"[:=(] ?[+-]?(?:nan|inf)\b", re.I)
-_ERRORS = re.compile(r"Error|Exception|Traceback|File \"|[Oo]ut of memory|slurmstepd: |srun: ")
+_ERRORS = re.compile(r"^\d+\t[\d.]+\t(?:ray::|\S*python)|Error|Exception|Traceback|File \"|[Oo]ut of memory|slurmstepd: |srun: ")
 _IS_BAD = re.compile(r"(?i)[+-]?(?:nan|inf)")
 _MOST_BAD = 2  # figures up to the end that are not numbers
 
