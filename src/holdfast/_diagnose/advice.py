@@ -47,8 +47,8 @@ _BY_NAME = {
         "For a broken GPU: nvidia-smi -q -d ECC, and sudo dmesg | grep -i xid",
     ),
     "cuda_assert": (
-        "The line in the traceback is a later one: CUDA_LAUNCH_BLOCKING=1, or the same batch on the "
-        "CPU, tells which operation it was, and of which value.",
+        "The line in the traceback is a later one: CUDA_LAUNCH_BLOCKING=1, or the same batch on "
+        "the CPU, tells which operation it was, and of which value.",
     ),
     "amd_gpu": (
         "It is reported when the GPU is waited for, or later: AMD_SERIALIZE_KERNEL=3 (and "
@@ -60,7 +60,6 @@ _BY_NAME = {
     "pickled": (
         "The file holds whole objects, with classes of the code that saved it: run it from that "
         "repository, or put that on PYTHONPATH, so that this name is its module and no other file.",
-        "Better: save its state_dict() there, and load that.",
     ),
     "shadowed": (
         "Another file has the name of that package and is found first: python -c 'import NAME; "
@@ -310,11 +309,6 @@ _HINTED = (
     *(Cause.PEER_LOST, Cause.CUDA_ERROR, Cause.BAD_TRAINING, Cause.CXX_EXCEPTION),
     *(Cause.COLLECTIVE_TIMEOUT, Cause.CUDA_OOM),
 )
-# A service beside the training, as an inference server: no way to the internet is missing.
-LOCAL_SERVER = (
-    r"(?:host='|://|\b(?:at|to) |\()(localhost|0\.0\.0\.0|\[?::1\]?"
-    r"|(?:127|10|192\.168|172\.(?:1[6-9]|2\d|3[01]))(?:\.\d{1,3}){2,3})(?:', port=|:)(\d{2,5})\b"
-)
 _HINTS = {
     (
         r"environment variable \w+ expected|\b(?:MASTER_(?:ADDR|PORT)|WORLD_SIZE)\b.*not set"
@@ -351,7 +345,7 @@ _HINTS = {
         "The container did not start: see what its runtime printed above (the image, its mounts, "
         "nvidia-container-cli), and start it once by hand on that node."
     ),
-    r"(?s)^(?!.*heartbeat).*(?:PjRT_Client_Connect|[Cc]oordination ?[Ss]ervice)": "Each process must call "
+    r"(?s)^(?!.*heartbeat).*(?:PjRT_Client_Connect|[Cc]oordination ?[Ss]ervice)": "Each must call "
     "jax.distributed.initialize with the same coordinator_address and num_processes and its own "
     "process_id: see whether those that are named have started, and reach it.",
     r"already in use by process with pid": "Another process has that device: see what it is "
@@ -369,12 +363,13 @@ _HINTS = {
     "its capability (nvidia-smi --query-gpu=compute_cap --format=csv)",
     r"Error 803\b|Error 804\b|unsupported display driver|forward compatibility was attempted": (
         "The CUDA of the image (or of LD_LIBRARY_PATH, cuda-compat) is newer than the driver, and "
-        "this GPU has no forward compatibility: a newer driver on the host, or an image of the CUDA "
-        "that nvidia-smi shows. After an update of the driver: reboot."
+        "this GPU has no forward compatibility: a newer driver on the host, or an image of the "
+        "CUDA that nvidia-smi shows. After an update of the driver: reboot."
     ),
     r"Driver/library version mismatch": "The driver was updated under the running kernel: "
     "reboot, or reload the nvidia modules.",
-    r"(?i)^(?!.*Error 80[34]\b)(?:.|\n)*(?:nvidia driver|cuda driver)|CUDA GPUs|gpu backend|compiled with CUDA": "Compare: "
+    r"(?is)^(?!.*Error 80[34]\b).*(?:nvidia driver|cuda driver|CUDA GPUs|gpu backend"
+    r"|compiled with CUDA)": "Compare: "
     "nvidia-smi (the driver and the CUDA that it can), and python -c 'import torch; "
     "print(torch.version.cuda, torch.cuda.is_available())'; see CUDA_VISIBLE_DEVICES.",
     r"(?m)lib(?:cu|nv|nccl)\w*\.so\S*: undefined symbol|Could not load library lib(?:cu|nv)": (
@@ -404,9 +399,9 @@ _HINTS = {
     "on the model's page, and log in where the job runs: huggingface-cli login, or HF_TOKEN=…",
     r"(?i)gai error": "That name has no address there: getent hosts NAME; take the name or address "
     "that all nodes know.",
-    r"\b429\b.{0,60}(?:Too Many|Client Error)|Too Many Requests|[Rr]ate limit(?:ed| exceeded| reached)": (
-        "{host} limits how often it is asked: log in with a token (HF_TOKEN=…), which may ask more "
-        "often; let one rank download for all; or read a local copy (HF_HUB_OFFLINE=1)."
+    r"\b429 (?:Client Error|Too Many)|Too Many Requests|[Rr]ate limit(?:ed| exceeded| reached)": (
+        "{host} limits how often it is asked: log in with a token (HF_TOKEN=…), which may ask "
+        "more often; let one rank download for all; or read a local copy (HF_HUB_OFFLINE=1)."
     ),
     (
         r"(?i)Read ?Timeout|read timed out|(?:HTTP\w*Error|status_code)\W.*\b5\d\d\b"
@@ -415,12 +410,12 @@ _HINTS = {
     ): "{host} did not answer in time, or broke off: start it again. Against the next time: fetch "
     "it beforehand and read the cache (HF_HUB_OFFLINE=1), or a longer timeout "
     "(HF_HUB_DOWNLOAD_TIMEOUT=60, HF_HUB_ETAG_TIMEOUT=60).",
-    LOCAL_SERVER: "Nothing answers at {address}: start that server first, see its own output for "
-    "why it ended, and wait until it answers (curl http://{address}). From another node, its name "
-    "is needed: 0.0.0.0 and localhost are each machine itself.",
+    r"could not reach the server at ": "Start that server first, see its own output for why it "
+    "ended, and wait until it answers (curl). From another node, its name is needed: 0.0.0.0 and "
+    "localhost are each machine itself.",
     (
-        rf"(?is)^(?!.*{LOCAL_SERVER}).*(?:(?<!gai error: -3 - temporary failure in )name resolution"
-        r"|Max retries exceeded|couldn't connect to|ConnectTimeout|Network is unreachable|SSLError"
+        r"(?is)^(?!.*could not reach the server).*(?:(?<!gai error: -3 - temporary failure in )name"
+        r" resolution|Max retries exceeded|couldn't connect to|ConnectTimeout|Network is unreachable|SSLError"
         r"|CERTIFICATE_VERIFY)"
     ): "That node does not reach {host}: it has no way to the internet, or through a "
     "proxy. Fetch it beforehand on a login node, then HF_HUB_OFFLINE=1; else set https_proxy.",
@@ -429,8 +424,8 @@ _HINTS = {
         r"|DefaultCredentialsError"
     ): "Give the job its credentials: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a role, or "
     "~/.aws as the user that it runs as; for others likewise.",
-    r"ReadError: .{0,60}unexpected end of data": "A tar file, mostly a shard of the data set, was cut "
-    "short, or its stream broke off: tar -tf FILE >/dev/null on each finds it; copy it again.",
+    r"ReadError: .{0,60}unexpected end of data": "A tar file, mostly a shard of the data set, was "
+    "cut short, or its stream broke off: tar -tf FILE >/dev/null on each finds it; copy it again.",
     (
         r"failed finding central directory|reading zip archive|deserializing header"
         r"|IncompleteBuffer|invalid load key|Ran out of input|truncated file|not a gzip"
@@ -446,8 +441,8 @@ _HINTS = {
     r"match the size of optimizer's group|different number of parameter groups": "The optimizer's "
     "state is of other parameters than the model has now (some were added, left out or frozen): "
     "build it as it was saved, or load the weights alone and begin with a new optimizer.",
-    r"stack expects each tensor to be equal size|Cannot (?:batch|add) tensors? .*shapes": "The items "
-    "of a batch differ in shape: give all the same size and channels in the data set (resize; "
+    r"stack expects each tensor to be equal size|Cannot (?:batch|add) tensors? .*shapes": "The "
+    "items of a batch differ in shape: give all the same size and channels in the data set (resize; "
     "image.convert('RGB')), or pad them (collate_fn; padded_batch).",
     r"size mismatch for |Missing key\(s\) in state_dict|Unexpected key\(s\) in state_dict": (
         "The checkpoint is of another model: give the settings that it was saved with, or load "
@@ -485,7 +480,8 @@ _HINTS = {
     r"n_classes|nll_loss|\"index out of bounds\"|indexSelect|ScatterGather|srcIndex": "A label or "
     "an index is out of range: see that it lies in 0 … classes - 1 (or is ignore_index), and ids "
     "below the size of the embedding.",
-    r"(?s)^(?!.*Assertion `).*(?:CUDNN_STATUS|[Cc]udnn handle|cuDNN failed)": "Mostly the GPU's memory is full, or cuDNN "
+    r"(?s)^(?!.*Assertion `).*(?:CUDNN_STATUS|[Cc]udnn handle|cuDNN failed)": "Mostly the GPU's "
+    "memory is full, or cuDNN "
     "does not fit: see nvidia-smi, make the batch smaller; in TensorFlow set_memory_growth(gpu, "
     "True); compare the versions of CUDA and cuDNN.",
     r"out of resource: shared memory": "That is the GPU's own shared memory: smaller blocks or "
@@ -523,11 +519,7 @@ def hints_for(cause: Cause, text: str) -> list[str]:
     hints = [advice for shape, advice in _HINTS.items() if re.search(shape, text)][:2]
     host = next(filter(None, itertools.chain(*_HOST.findall(text))), "the server")
     port = next(iter(_PORT.findall(text)), "PORT")
-    local = re.search(LOCAL_SERVER, text)
-    named = {"{host}": host, "{port}": port, "{address}": ":".join(local.groups()) if local else ""}
-    for name, value in named.items():
-        hints = [each.replace(name, value) for each in hints]
-    return hints
+    return [each.replace("{host}", host).replace("{port}", port) for each in hints]
 
 
 # -- A log of anything: advice for another framework, GPU or scheduler would mislead ---------------

@@ -283,8 +283,8 @@ def test_a_lost_actor_of_ray_is_named():
 
 def test_a_cache_that_found_no_room_is_named():
     cache = ("/opt/lib/python3.12/site-packages/triton/runtime/cache.py", 116, "put")
-    error = raised("OSError: [Errno 122] Disk quota exceeded", ("/opt/env/bin/fit", 3, "main"), cache)
-    verdict = judged(error)
+    command = ("/opt/env/bin/fit", 3, "main")
+    verdict = judged(raised("OSError: [Errno 122] Disk quota exceeded", command, cache))
     assert "TRITON_CACHE_DIR" in verdict.sentence, verdict
     assert not any("bin/fit" in line for line in verdict.evidence)
 
@@ -309,8 +309,8 @@ def test_the_advice_is_of_this_error(error):
 
 
 def test_a_fault_of_an_amd_gpu_gets_the_tools_of_amd():
-    text = "step 3 loss 0.2\nMemory access fault by GPU node-2 (Agent handle: 0x5) on address 0x7.\n"
-    advised = " ".join(judged(f"{text}Aborted (core dumped)\n").advice)
+    said = "Memory access fault by GPU node-2 (Agent handle: 0x5) on address 0x7.\n"
+    advised = " ".join(judged(f"step 3 loss 0.2\n{said}Aborted (core dumped)\n").advice)
     assert "AMD_SERIALIZE_KERNEL=3" in advised, advised
     assert "traceback" not in advised
     assert "nvidia" not in advised
@@ -325,8 +325,8 @@ def test_hydra_says_which_key_is_unknown():
 
 def test_a_task_of_jax_that_fell_silent_after_it_began_is_not_told_to_initialize():
     text = "".join(f"step {n} loss 0.5\n" for n in range(9)) + (
-        "E coordination_service.cc:954] UNAVAILABLE: Task /job:w/replica:0/task:7 heartbeat timeout."
-        "\nAborted (core dumped)\n"
+        "E coordination_service.cc:954] UNAVAILABLE: Task /job:w/replica:0/task:7 heartbeat "
+        "timeout.\nAborted (core dumped)\n"
     )
     advised = " ".join(judged(text).advice)
     assert "log of rank 7" in advised, advised

@@ -22,7 +22,7 @@ _ROOM = 0.2  # of the machine's memory: with so much left it is not out of memor
 _NEARLY_ALL = 90.0  # per cent
 _PRINTED_USE = re.compile(  # as DeepSpeed prints it, or a monitor
     r"(?i)(?:(?<!g)\b(?:cpu|host|system|node)(?: virtual)? (?:memory|ram)|\bram(?: usage)?)\b"
-    r"(?:(?!gpu)[^\n]){0,80}?\b(\d{1,3}(?:\.\d+)?) ?%"
+    r"(?=[^\n]{0,80}(?:us(?:ed|age)|percent|util))(?:(?!gpu)[^\n]){0,80}?\b(\d{1,3}(?:\.\d+)?) ?%"
 )
 _FRESH_SECONDS = 2.0
 _SAMPLE_SECONDS = 1.5  # between two samples

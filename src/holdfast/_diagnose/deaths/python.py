@@ -41,9 +41,14 @@ _VAGUE = re.compile("(?:Internal|Unknown|Aborted|Unavailable|ResourceExhausted|X
 _WANTS_GPU = re.compile(r"\bGPUs?\b|(?i:cuda)")  # why there is none was printed above it
 _NEAR_LINES = 60  # of the end, or the next sign of it: the training may have recovered from others
 _OF_A_NETWORK = re.compile("Max retries exceeded|failure in name resolution|couldn't connect to")
+# A service beside the training, as an inference server: no way to the internet is missing.
+_LOCAL_SERVER = re.compile(
+    r"(?:host='|://|\b(?:at|to) |\()(localhost|0\.0\.0\.0|\[?::1\]?"
+    r"|(?:127|10|192\.168|172\.(?:1[6-9]|2\d|3[01]))(?:\.\d{1,3}){2,3})(?:', port=|:)(\d{2,5})\b"
+)
 _UNREACHED = re.compile(
-    r"(?i)refused|Max retries|(?:can't|cannot|could not) (?:be reached|connect|reach)|not reachable"
-    r"|failed to (?:connect|establish)|connection attempts failed"
+    r"(?is)^(?!.*proxy).*(?:refused|Max retries|not reachable"
+    r"|(?:can't|cannot|could not) (?:be reached|connect|reach)|failed to (?:connect|establish)|connection attempts failed)"
 )
 _OF_AMD = re.compile(r"Memory access fault by GPU|\bHIP\b|\bhip[A-Z]|\bHSA_|ROCm")
 _UNPICKLES = re.compile(  # the classes of a file
@@ -54,7 +59,8 @@ _OF_NUMBERS = re.compile(r"(?i)\bnan\b|(?:not|non-?) ?finite|infinite")
 _NO_KEY = re.compile(r"(?m)^Key '\S+' is not in \S+")  # below Hydra's own line
 _OF_RAY = re.compile(
     r"Memory on the node \(IP: (?P<ip>[\d.]+)[^)]*\) where the \w+ \((?:[^)]*?\bname=(?P<name>"
-    r"[^,)]+))?[^)]*?\bpid=(?P<pid>\d+)[^)]*\) was running was (?P<used>[\d.]+GB) / (?P<total>[\d.]+GB)"
+    r"[^,)]+))?[^)]*?\bpid=(?P<pid>\d+)[^)]*\) was running was (?P<used>[\d.]+GB) / "
+    r"(?P<total>[\d.]+GB)"
 )
 _LARGEST = re.compile(r"(?m)^PID\s+MEM\(GB\)\s+COMMAND\n.*?(\d+)\t([\d.]+)\t(\S.*)$")
 _OF_DEVICE = ("cuda_oom", "cuda_error")
@@ -149,7 +155,8 @@ def judge_python(case: Case) -> Finding | None:
             columns = trouble.details.get("columns")
             named = f", in the columns {', '.join(columns)}" if columns else ""
             evidence.append(f"the first such line is line {since}{named}")
-            said = f"from line {since} on its figures were not numbers, then {said}" if fault else said
+            if fault is not None:
+                said = f"from line {since} on its figures were not numbers, then {said}"
         if trouble.kind == "arguments" and (key := _NO_KEY.search(case.evidence.output)):
             said = said if key[0] in said else f"{said.rstrip('.')}: {key[0]}"
         said = said.removeprefix("what(): ")
@@ -161,13 +168,13 @@ def judge_python(case: Case) -> Finding | None:
         if fault is not None and (more := fault.tail or fault.message.partition("\n")[2]):
             evidence.append(f"it said: {_text.one_line(more, 240)}")
         if told := _OF_RAY.search(case.evidence.output):
-            who, room = f"{told['name']} (pid {told['pid']})", f"{told['used']} of {told['total']}"
             sentence = (
-                f"The machine {told['ip']} ran out of memory ({room} in use), and Ray's memory "
-                f"monitor ended {who}."
+                f"The machine {told['ip']} ran out of memory ({told['used']} of {told['total']} in "
+                f"use), and Ray's memory monitor ended {told['name'] or 'a worker'} (pid "
+                f"{told['pid']})."
             )
-            row = _LARGEST.search(case.evidence.output, told.end())
-            evidence += [f"the largest process: pid {row[1]} with {row[2]} GB: {row[3]}"] if row else []
+            if row := _LARGEST.search(case.evidence.output, told.end()):
+                evidence.append(f"the largest process: pid {row[1]} with {row[2]} GB: {row[3]}")
         lines = advice.host_memory(case, use, is_machine=True)
         return Finding(Cause.OOM_MACHINE, sentence, Sure.LIKELY, evidence, lines)
     if trouble.kind == "cpu_oom" and fault is None:
@@ -187,7 +194,7 @@ def _local_server(case: Case, trouble: Trouble, evidence: list[str]) -> Finding 
     fault = trouble.fault
     if fault is None or trouble.kind not in ("plain", "environment"):
         return None
-    address = re.search(advice.LOCAL_SERVER, trouble.message)
+    address = _LOCAL_SERVER.search(trouble.message)
     if address is None or not _UNREACHED.search(trouble.message):
         return None
     sentence = f"{case.who} could not reach the server at {address[1]}:{address[2]}"
@@ -260,7 +267,9 @@ def _trouble(case: Case) -> Trouble | None:
         return None  # the printed lines are not why it ended
     if signs:
         order = list(KINDS)  # the gravest first
-        sign = min(signs, key=lambda each: (_is_report(each), order.index(each.kind), _is_bare(each)))
+        # Of lines that tell the same, the one with a pid names the process.
+        signs = sorted(signs, key=lambda each: "pid" not in each.details)
+        sign = min(signs, key=lambda each: (_is_report(each), order.index(each.kind)))
         return Trouble(kind_of_sign(sign), _text.one_line(sign.text, 200), None, sign)
     return None
 
@@ -281,11 +290,6 @@ def _where_the_end_begins(case: Case) -> int:
 
 def _lines_after(sign: Sign) -> int:
     return _text.whole(sign.details.get("from_end")) or 0
-
-
-def _is_bare(sign: Sign) -> bool:
-    """Whether it has no details: of one end, another line may name the process."""
-    return sign.details.keys() <= {"from_end", "is_late"}
 
 
 def _is_report(sign: Sign) -> bool:
@@ -518,11 +522,10 @@ _SAVING = re.compile(
 # What a library keeps below the home folder, by its frames, and what moves it.
 _CACHES = {
     "triton/runtime/cache": "Triton's cache, ~/.triton: TRITON_CACHE_DIR moves it",
-    "torch/_inductor": "Inductor's cache, in /tmp: TORCHINDUCTOR_CACHE_DIR moves it",
-    "cpp_extension": "torch's extensions, ~/.cache: TORCH_EXTENSIONS_DIR moves them",
-    "huggingface_hub/": "the cache of huggingface, ~/.cache: HF_HOME moves it",
-    "torch/hub": "torch's hub, ~/.cache: TORCH_HOME moves it",
-    "wandb/": "wandb's files: WANDB_DIR moves them",
+    "torch/_inductor/codecache": "Inductor's cache, in /tmp: TORCHINDUCTOR_CACHE_DIR moves it",
+    "torch/utils/cpp_extension": "torch's extensions, ~/.cache: TORCH_EXTENSIONS_DIR moves them",
+    "huggingface_hub/file_download": "the cache of huggingface, ~/.cache: HF_HOME moves it",
+    "torch/hub.py": "torch's hub, ~/.cache: TORCH_HOME moves it",
 }
 _PATH = re.compile(r"['\u2018]([^'\u2019\n]{0,300}/[^'\u2019\n]{0,300})['\u2019]")
 
@@ -568,8 +571,8 @@ def _judge_disk(case: Case, trouble: Trouble) -> Finding:
     if not path and not is_of_pod and (saving := _saving(case.evidence.output, trouble.said)):
         path = saving[1]
         evidence.append(f"it had printed before: {_text.one_line(saving[0], 240)}")
-    frames = "\n".join(map(str, (trouble.record.get("frames") or [])[-4:]))
-    cache = next((each for part, each in _CACHES.items() if re.search(part, frames)), "")
+    frames = str(trouble.record.get("frames"))
+    cache = next((each for part, each in _CACHES.items() if part in frames), "")
     path = path or cache
     where = f" ({path})" if path else ""
     sure = Sure.LIKELY
@@ -593,7 +596,7 @@ def _judge_disk(case: Case, trouble: Trouble) -> Finding:
             )
     where = path if path and path != cache else "the folder that it wrote to"
     lines = advice.advise(case, "quota" if is_quota else "disk_full", where=where)
-    lines = [line for line in lines if "checkpoints" not in line] if path == cache != "" else lines
+    lines = [line for line in lines if path != cache or not cache or "checkpoints" not in line]
     return Finding(Cause.DISK_FULL, sentence, sure, evidence, lines)
 
 

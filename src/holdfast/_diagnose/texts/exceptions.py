@@ -14,7 +14,7 @@ from holdfast._diagnose.texts.python import (
     DISGUISES,
     NAMES_A_THING,
     OF_FIELDS,
-    is_own_file,
+    innermost_own,
     shape_of,
 )
 from holdfast._diagnose.texts.sign import Sign
@@ -524,10 +524,10 @@ def fault_of_how(exit_record: Record) -> Fault | None:
 
 def _place(frames: object) -> str:
     """The innermost frame that is neither Python's nor a library's."""
-    found = []
+    found: list[tuple[str, int, str]] = []
     for frame in frames if isinstance(frames, list) else []:
         if isinstance(frame, list | tuple) and len(frame) >= 2 and isinstance(frame[0], str):
             function = f" in {frame[2]}" if len(frame) > 2 and isinstance(frame[2], str) else ""
-            found.append((frame[0], f"{frame[0]}:{frame[1]}{function}"))
-    own = [said for file, said in found if is_own_file(file)]
-    return (own or [said for _, said in found] or [""])[-1]
+            found.append((frame[0], frame[1], function))
+    own = innermost_own(found)
+    return "" if own is None else f"{own[0]}:{own[1]}{own[2]}"

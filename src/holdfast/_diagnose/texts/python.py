@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
@@ -125,6 +125,7 @@ _OWN_END = re.compile(
 _OWN_LEAD = re.compile(r"holdfast: (?:rank \d{1,6}: )?")
 _FRAMES_KEPT = 12
 _NOT_OWN = ("site-packages", "dist-packages", "/lib/python", "<frozen", "holdfast/_")
+_PACKAGE = re.compile(r"(?:site|dist)-packages/[^/]+/")
 _OF_THREAD = re.compile(r"(?:^|: )Exception in thread (.*?):?$")  # also of a logger
 _COMMAND = re.compile(r"^/.*/bin/[^/.]+$")  # that pip has made
 _LIB_OF_WINDOWS = re.compile(r"[A-Za-z]:.*/[Ll]ib/(\w+)(?:\.py|/)")
@@ -157,11 +158,19 @@ def is_own_file(file: str) -> bool:
     return of_windows is None or of_windows[1] not in sys.stdlib_module_names
 
 
+def innermost_own(frames: Sequence[Frame]) -> Frame | None:
+    """The innermost of the script itself, or of the package whose command was started."""
+    own = [frame for frame in frames if is_own_file(frame[0])]
+    package = next(filter(None, (_PACKAGE.search(frame[0]) for frame in frames)), None)
+    if package is not None and not own:
+        own = [frame for frame in frames if package[0] in frame[0]]
+    return (own or [*frames] or [None])[-1]
+
+
 def _frames_to_keep(frames: list[Frame]) -> list[Frame]:
     """The innermost ones; and the innermost of the script itself, which may be far outside."""
-    first, last = frames[:-_FRAMES_KEPT], frames[-_FRAMES_KEPT:]
-    own = [frame for frame in first if is_own_file(frame[0])]
-    return [*(() if any(is_own_file(frame[0]) for frame in last) else own[-1:]), *last]
+    own, last = innermost_own(frames), frames[-_FRAMES_KEPT:]
+    return last if own is None or own in last else [own, *last]
 
 
 def read_python(text: Text) -> Iterator[Sign]:

@@ -260,8 +260,9 @@ def _with_summaries(signs: list[Sign]) -> list[Sign]:
     if not summaries:
         return signs
     spoken = {sign.rank for sign in signs if sign.rank is not None and sign not in summaries}
-    if len(summaries) == 1 and len(spoken) == 1 and "failures" not in summaries[0].details:
-        signs, summaries = _with_global_rank(signs, summaries[0], *spoken)
+    if len(summaries) == 1 and len(spoken) == 1 and "pid" in summaries[0].details:
+        signs = _with_global_rank(signs, summaries[0], *spoken)
+        summaries = [sign for sign in signs if sign.kind == "torchrun_summary"]
     parts = [sign.details.get("lines", [sign.line, sign.line]) for sign in summaries]
     codes = summaries[-1].details["exitcodes"]
     kept = []
@@ -301,16 +302,16 @@ def _ended_at(text: Text, signs: list[Sign]) -> dict[int | None, int]:
     return {rank: head for rank, head in heads.items() if rank in is_silent}
 
 
-def _with_global_rank(
-    signs: list[Sign], agent: Sign, rank: int
-) -> tuple[list[Sign], list[Sign]]:
+def _with_global_rank(signs: list[Sign], agent: Sign, rank: int) -> list[Sign]:
     """torchrun's agent names the rank on its node; a line of the rank itself names it in all."""
-    if agent.rank is None or rank <= agent.rank or agent.details.get("launcher") != "torchrun":
-        return signs, [agent]
-    codes = {rank: agent.details["exitcodes"][agent.rank]}
-    details = {**agent.details, "exitcodes": codes, "root": rank, "culprit": rank}
-    named = replace(agent, rank=rank, details=details)
-    return [named if sign is agent else sign for sign in signs], [named]
+    local = agent.rank or 0
+    code = agent.details["exitcodes"].get(local)
+    of_nodes = (8, 4) if local < 4 else (8,)  # processes of a node
+    if rank <= local or code not in (1, -6) or all((rank - local) % n for n in of_nodes):
+        return signs
+    more = {"exitcodes": {rank: code}, "root": rank, "culprit": rank}
+    named = replace(agent, rank=rank, details={**agent.details, **more})
+    return [named if sign is agent else sign for sign in signs]
 
 
 def _with_past(signs: list[Sign], marks: Marks, ended: dict[int | None, int]) -> list[Sign]:
