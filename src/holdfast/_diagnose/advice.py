@@ -40,8 +40,8 @@ _BY_NAME = {
         "Earlier checkpoints: holdfast ls RUN",
     ),
     "cuda_error": (
-        "The line in the traceback may be a later one: errors come when the GPU is waited for. For "
-        "the right line: CUDA_LAUNCH_BLOCKING=1",
+        "Errors come when the GPU is waited for, so a traceback may name a later line. For the "
+        "right one: CUDA_LAUNCH_BLOCKING=1",
         "A device-side assert is mostly an index out of range (labels, embeddings): run the same "
         "batch on the CPU, which says which.",
         "For a broken GPU: nvidia-smi -q -d ECC, and sudo dmesg | grep -i xid",
@@ -415,8 +415,8 @@ _HINTS = {
     "localhost are each machine itself.",
     (
         r"(?is)^(?!.*could not reach the server).*(?:(?<!gai error: -3 - temporary failure in )name"
-        r" resolution|Max retries exceeded|couldn't connect to|ConnectTimeout|Network is unreachable|SSLError"
-        r"|CERTIFICATE_VERIFY)"
+        r" resolution|Max retries exceeded|couldn't connect to|ConnectTimeout"
+        r"|Network is unreachable|SSLError|CERTIFICATE_VERIFY)"
     ): "That node does not reach {host}: it has no way to the internet, or through a "
     "proxy. Fetch it beforehand on a login node, then HF_HUB_OFFLINE=1; else set https_proxy.",
     (
@@ -442,8 +442,8 @@ _HINTS = {
     "state is of other parameters than the model has now (some were added, left out or frozen): "
     "build it as it was saved, or load the weights alone and begin with a new optimizer.",
     r"stack expects each tensor to be equal size|Cannot (?:batch|add) tensors? .*shapes": "The "
-    "items of a batch differ in shape: give all the same size and channels in the data set (resize; "
-    "image.convert('RGB')), or pad them (collate_fn; padded_batch).",
+    "items of a batch differ in shape: give all the same size and channels in the data set "
+    "(resize; image.convert('RGB')), or pad them (collate_fn; padded_batch).",
     r"size mismatch for |Missing key\(s\) in state_dict|Unexpected key\(s\) in state_dict": (
         "The checkpoint is of another model: give the settings that it was saved with, or load "
         "what fits: strict=False for names, and leave out what differs in shape."

@@ -48,7 +48,8 @@ _LOCAL_SERVER = re.compile(
 )
 _UNREACHED = re.compile(
     r"(?is)^(?!.*proxy).*(?:refused|Max retries|not reachable"
-    r"|(?:can't|cannot|could not) (?:be reached|connect|reach)|failed to (?:connect|establish)|connection attempts failed)"
+    r"|(?:can't|cannot|could not) (?:be reached|connect|reach)|failed to (?:connect|establish)"
+    r"|connection attempts failed)"
 )
 _OF_AMD = re.compile(r"Memory access fault by GPU|\bHIP\b|\bhip[A-Z]|\bHSA_|ROCm")
 _UNPICKLES = re.compile(  # the classes of a file
@@ -167,13 +168,13 @@ def judge_python(case: Case) -> Finding | None:
         sentence = f"The machine ran out of memory, and what watches it ended {case.who}: {said}."
         if fault is not None and (more := fault.tail or fault.message.partition("\n")[2]):
             evidence.append(f"it said: {_text.one_line(more, 240)}")
-        if told := _OF_RAY.search(case.evidence.output):
+        if monitor := _OF_RAY.search(case.evidence.output):
             sentence = (
-                f"The machine {told['ip']} ran out of memory ({told['used']} of {told['total']} in "
-                f"use), and Ray's memory monitor ended {told['name'] or 'a worker'} (pid "
-                f"{told['pid']})."
+                f"The machine {monitor['ip']} ran out of memory ({monitor['used']} of "
+                f"{monitor['total']} in use), and Ray's memory monitor ended "
+                f"{monitor['name'] or 'a worker'} (pid {monitor['pid']})."
             )
-            if row := _LARGEST.search(case.evidence.output, told.end()):
+            if row := _LARGEST.search(case.evidence.output, monitor.end()):
                 evidence.append(f"the largest process: pid {row[1]} with {row[2]} GB: {row[3]}")
         lines = advice.host_memory(case, use, is_machine=True)
         return Finding(Cause.OOM_MACHINE, sentence, Sure.LIKELY, evidence, lines)

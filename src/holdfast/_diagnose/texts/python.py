@@ -164,7 +164,8 @@ def innermost_own(frames: Sequence[Frame]) -> Frame | None:
     package = next(filter(None, (_PACKAGE.search(frame[0]) for frame in frames)), None)
     if package is not None and not own:
         own = [frame for frame in frames if package[0] in frame[0]]
-    return (own or [*frames] or [None])[-1]
+    found = own or [*frames]
+    return found[-1] if found else None
 
 
 def _frames_to_keep(frames: list[Frame]) -> list[Frame]:
