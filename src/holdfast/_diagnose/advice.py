@@ -345,8 +345,8 @@ _HINTS = {
         "The container did not start: see what its runtime printed above (the image, its mounts, "
         "nvidia-container-cli), and start it once by hand on that node."
     ),
-    r"(?s)^(?!.*heartbeat).*(?:PjRT_Client_Connect|[Cc]oordination ?[Ss]ervice)": "Each must call "
-    "jax.distributed.initialize with the same coordinator_address and num_processes and its own "
+    r"(?s)^(?!.*heartbeat).*(?:PjRT_Client_Connect|[Cc]oordination ?[Ss]ervice)": "Each "
+    "process must call jax.distributed.initialize with the same coordinator_address and num_processes and its own "
     "process_id: see whether those that are named have started, and reach it.",
     r"already in use by process with pid": "Another process has that device: see what it is "
     "(ps -fp PID), and end it or wait for it.",
@@ -399,7 +399,7 @@ _HINTS = {
     "on the model's page, and log in where the job runs: huggingface-cli login, or HF_TOKEN=…",
     r"(?i)gai error": "That name has no address there: getent hosts NAME; take the name or address "
     "that all nodes know.",
-    r"\b429 (?:Client Error|Too Many)|Too Many Requests|[Rr]ate limit(?:ed| exceeded| reached)": (
+    r"(?:HTTP\w*Error|status_code)\W.*\b429\b|Too Many Requests|[Rr]ate limit(?:ed| exceeded)": (
         "{host} limits how often it is asked: log in with a token (HF_TOKEN=…), which may ask "
         "more often; let one rank download for all; or read a local copy (HF_HUB_OFFLINE=1)."
     ),

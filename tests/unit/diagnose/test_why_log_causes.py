@@ -48,9 +48,10 @@ def test_a_rank_that_fell_silent_after_its_error_did_not_get_over_it():
     assert (verdict.rank, verdict.cause) == (3, Cause.PYTHON_EXCEPTION), verdict
     assert "Input/output error" in verdict.sentence
     assert not any("told to leave" in line for line in verdict.others), verdict
-    # It goes on, or it never printed much.
+    # It goes on, or it printed no progress before.
+    loads = "[rank 3] reading a shard\n" * 9
     for before, after in ((range(4), range(4)), (range(1), range(1))):
-        text = steps(before, 0, 100) + error + steps(after, 100, 500)
+        text = steps(before, 0, 100) + loads + error + steps(after, 100, 500)
         assert judged(text + timed_out(0)).cause is not Cause.PYTHON_EXCEPTION
 
 

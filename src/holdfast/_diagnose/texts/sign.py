@@ -221,6 +221,11 @@ class Marks:
         return any(mark.from_end < from_end and not mark.bad for mark in self.losses)
 
 
+def tells_progress(line: str) -> bool:
+    """Whether a line counts epochs or steps."""
+    return _WORD.search(line) is not None and _count(line) is not None
+
+
 def last_progress(text: str) -> str:
     """The last line with a loss or with n of m, without what follows a bar in it."""
     whole = Text(text)

@@ -30,7 +30,7 @@ from holdfast._diagnose.texts.launchers import read_launchers, read_system, spli
 from holdfast._diagnose.texts.lines import Text
 from holdfast._diagnose.texts.patterns import PATTERNS, sign_of
 from holdfast._diagnose.texts.python import read_last_lines, read_python
-from holdfast._diagnose.texts.sign import Marks, Sign, make_sign, of_training
+from holdfast._diagnose.texts.sign import Marks, Sign, make_sign, of_training, tells_progress
 from holdfast._diagnose.texts.stack_dump import read_stacks
 
 __all__ = ["IN_VAIN", "Sign", "culprits_of", "read_signs", "was_caught"]
@@ -283,8 +283,8 @@ def _with_summaries(signs: list[Sign]) -> list[Sign]:
 def _ended_at(text: Text, signs: list[Sign]) -> dict[int | None, int]:
     """The line at which the last exception of a rank begins, if the rank then fell silent.
 
-    The others may print for hours until they give up. A rank that printed little before tells
-    nothing by its silence: mostly only rank 0 prints.
+    The others may print for hours until they give up. A rank that printed no progress before
+    tells nothing by its silence: mostly only rank 0 prints.
     """
     raised = [s for s in signs if s.kind == "python_exception" and s.rank is not None]
     last = {sign.rank: sign for sign in raised if sign.details["from_end"] > _PAST_LINES}
@@ -297,7 +297,7 @@ def _ended_at(text: Text, signs: list[Sign]) -> dict[int | None, int]:
             break
         if line.rank in last:
             after[line.rank] += line.number > last[line.rank].line
-            before[line.rank] += line.number < heads[line.rank]
+            before[line.rank] += line.number < heads[line.rank] and tells_progress(line.text)
     is_silent = {rank for rank in last if after[rank] < _TRAINED <= before[rank]}
     return {rank: head for rank, head in heads.items() if rank in is_silent}
 
