@@ -346,8 +346,9 @@ _HINTS = {
         "nvidia-container-cli), and start it once by hand on that node."
     ),
     r"(?s)^(?!.*heartbeat).*(?:PjRT_Client_Connect|[Cc]oordination ?[Ss]ervice)": "Each "
-    "process must call jax.distributed.initialize with the same coordinator_address and num_processes and its own "
-    "process_id: see whether those that are named have started, and reach it.",
+    "process must call jax.distributed.initialize with the same coordinator_address and "
+    "num_processes and its own process_id: see whether those that are named have started, and "
+    "reach it.",
     r"already in use by process with pid": "Another process has that device: see what it is "
     "(ps -fp PID), and end it or wait for it.",
     r"not enabled in this build|not compiled with (?:GPU|CUDA)": "Install a build of that library "
