@@ -40,11 +40,31 @@ _BY_NAME = {
         "Earlier checkpoints: holdfast ls RUN",
     ),
     "cuda_error": (
-        "The line in the traceback may be a later one: errors come when the GPU is waited for. For "
-        "the right line: CUDA_LAUNCH_BLOCKING=1",
+        "Errors come when the GPU is waited for, so a traceback may name a later line. For the "
+        "right one: CUDA_LAUNCH_BLOCKING=1",
         "A device-side assert is mostly an index out of range (labels, embeddings): run the same "
         "batch on the CPU, which says which.",
         "For a broken GPU: nvidia-smi -q -d ECC, and sudo dmesg | grep -i xid",
+    ),
+    "cuda_assert": (
+        "The line in the traceback is a later one: CUDA_LAUNCH_BLOCKING=1, or the same batch on "
+        "the CPU, tells which operation it was, and of which value.",
+    ),
+    "amd_gpu": (
+        "It is reported when the GPU is waited for, or later: AMD_SERIALIZE_KERNEL=3 (and "
+        "HIP_LAUNCH_BLOCKING=1) ends it at the kernel that did it.",
+        "Without compiled kernels (torch.compile off) it shows whether one of them is at fault; "
+        "ROCm, the driver and the build must fit: rocm-smi --showdriverversion",
+        "For a broken GPU: rocm-smi --showrasinfo, and sudo dmesg | grep -i amdgpu",
+    ),
+    "pickled": (
+        "The file holds whole objects, with classes of the code that saved it: run it from that "
+        "repository, or put that on PYTHONPATH, so that this name is its module and no other file.",
+    ),
+    "shadowed": (
+        "Another file has the name of that package and is found first: python -c 'import NAME; "
+        "print(NAME.__file__)' shows it. Rename it, or put the right folder first on PYTHONPATH.",
+        ONCE_RIGHT,
     ),
     "gpu_broken": ("For the GPU: nvidia-smi -q -d ECC, and sudo dmesg | grep -i xid",),
     "in_use": (),  # a hint says it
@@ -298,6 +318,8 @@ _HINTS = {
     r"(?i)address already in use|EADDRINUSE": "Another process has the port, often an earlier "
     "start of the same job: ss -tlnp | grep {port}. Choose another: torchrun --master-port=29501, "
     "or --rdzv-endpoint=localhost:0",
+    r"Could not override '": "That key is not in the configuration: see its spelling (--cfg job "
+    "prints all keys). A + before it adds a new key.",
     r"EOF when reading a line": "It asked a question (input()) and its standard input had ended. "
     "Give the answer as an argument, or ask only if sys.stdin.isatty().",
     r"socket\w*Connect: |no socket interface|none had completed": "NCCL connects by addresses of "
@@ -323,9 +345,10 @@ _HINTS = {
         "The container did not start: see what its runtime printed above (the image, its mounts, "
         "nvidia-container-cli), and start it once by hand on that node."
     ),
-    r"PjRT_Client_Connect|coordination service|CoordinationService": "Each process must call "
-    "jax.distributed.initialize with the same coordinator_address and num_processes and its own "
-    "process_id: see whether those that are named have started, and reach it.",
+    r"(?s)^(?!.*heartbeat).*(?:PjRT_Client_Connect|[Cc]oordination ?[Ss]ervice)": "Each "
+    "process must call jax.distributed.initialize with the same coordinator_address and "
+    "num_processes and its own process_id: see whether those that are named have started, and "
+    "reach it.",
     r"already in use by process with pid": "Another process has that device: see what it is "
     "(ps -fp PID), and end it or wait for it.",
     r"not enabled in this build|not compiled with (?:GPU|CUDA)": "Install a build of that library "
@@ -339,9 +362,15 @@ _HINTS = {
     r"no kernel image|not compatible with the current PyTorch": "Install a build for this GPU: "
     "python -c 'import torch; print(torch.version.cuda, torch.cuda.get_arch_list())' must have "
     "its capability (nvidia-smi --query-gpu=compute_cap --format=csv)",
+    r"Error 803\b|Error 804\b|unsupported display driver|forward compatibility was attempted": (
+        "The CUDA of the image (or of LD_LIBRARY_PATH, cuda-compat) is newer than the driver, and "
+        "this GPU has no forward compatibility: a newer driver on the host, or an image of the "
+        "CUDA that nvidia-smi shows. After an update of the driver: reboot."
+    ),
     r"Driver/library version mismatch": "The driver was updated under the running kernel: "
     "reboot, or reload the nvidia modules.",
-    r"(?i)nvidia driver|cuda driver|CUDA GPUs|gpu backend|compiled with CUDA": "Compare: "
+    r"(?is)^(?!.*Error 80[34]\b).*(?:nvidia driver|cuda driver|CUDA GPUs|gpu backend"
+    r"|compiled with CUDA)": "Compare: "
     "nvidia-smi (the driver and the CUDA that it can), and python -c 'import torch; "
     "print(torch.version.cuda, torch.cuda.is_available())'; see CUDA_VISIBLE_DEVICES.",
     r"(?m)lib(?:cu|nv|nccl)\w*\.so\S*: undefined symbol|Could not load library lib(?:cu|nv)": (
@@ -371,16 +400,24 @@ _HINTS = {
     "on the model's page, and log in where the job runs: huggingface-cli login, or HF_TOKEN=…",
     r"(?i)gai error": "That name has no address there: getent hosts NAME; take the name or address "
     "that all nodes know.",
+    r"(?:HTTP\w*Error|status_code)\W.*\b429\b|Too Many Requests|[Rr]ate limit(?:ed| exceeded)": (
+        "{host} limits how often it is asked: log in with a token (HF_TOKEN=…), which may ask "
+        "more often; let one rank download for all; or read a local copy (HF_HUB_OFFLINE=1)."
+    ),
     (
-        r"(?i)Read ?Timeout|read timed out|(?:HTTP\w*Error|status_code)\W.*\b(?:429|5\d\d)\b"
+        r"(?i)Read ?Timeout|read timed out|(?:HTTP\w*Error|status_code)\W.*\b5\d\d\b"
         r"|\b5\d\d Server|Service Unavailable|Bad Gateway|ChunkedEncodingError|IncompleteRead"
         r"|Connection aborted"
     ): "{host} did not answer in time, or broke off: start it again. Against the next time: fetch "
     "it beforehand and read the cache (HF_HUB_OFFLINE=1), or a longer timeout "
     "(HF_HUB_DOWNLOAD_TIMEOUT=60, HF_HUB_ETAG_TIMEOUT=60).",
+    r"could not reach the server at ": "Start that server first, see its own output for why it "
+    "ended, and wait until it answers (curl). From another node, its name is needed: 0.0.0.0 and "
+    "localhost are each machine itself.",
     (
-        r"(?i)(?<!gai error: -3 - temporary failure in )name resolution|Max retries exceeded"
-        r"|couldn't connect to|ConnectTimeout|Network is unreachable|SSLError|CERTIFICATE_VERIFY"
+        r"(?is)^(?!.*could not reach the server).*(?:(?<!gai error: -3 - temporary failure in )name"
+        r" resolution|Max retries exceeded|couldn't connect to|ConnectTimeout"
+        r"|Network is unreachable|SSLError|CERTIFICATE_VERIFY)"
     ): "That node does not reach {host}: it has no way to the internet, or through a "
     "proxy. Fetch it beforehand on a login node, then HF_HUB_OFFLINE=1; else set https_proxy.",
     (
@@ -388,14 +425,26 @@ _HINTS = {
         r"|DefaultCredentialsError"
     ): "Give the job its credentials: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a role, or "
     "~/.aws as the user that it runs as; for others likewise.",
+    r"ReadError: .{0,60}unexpected end of data": "A tar file, mostly a shard of the data set, was "
+    "cut short, or its stream broke off: tar -tf FILE >/dev/null on each finds it; copy it again.",
     (
         r"failed finding central directory|reading zip archive|deserializing header"
         r"|IncompleteBuffer|invalid load key|Ran out of input|truncated file|not a gzip"
+        r"|Compressed file ended before"
         r"|BadZipFile|Truncated File Read|file signature not found"
     ): "The file is damaged or incomplete, mostly cut short while it was written or fetched: see "
     "its size, take an earlier checkpoint, or copy or download it again.",
     r"[Ww]eights only load failed|weights_only": "torch 2.6 loads tensors only: torch.load(…, "
     "weights_only=False) for a file that you trust, or torch.serialization.add_safe_globals([…]).",
+    r"No available memory for the cache blocks|KV cache is needed, which is larger": "The share of "
+    "the GPU that the server may use is too small for its weights: a larger "
+    "gpu_memory_utilization, a smaller max_model_len, or a GPU of its own.",
+    r"match the size of optimizer's group|different number of parameter groups": "The optimizer's "
+    "state is of other parameters than the model has now (some were added, left out or frozen): "
+    "build it as it was saved, or load the weights alone and begin with a new optimizer.",
+    r"stack expects each tensor to be equal size|Cannot (?:batch|add) tensors? .*shapes": "The "
+    "items of a batch differ in shape: give all the same size and channels in the data set "
+    "(resize; image.convert('RGB')), or pad them (collate_fn; padded_batch).",
     r"size mismatch for |Missing key\(s\) in state_dict|Unexpected key\(s\) in state_dict": (
         "The checkpoint is of another model: give the settings that it was saved with, or load "
         "what fits: strict=False for names, and leave out what differs in shape."
@@ -432,7 +481,8 @@ _HINTS = {
     r"n_classes|nll_loss|\"index out of bounds\"|indexSelect|ScatterGather|srcIndex": "A label or "
     "an index is out of range: see that it lies in 0 … classes - 1 (or is ignore_index), and ids "
     "below the size of the embedding.",
-    r"CUDNN_STATUS|[Cc]udnn handle|cuDNN failed": "Mostly the GPU's memory is full, or cuDNN "
+    r"(?s)^(?!.*Assertion `).*(?:CUDNN_STATUS|[Cc]udnn handle|cuDNN failed)": "Mostly the GPU's "
+    "memory is full, or cuDNN "
     "does not fit: see nvidia-smi, make the batch smaller; in TensorFlow set_memory_growth(gpu, "
     "True); compare the versions of CUDA and cuDNN.",
     r"out of resource: shared memory": "That is the GPU's own shared memory: smaller blocks or "

@@ -19,6 +19,11 @@ from holdfast._diagnose.verdict import Cause, Sure
 _KILL = -9
 _FAR = 0.5  # of the limit: so little does not call the OOM killer
 _ROOM = 0.2  # of the machine's memory: with so much left it is not out of memory
+_NEARLY_ALL = 90.0  # per cent
+_PRINTED_USE = re.compile(  # as DeepSpeed prints it, or a monitor
+    r"(?i)(?:(?<!g)\b(?:cpu|host|system|node)(?: virtual)? (?:memory|ram)|\bram(?: usage)?)\b"
+    r"(?=[^\n]{0,80}(?:us(?:ed|age)|percent|util))(?:(?!gpu)[^\n]){0,80}?\b(\d{1,3}(?:\.\d+)?) ?%"
+)
 _FRESH_SECONDS = 2.0
 _SAMPLE_SECONDS = 1.5  # between two samples
 
@@ -137,6 +142,11 @@ def _by_use(case: Case, use: Use, counted: Moved) -> Finding | None:
     """Without a counter of the cgroup, only the memory in use tells."""
     if counted.is_known:
         return None
+    printed = [*_PRINTED_USE.finditer(case.evidence.output)] if case.evidence.kind == "log" else []
+    if printed and float(printed[-1][1]) >= _NEARLY_ALL:
+        told = f"it had printed: {_text.one_line(printed[-1][0], 160)}"
+        evidence = [f"{case.who} died of SIGKILL", told]
+        return _machine(case, use, evidence, Sure.LIKELY)
     told = "no counter of OOM kills could be read, so this goes by the memory in use"
     if counted.machine_kills:
         kills = _text.count(counted.machine_kills, "OOM kill")

@@ -23,9 +23,12 @@ from holdfast._diagnose.texts.exceptions import (
     POINTS_ABOVE,
     PROCESS_LEFT,
     Fault,
+    fault_of_signs,
     kind_of_sign,
 )
 from holdfast._diagnose.texts.patterns import HARDWARE, read_memory_error
+from holdfast._diagnose.texts.python import CUT
+from holdfast._diagnose.texts.signs import is_of_another
 from holdfast._diagnose.verdict import Cause, Sure
 
 if TYPE_CHECKING:
@@ -38,11 +41,34 @@ _VAGUE = re.compile("(?:Internal|Unknown|Aborted|Unavailable|ResourceExhausted|X
 _WANTS_GPU = re.compile(r"\bGPUs?\b|(?i:cuda)")  # why there is none was printed above it
 _NEAR_LINES = 60  # of the end, or the next sign of it: the training may have recovered from others
 _OF_A_NETWORK = re.compile("Max retries exceeded|failure in name resolution|couldn't connect to")
+# A service beside the training, as an inference server: no way to the internet is missing.
+_LOCAL_SERVER = re.compile(
+    r"(?:host='|://|\b(?:at|to) |\()(localhost|0\.0\.0\.0|\[?::1\]?"
+    r"|(?:127|10|192\.168|172\.(?:1[6-9]|2\d|3[01]))(?:\.\d{1,3}){2,3})(?:', port=|:)(\d{2,5})\b"
+)
+_UNREACHED = re.compile(
+    r"(?is)^(?!.*proxy).*(?:refused|Max retries|not reachable"
+    r"|(?:can't|cannot|could not) (?:be reached|connect|reach)|failed to (?:connect|establish)"
+    r"|connection attempts failed)"
+)
+_OF_AMD = re.compile(r"Memory access fault by GPU|\bHIP\b|\bhip[A-Z]|\bHSA_|ROCm")
+_UNPICKLES = re.compile(  # the classes of a file
+    "torch/serialization|/pickle|find_class|_unpickle|joblib/numpy_pickle"
+)
+_NO_ROOM_IN_NCCL = "Failed to CUDA calloc"
+_OF_NUMBERS = re.compile(r"(?i)\bnan\b|(?:not|non-?) ?finite|infinite")
+_NO_KEY = re.compile(r"(?m)^Key '\S+' is not in \S+")  # below Hydra's own line
+_OF_RAY = re.compile(
+    r"Memory on the node \(IP: (?P<ip>[\d.]+)[^)]*\) where the \w+ \((?:[^)]*?\bname=(?P<name>"
+    r"[^,)]+))?[^)]*?\bpid=(?P<pid>\d+)[^)]*\) was running was (?P<used>[\d.]+GB) / "
+    r"(?P<total>[\d.]+GB)"
+)
+_LARGEST = re.compile(r"(?m)^PID\s+MEM\(GB\)\s+COMMAND\n.*?(\d+)\t([\d.]+)\t(\S.*)$")
 _OF_DEVICE = ("cuda_oom", "cuda_error")
 # Not enough memory, or an error before it: of both a library says the same. TensorFlow and JAX
 # tell of the memory of a host in the same words.
 _SUSPECTED = re.compile(
-    r"CU\w+_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)"
+    r"CU\w+_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)|^(?!.*out of memory).*Failed to CUDA calloc"
     r"|^(?!.*(?i:gpu|cuda|hbm|rocm|tpu)).*(?:OOM when allocating|RESOURCE_EXHAUSTED)",
     re.DOTALL,
 )
@@ -56,7 +82,6 @@ _NOT_ACTIVATED = re.compile(
 )
 _PORT_TAKEN = re.compile("(?i)address already in use|EADDRINUSE")
 _IN_USE = re.compile("already in use by process|busy or unavailable")
-_CUT = "the log ends in its traceback"
 _RELATIVE = re.compile("No such file or directory: '(?!/)")
 _STATUS_2 = re.compile(r"CalledProcessError.*non-zero exit status 2\b")
 _REFUSED = re.compile("(?:^|: )error: |^Error: ")
@@ -95,6 +120,8 @@ def judge_python(case: Case) -> Finding | None:
     evidence = trouble.evidence(case)
     if fault is None and (last := case.end.has("environment")) and trouble.kind == "environment":
         evidence.append(f"it printed: {_text.one_line(last.text, 240)}")
+    if (found := _local_server(case, trouble, evidence)) is not None:
+        return found
     is_network = fault is not None and _OF_A_NETWORK.search(fault.message)
     if fault is not None and is_network and fault.record.get("is_late"):
         return _plain(case, fault, evidence)  # it has run on this machine
@@ -114,8 +141,14 @@ def judge_python(case: Case) -> Finding | None:
             name = "in_use"
         elif trouble.kind == "cuda_error" and HARDWARE.search(trouble.message):
             name = "gpu_broken"
+        elif trouble.kind == "cuda_error" and case.sign("cuda_assert") is not None:
+            name = "cuda_assert"
+        elif trouble.kind == "cuda_error" and _OF_AMD.search(trouble.message):
+            name = "amd_gpu"
         elif fault is not None and fault.type == "ModuleNotFoundError":
-            name = "module"
+            frames = fault.record.get("frames")
+            name = "shadowed" if said.endswith("is not a package") else "module"
+            name = "pickled" if _UNPICKLES.search(str(frames)) else name
             if failed := _NOT_ACTIVATED.search(case.evidence.output):
                 line = _text.one_line(failed[0], 160)
                 said = f"{said}; its environment was not activated: {line}"
@@ -123,6 +156,10 @@ def judge_python(case: Case) -> Finding | None:
             columns = trouble.details.get("columns")
             named = f", in the columns {', '.join(columns)}" if columns else ""
             evidence.append(f"the first such line is line {since}{named}")
+            if fault is not None:
+                said = f"from line {since} on its figures were not numbers, then {said}"
+        if trouble.kind == "arguments" and (key := _NO_KEY.search(case.evidence.output)):
+            said = said if key[0] in said else f"{said.rstrip('.')}: {key[0]}"
         said = said.removeprefix("what(): ")
         sentence = f"{opening.format(opening=case.opening, who=case.who)}: {said}."
         return Finding(cause, sentence, sure, evidence, advice.advise(case, name))
@@ -131,6 +168,14 @@ def judge_python(case: Case) -> Finding | None:
         sentence = f"The machine ran out of memory, and what watches it ended {case.who}: {said}."
         if fault is not None and (more := fault.tail or fault.message.partition("\n")[2]):
             evidence.append(f"it said: {_text.one_line(more, 240)}")
+        if monitor := _OF_RAY.search(case.evidence.output):
+            sentence = (
+                f"The machine {monitor['ip']} ran out of memory ({monitor['used']} of "
+                f"{monitor['total']} in use), and Ray's memory monitor ended "
+                f"{monitor['name'] or 'a worker'} (pid {monitor['pid']})."
+            )
+            if row := _LARGEST.search(case.evidence.output, monitor.end()):
+                evidence.append(f"the largest process: pid {row[1]} with {row[2]} GB: {row[3]}")
         lines = advice.host_memory(case, use, is_machine=True)
         return Finding(Cause.OOM_MACHINE, sentence, Sure.LIKELY, evidence, lines)
     if trouble.kind == "cpu_oom" and fault is None:
@@ -143,6 +188,28 @@ def judge_python(case: Case) -> Finding | None:
     if fault.type == "BdbQuit":
         return _breakpoint(case, fault, evidence)
     return _exit(case, fault) if fault.is_exit else _plain(case, fault, evidence)
+
+
+def _local_server(case: Case, trouble: Trouble, evidence: list[str]) -> Finding | None:
+    """A server on this machine or beside it did not answer; it may have died in the same log."""
+    fault = trouble.fault
+    if fault is None or trouble.kind not in ("plain", "environment"):
+        return None
+    address = _LOCAL_SERVER.search(trouble.message)
+    if address is None or not _UNREACHED.search(trouble.message):
+        return None
+    sentence = f"{case.who} could not reach the server at {address[1]}:{address[2]}"
+    is_same = {id(s): str(s.details.get("type")).endswith(fault.type) for s in case.evidence.signs}
+    line = max((s.line for s in case.end.signs if is_same.get(id(s))), default=0)
+    above = [s for s in case.evidence.signs if s.line < line and not is_same[id(s)]]
+    first = fault_of_signs([s for s in above if s.rank != case.end.rank or is_of_another(s)])
+    if first is None:
+        sentence = f"{sentence[:1].upper()}{sentence[1:]}: it was not up, or had ended."
+    else:
+        at = f" at {first.place}" if first.place else ""
+        evidence.append(f"above it, another process had raised {first.sentence(400)}{at}")
+        sentence = f"Another process raised {first.sentence()}; then {sentence}."
+    return Finding(Cause.PYTHON_EXCEPTION, sentence, Sure.LIKELY, evidence)
 
 
 def _how_sure(case: Case, trouble: Trouble) -> Sure:
@@ -187,15 +254,22 @@ def _trouble(case: Case) -> Trouble | None:
                 said = _text.one_line(better[-1].text, 200)
                 return Trouble(kind_of_sign(better[-1]), said, None, better[-1])
             return Trouble(kind_of_sign(better[-1]), fault.sentence(), fault, better[-1])
+        bad = [sign for sign in signs if sign.kind == "nan_loss"]
+        if bad and fault.kind in ("plain", "nan") and _OF_NUMBERS.search(fault.message):
+            return Trouble("nan", fault.sentence(), fault, bad[-1])
         # Of what a machine lacks, a library says more above the exception.
         above = [s for s in signs if kind_of_sign(s) == fault.kind and fault.type not in s.text]
         below = [s for s in signs if s.text in fault.tail and kind_of_sign(s) == fault.kind]
-        below += above if fault.kind in ("environment", "rendezvous") else []
+        lacks = fault.kind in ("environment", "rendezvous") or _NO_ROOM_IN_NCCL in fault.message
+        below += above if lacks else []
+        below.sort(key=lambda sign: "out of memory" not in sign.text)
         return Trouble(fault.kind, fault.sentence(), fault, next(iter(below), None))
     if case.end.status in (0, None) and case.evidence.kind == "run":
         return None  # the printed lines are not why it ended
     if signs:
         order = list(KINDS)  # the gravest first
+        # Of lines that tell the same, the one with a pid names the process.
+        signs = sorted(signs, key=lambda each: "pid" not in each.details)
         sign = min(signs, key=lambda each: (_is_report(each), order.index(each.kind)))
         return Trouble(kind_of_sign(sign), _text.one_line(sign.text, 200), None, sign)
     return None
@@ -259,6 +333,11 @@ def _plain(case: Case, fault: Fault, evidence: list[str]) -> Finding:
         if fault.is_own:  # its second line is the remedy
             lines = [*fault.message.splitlines()[1:2], *lines]
         return Finding(Cause.CONFIGURATION, sentence, Sure.CERTAIN, evidence, lines)
+    if fault.message == CUT:
+        at = f", at {fault.place}" if fault.place else ""
+        sentence = f"The log ends inside a traceback of {case.who}{at}: its exception is missing."
+        lines = [*([f"Look at {fault.place}."] if fault.place else []), *advice.go_on(case)]
+        return Finding(Cause.PYTHON_EXCEPTION, sentence, Sure.LIKELY, evidence[1:], lines)
     sentence = f"{case.opening} {fault.verb} {said}."
     if case.finished_step is not None:
         evidence.append(f"the training itself had finished, at step {case.finished_step}")
@@ -337,7 +416,7 @@ def _usage(case: Case, trouble: Trouble | None) -> Finding | None:
     refused = of_hydra or next(errors, None)
     has_left = trouble is None and case.end.status == 2 and of_hydra is None
     # A launcher then raises an exception of its own.
-    is_reported = trouble is None or _STATUS_2.search(trouble.said) or _CUT in trouble.said
+    is_reported = trouble is None or _STATUS_2.search(trouble.said) or CUT in trouble.said
     if not has_left and (refused is None or case.evidence.kind != "log" or not is_reported):
         return None
     sentence = f"{case.opening} did not take its arguments: {_text.one_line(refused or lines[-1])}."
@@ -390,6 +469,8 @@ def _judge_cuda_oom(case: Case, trouble: Trouble) -> Finding:
     of = f" into its {_text.size(total)}" if total and tried else ""
     if needed and total:
         asked = f": it needs {_text.size(needed)}, and there are {_text.size(total)}"
+    if _NO_ROOM_IN_NCCL in trouble.message:
+        asked = ": NCCL got none for its buffers"
     what = next((name for name, shape in _DEVICES if re.search(shape, trouble.message)), "GPU")
     sentence = f"{case.opening} ran out of memory of its {what}{which}{asked}{of}."
     lines = advice.cuda_memory(case, is_fragmented=is_fragmented, keeps_graphs=bool(graphs))
@@ -439,6 +520,14 @@ _SAVING = re.compile(
     r"(?im)^.*\b(?:sav(?:e|ing)|writ(?:e|ing)|dump(?:ing)?|export(?:ing)?|stor(?:e|ing)|checkpointing)\b"
     r".{0,160}?\b(?:to|in|into|at|as|under)\b:? ['\"]?(?P<path>[\w.~@{}=+-]*/[^\s'\"<>|]+).*$"
 )
+# What a library keeps below the home folder, by its frames, and what moves it.
+_CACHES = {
+    "triton/runtime/cache": "Triton's cache, ~/.triton: TRITON_CACHE_DIR moves it",
+    "torch/_inductor/codecache": "Inductor's cache, in /tmp: TORCHINDUCTOR_CACHE_DIR moves it",
+    "torch/utils/cpp_extension": "torch's extensions, ~/.cache: TORCH_EXTENSIONS_DIR moves them",
+    "huggingface_hub/file_download": "the cache of huggingface, ~/.cache: HF_HOME moves it",
+    "torch/hub.py": "torch's hub, ~/.cache: TORCH_HOME moves it",
+}
 _PATH = re.compile(r"['\u2018]([^'\u2019\n]{0,300}/[^'\u2019\n]{0,300})['\u2019]")
 
 
@@ -483,6 +572,9 @@ def _judge_disk(case: Case, trouble: Trouble) -> Finding:
     if not path and not is_of_pod and (saving := _saving(case.evidence.output, trouble.said)):
         path = saving[1]
         evidence.append(f"it had printed before: {_text.one_line(saving[0], 240)}")
+    frames = str(trouble.record.get("frames"))
+    cache = next((each for part, each in _CACHES.items() if part in frames), "")
+    path = path or cache
     where = f" ({path})" if path else ""
     sure = Sure.LIKELY
     if is_told:
@@ -503,8 +595,9 @@ def _judge_disk(case: Case, trouble: Trouble) -> Finding:
                 if not disks
                 else "there is room on the disks now: it may have been freed, or be another one"
             )
-    where = path or "the folder that it wrote to"
+    where = path if path and path != cache else "the folder that it wrote to"
     lines = advice.advise(case, "quota" if is_quota else "disk_full", where=where)
+    lines = [line for line in lines if path != cache or not cache or "checkpoints" not in line]
     return Finding(Cause.DISK_FULL, sentence, sure, evidence, lines)
 
 

@@ -30,6 +30,9 @@ _DYING_SECONDS = 10.0
 _MOST_OTHERS = 8
 _SOCKET_ERRORS = ("ConnectionResetError", "BrokenPipeError", "ConnectionRefusedError")
 _NEVER_CONNECTED = re.compile(r"Connection refused|\bConnect to \S+ failed")
+_COMPLETION = re.compile(r"Got completion from peer ([\w.:-]+)\S* with status=(\d+)")
+# Of InfiniBand and RoCE.
+_STATUS_12 = ": its retries were used up, so a link, a switch or that machine did not answer"
 _RUNNING = re.compile(r"Rank (\d+) is running collective: \w+\([^()]*?OpType=(\w+)")
 _SILENT_TASK = re.compile(r"heartbeats\):\s+/job:\w+/replica:\d+/task:(\d{1,6})\b")  # of JAX
 _LAST_WORDS = ("faulthandler", "cxx_exception", "heap_damage")  # of a process that crashes
@@ -187,6 +190,8 @@ def _blame(end: End) -> tuple[float, int, int]:
 
 
 def _how_found(culprit: End, by_itself: list[End], *, is_ordered: bool) -> list[str]:
+    if len(by_itself) == 1 and culprit.fault is not None and culprit.fault.by.startswith("thread"):
+        return [f"only a thread of {culprit.name()} had failed, and no other rank by itself"]
     if len(by_itself) == 1:
         return [f"{culprit.name()} is the only one that ended by itself"]
     count = len(by_itself)
@@ -320,7 +325,7 @@ def _then(end: End) -> str:
     name = end.name()
     if end.fault is not None:
         return f"{name} then saw: {end.fault.sentence(160)}"
-    if end.was_sent_away:
+    if end.was_sent_away and not _is_aborted(end):
         return f"{name} was then told to leave"
     if (sign := end.has(*_TIMEOUTS, *_LOST)) is not None:
         return f"{name} then saw: {_text.one_line(sign.text, 160)}"
@@ -362,15 +367,18 @@ def judge_collective(case: Case) -> Finding | None:
         sentence = (
             f"{case.opening} could not connect to another rank: it had ended, or was not reached."
         )
-    absent = case.sign("peer_lost")
+    if told := _COMPLETION.search("\n".join(sign.text for sign in case.evidence.signs)):
+        why = _STATUS_12 if told[2] == "12" else ""
+        sentence = f"{case.opening} lost its connection to {told[1]} (status {told[2]}{why})."
+    absent, lines = case.sign("peer_lost"), advice.advise(case, "peer_lost")
     silent = _SILENT_TASK.findall(case.evidence.output)
     if missing := (absent.details.get("missing") if absent is not None else None) or silent:
         sentence = f"Rank {missing[0]} stopped sending heartbeats, and the others lost it."
+        told_where = f"See the log of rank {missing[0]} and its machine: it was preempted, or died."
+        lines = [told_where, *lines]
     elif named:
         sentence = f"{case.opening} ended without a message, and the others lost it."
-    return Finding(
-        Cause.PEER_LOST, sentence, Sure.LIKELY, evidence, advice.advise(case, "peer_lost")
-    )
+    return Finding(Cause.PEER_LOST, sentence, Sure.LIKELY, evidence, lines)
 
 
 def _tells_no_call(end: End) -> bool:

@@ -225,6 +225,8 @@ class Trouble:
             told += [f"which came of {_text.one_line(each, 240)}" for each in self.fault.chain[:3]]
             if self.fault.place:
                 told.append(f"at {self.fault.place}")
+            if worker := _text.text(self.record.get("caught_in")):
+                told.append(f"it was raised in {worker}")
             if before := _text.text(self.record.get("announced")):
                 told.append(f"it had printed just before: {_text.one_line(before, 240)}")
             if self.fault.then:

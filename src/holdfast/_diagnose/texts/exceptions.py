@@ -10,7 +10,13 @@ from typing import Any
 
 from holdfast import _text
 from holdfast._diagnose.evidence.evidence import Record
-from holdfast._diagnose.texts.python import DISGUISES, OF_FIELDS, is_own_file, shape_of
+from holdfast._diagnose.texts.python import (
+    DISGUISES,
+    NAMES_A_THING,
+    OF_FIELDS,
+    innermost_own,
+    shape_of,
+)
 from holdfast._diagnose.texts.sign import Sign
 from holdfast._diagnose.texts.signs import (
     is_of_another,
@@ -144,6 +150,10 @@ def gist(message: str) -> str:
     if _CALLING.match(first) and more:
         return gist("\n".join(more))
     if not first.endswith(":"):
+        below = [line.strip() for line in message.partition("\n\n")[2].splitlines()]
+        if below and not NAMES_A_THING.search(first):  # its paragraphs name what it is about
+            named = [line for line in below if NAMES_A_THING.search(line)][:2]
+            return f"{first}: {'; '.join(named)}" if named else first
         return f"{first} {more[0]}" if more and _CONTRASTS.match(more[0]) else first
     frames = (i for i, line in enumerate(lines[:-1]) if line.lstrip().startswith('File "'))
     code = [lines[i + 1].strip() for i in frames if lines[i + 1].startswith(" ")]
@@ -449,7 +459,7 @@ def _fault_of_sign(sign: Sign) -> Fault | None:
     if not name or name in (*_OF_A_SIGNAL, *_NO_REASON):
         return None
     tail, chain = sign.details.get("frames_tail"), sign.details.get("chain")
-    kept = ("is_late", "handled", "code", "announced")
+    kept = ("is_late", "handled", "code", "announced", "caught_in")
     more: Record = {key: sign.details[key] for key in kept if key in sign.details}
     is_told = CHILD_LEFT.search(message) and not _OF_A_SCRIPT.search(message)
     if name in _LAUNCHERS and not is_told:
@@ -514,10 +524,10 @@ def fault_of_how(exit_record: Record) -> Fault | None:
 
 def _place(frames: object) -> str:
     """The innermost frame that is neither Python's nor a library's."""
-    found = []
+    found: list[tuple[str, int, str]] = []
     for frame in frames if isinstance(frames, list) else []:
         if isinstance(frame, list | tuple) and len(frame) >= 2 and isinstance(frame[0], str):
             function = f" in {frame[2]}" if len(frame) > 2 and isinstance(frame[2], str) else ""
-            found.append((frame[0], f"{frame[0]}:{frame[1]}{function}"))
-    own = [said for file, said in found if is_own_file(file)]
-    return (own or [said for _, said in found] or [""])[-1]
+            found.append((frame[0], frame[1], function))
+    own = innermost_own(found)
+    return "" if own is None else f"{own[0]}:{own[1]}{own[2]}"

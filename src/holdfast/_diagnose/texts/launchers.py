@@ -14,7 +14,14 @@ from itertools import chain
 from typing import Any
 
 from holdfast._diagnose.texts.lines import Line, Text
-from holdfast._diagnose.texts.sign import PROGRESS_BAR, TEXT_MOST, Sign, is_source_code, make_sign
+from holdfast._diagnose.texts.sign import (
+    PROGRESS_BAR,
+    RESTARTS,
+    TEXT_MOST,
+    Sign,
+    is_source_code,
+    make_sign,
+)
 
 _FIELD = re.compile(r"\s*(time|host|rank|exitcode|error_file|traceback)\s*: ?(.*)")
 _SPAWN = re.compile(
@@ -230,9 +237,11 @@ def _summary(text: Text, root: Line, exceptions: list[Sign]) -> Sign | None:
     failures = said_root + [each for each in failures if each["rank"] not in known]
     if not failures:
         return None
+    starts = [line.number for line in text.hits(RESTARTS) if line.number < root.number]
+    attempt = [sign for sign in exceptions if sign.line > max(starts, default=0)]
     for each in failures:
         if not each["error"]:
-            own = [s for s in exceptions if s.rank == each["rank"]]
+            own = [s for s in attempt if s.rank == each["rank"]]
             each["error"] = own[-1].text if own else ""
     ended = _ended_by_agent(text)
     for each in failures:

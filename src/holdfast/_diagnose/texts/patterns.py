@@ -295,7 +295,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "«RESOURCE_EXHAUSTED: »(?:.*[Oo]ut of memory|Attempting to reserve)",
         "«OOM when allocating tensor»(?!.*device:CPU)",
         r"(?:Error|INTERNAL|RESOURCE_EXHAUSTED|F\d{4} )\b.*«CUDA_ERROR_OUT_OF_MEMORY»",
-        r"«Cuda failure»(?: \d+)? '?out of memory",
+        *(r"«Cuda failure»(?: \d+)? '?out of memory", "Failed to CUDA calloc"),
         r"Allocator \(GPU_\d+_bfc\) «ran out of memory trying»(?!.*not a failure)",
     ),
     "host_oom": (

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from holdfast._diagnose.texts.launchers import SIGNAL_WORDS
@@ -22,6 +23,7 @@ _BAR = re.compile(r"\s*[|+](?:-\+-*| )?")
 _FIELD_OF_SUMMARY = re.compile(r"\btraceback\s*:$")
 # rich draws a box, and the exception stands below it.
 _BOXED_FRAME = re.compile(r"(?:^|\s)(\S+\.\w+):(\d{1,9}) in (\S+)")
+_PATH_BEGINS = re.compile(r"(?:[/~]|[A-Z]:\\)\S+(?::\d+(?: in)?)?$")
 _BOX = "\u2502\u2503|"
 # IPython: the type and the header in one line, and frames of its own.
 _CELL = re.compile(r"([A-Za-z_][\w.]*) {2,}$")
@@ -47,6 +49,12 @@ _ADDED = re.compile(
     r"Errors may have originated|Input Source operations|Function call stack:|Caused by op "
     r"|Original stack trace for |Stack trace of |(?:Call a|A)rguments received by "
 )
+_SENTENCE = re.compile(r"[A-Z][a-z']+ (?:\S+ ){4}")
+_OF_PROSE = re.compile(r"[A-Z][a-z']+ \S|/\S+$|https?://\S+$|- \S")
+_GOING_ON = re.compile(
+    r"(?i)\b(?:sav(?:e|ed|ing)|done|finish\w*|complet\w*|retry\w*|resum\w*|continu\w*|skip\w*"
+    r"|epoch|step|fall(?:ing)? back|exit\w*|loading|\d+ ?%)\b"
+)
 _MOST_ADDED = 5  # times as many lines as a message
 OF_FIELDS = re.compile(r"^\d+ validation errors? for \S+$")
 _A_FIELD = re.compile(r"[\w.\[\]-]+\s*")
@@ -56,7 +64,7 @@ _NEW = re.compile(
     r"|=====|wandb: |-- Process |Fatal Python error|terminate called"
 )
 # A message that names nothing, below a line that says it with the name.
-_NAMES_A_THING = re.compile(r"[\d'\"`/\\]")
+NAMES_A_THING = re.compile(r"[\d'\"`/\\]")
 _WORDS, _WORDS_SHARED = re.compile(r"[^\W\d_]{3,}"), 2
 _IN_A_HANDLER = "During handling of the above exception, another exception occurred:"
 _LINKS = (
@@ -78,6 +86,7 @@ DISGUISES = dict.fromkeys(
     ("ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError", "EOFError"),
     "worker_conn_reset",
 ) | {"FileNotFoundError": "worker_file_not_found"}
+CUT = "the log ends in its traceback"  # in place of the exception
 _BARE = re.compile(
     r"(?:[\w.\[\]-]{0,40}\b(?:ERROR|Error|error|CRITICAL|ErrorMessage)\b[\]:| \"-]{1,6})?"
     r"((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)|(?:[a-z_]\w*\.)+Error): (\S.*?)\"?"
@@ -116,6 +125,9 @@ _OWN_END = re.compile(
 _OWN_LEAD = re.compile(r"holdfast: (?:rank \d{1,6}: )?")
 _FRAMES_KEPT = 12
 _NOT_OWN = ("site-packages", "dist-packages", "/lib/python", "<frozen", "holdfast/_")
+_PACKAGE = re.compile(r"(?:site|dist)-packages/[^/]+/")
+_OF_THREAD = re.compile(r"(?:^|: )Exception in thread (.*?):?$")  # also of a logger
+_COMMAND = re.compile(r"^/.*/bin/[^/.]+$")  # that pip has made
 _LIB_OF_WINDOWS = re.compile(r"[A-Za-z]:.*/[Ll]ib/(\w+)(?:\.py|/)")
 
 
@@ -140,15 +152,26 @@ def is_own_file(file: str) -> bool:
     """Whether it is neither Python's nor of an installed package."""
     if any(part in file for part in _NOT_OWN):
         return False
+    if _COMMAND.search(file):
+        return False
     of_windows = _LIB_OF_WINDOWS.match(file)
     return of_windows is None or of_windows[1] not in sys.stdlib_module_names
 
 
+def innermost_own(frames: Sequence[Frame]) -> Frame | None:
+    """The innermost of the script itself, or of the package whose command was started."""
+    own = [frame for frame in frames if is_own_file(frame[0])]
+    package = next(filter(None, (_PACKAGE.search(frame[0]) for frame in frames)), None)
+    if package is not None and not own:
+        own = [frame for frame in frames if package[0] in frame[0]]
+    found = own or [*frames]
+    return found[-1] if found else None
+
+
 def _frames_to_keep(frames: list[Frame]) -> list[Frame]:
     """The innermost ones; and the innermost of the script itself, which may be far outside."""
-    first, last = frames[:-_FRAMES_KEPT], frames[-_FRAMES_KEPT:]
-    own = [frame for frame in first if is_own_file(frame[0])]
-    return [*(() if any(is_own_file(frame[0]) for frame in last) else own[-1:]), *last]
+    own, last = innermost_own(frames), frames[-_FRAMES_KEPT:]
+    return last if own is None or own in last else [own, *last]
 
 
 def read_python(text: Text) -> Iterator[Sign]:
@@ -222,8 +245,11 @@ def _read_unfinished(text: Text, end: Line) -> Iterator[Sign]:
         if _HEADER in line.text:
             is_asked = line.text.startswith("^C")
             name = "KeyboardInterrupt" if is_asked else "Exception"
+            below = map(_FRAME.match, (each.text for each in text.from_same(line, _LAST_LINES)))
+            frames = [(found[1], int(found[2]), found[3] or "") for found in below if found]
+            kept = [list(frame) for frame in _frames_to_keep(frames)]
             line = line._replace(from_end=end.from_end)
-            yield _sign_alone(line, name, "the log ends in its traceback", [], is_bare=True)
+            yield _sign_alone(line, name, CUT, kept, is_bare=True)
             return
         if line.text.strip() and not line.text.startswith((" ", "\t")):
             return
@@ -271,6 +297,7 @@ def tracebacks(text: Text) -> list[Traceback]:
             one.details["given_on_as"] = before.type
             one.details["outermost"] = before.frames[0][2] if before.frames else ""
             one.chain = before.chain
+            one.frames = [*before.frames, *one.frames]  # the script's own may be among them
             found.remove(before)
         elif before is not None and (link := _link_between(text, before, one)):
             if before.sentence == one.sentence:  # of another process: its frames tell the place
@@ -370,15 +397,17 @@ def _without_lead(lead: str, in_group: bool) -> Callable[[str], str]:
 def _read_box(text: Text, head: Line) -> Traceback | None:
     """As rich prints it."""
     frames: list[Frame] = []
-    is_open = True
+    is_open, path = True, ""  # the first part of a path that is wrapped
     for line in text.from_same(head, _MOST_LINES):
         body = line.text.strip()
         if is_open and body.startswith(("\u2570", "+--")):
             is_open = False
         elif is_open:
             inner = body.strip(_BOX).strip()
-            if (frame := _BOXED_FRAME.search(inner)) and not inner.startswith("\u2771"):
+            if (frame := _BOXED_FRAME.search(path + inner)) and not inner.startswith("\u2771"):
                 frames.append((frame[1], int(frame[2]), frame[3]))
+            is_path = frame is None and (path or _PATH_BEGINS.match(inner))
+            path = path + inner + " " * inner.endswith(" in") if is_path else ""
         elif body:
             said, last = _unwrapped(text, line, len(head.text.strip()))
             error = _ERROR.match(said)
@@ -438,8 +467,27 @@ def _finish(
             if _FRAME.match(body) or not (is_inside and said[-1].startswith('File "')):
                 said.append(body.strip())  # without the code of its frames
             end = more
+    if loose and (last := _last_of_message(text, line, loose)) is not None:
+        said, loose, end = [*said, "", *loose], [], last
     message = "\n".join(said).strip()[:4000]
     return Traceback(error[1], message, frames, head, line, end, "\n".join(loose)[:4000])
+
+
+def _last_of_message(text: Text, error: Line, loose: list[str]) -> Line | None:
+    """The last line of prose below an exception, if nothing else comes up to the end.
+
+    Messages of several paragraphs have it. What a script prints after an error tells of what it
+    does next, or has a prefix.
+    """
+    below = text.from_same(error, _MOST_OF_MESSAGE)
+    lines = [*takewhile(lambda each: not _NEW.match(each.text), below)]
+    has_prefix = {len(each.text) < each.end - each.start for each in (error, *lines)}
+    own = [each for each in lines if each.text.strip()]
+    if len(lines) == _MOST_OF_MESSAGE or len(has_prefix) > 1 or not _SENTENCE.match(loose[0]):
+        return None
+    is_prose = all(_OF_PROSE.match(each) and not _GOING_ON.search(each) for each in loose)
+    is_all = [each.text.strip() for each in own[-len(loose) :]] == loose
+    return own[-1] if is_prose and is_all else None
 
 
 def _add_parts(text: Text, found: Traceback) -> None:
@@ -473,14 +521,15 @@ def _add_context(text: Text, found: Traceback, lead: str) -> None:
         found.details["process"] = "of multiprocessing"
     for line in text.before(found.head, 2):
         said = PROGRESS_BAR.sub("", line.text).strip()
-        if not _NAMES_A_THING.search(found.message) and _share_words(said, found.message):
+        is_bare = said not in _LINKS and not NAMES_A_THING.search(found.message)
+        if is_bare and _share_words(said, found.message):
             found.details["announced"] = said
         if said.startswith(_IGNORED):
             found.details["is_ignored"] = True
         elif said.startswith("Error executing job with overrides"):
             found.details["outermost"] = ""  # Hydra leaves out its own frames, and the script's
-        elif said.startswith("Exception in thread "):
-            found.details["thread"] = said.removeprefix("Exception in thread ").rstrip(":")
+        elif thread := _OF_THREAD.search(said):
+            found.details["thread"] = thread[1]
         elif match := re.fullmatch(r"Process (\S+):", said):
             found.details["process"] = match[1]
         elif match := re.fullmatch(r"-- Process (\d+) terminated with the following error:", said):

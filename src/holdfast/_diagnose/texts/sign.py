@@ -60,6 +60,8 @@ def is_source_code(text: str, at: int) -> bool:
 # the middle of a log was: a training that counts on after it has caught it.
 
 
+_FEW_LINES = 5  # after a restart: the log was cut, and its last attempt tells nothing
+RESTARTS = "will restart worker group"  # torchrun's agent
 _READ_CHARACTERS = 1 << 18  # of the end of a text; what stands further up is past by its distance
 _LONGEST = 800
 _WORD = re.compile(
@@ -89,14 +91,19 @@ _OF_MANY = re.compile(r"\b(\d{1,12}) ?/ ?\d{1,12}\b")
 _LOSS = re.compile(
     r"(?<!best.)loss\w*['\"]?\s*(?:[:=(]|is )?\s*(?:tensor\()?(-?[\d.]+|[+-]?nan|[+-]?inf)\b", re.I
 )
-# A loss of 0 with a gradient norm that is not a number: the loss was not a number either.
+# A loss of 0 with a gradient norm, or figures, that are no numbers: the loss was none either.
 _NO_LOSS = re.compile(
-    r"\bloss['\"]?\W{1,4}0(?:\.0*)?\b.*\bgrad_?norm['\"]?\W{1,4}(?:nan|inf)\b", re.I
+    r"\bloss['\"]?\W{1,4}0(?:\.0*)?\b(?:.*\bgrad_?norm['\"]?\W{1,4}(?:nan|inf)\b"
+    r"|(?:.*['\"]: nan\b){2})",
+    re.I,
 )
 _SEVERAL = re.compile(r"[:=] ?-?nan, .*[:=] ?-?nan\b")  # figures of one step
 _NO_GRADIENT = re.compile(r"\bgrad(?:ient)?[ _]?norm['\"]?\W{1,4}(?:nan|inf)\b", re.I)
 _NOT_FINITE = re.compile(r"[:=(] ?[+-]?(?:nan|inf)\b", re.I)
-_ERRORS = re.compile(r"Error|Exception|Traceback|File \"|[Oo]ut of memory|slurmstepd: |srun: ")
+_ERRORS = re.compile(
+    r"Error|Exception|Traceback|File \"|[Oo]ut of memory|slurmstepd: |srun: "
+    r"|^\d+\t[\d.]+\t(?:ray::|\S*python)"  # a table of processes
+)
 _IS_BAD = re.compile(r"(?i)[+-]?(?:nan|inf)")
 _MOST_BAD = 2  # figures up to the end that are not numbers
 
@@ -162,7 +169,8 @@ class Marks:
                 self._of.setdefault(mark.rank, []).append(mark)
         # torchrun's agent starts its ranks again without a word: only their counting tells.
         agents = (line.from_end for line in text.hits("failed (exitcode: "))
-        self.last_start = min(filter(self.counts_on, agents), default=float("inf"))
+        told = (line.from_end for line in text.hits(RESTARTS) if line.from_end > _FEW_LINES)
+        self.last_start = min([*filter(self.counts_on, agents), *told], default=math.inf)
 
     def goes_on(self, rank: int | None, from_end: int, least: float) -> bool:
         """Whether the same rank counts on after a line, from where it was before it.
@@ -211,6 +219,11 @@ class Marks:
     def is_finite_after(self, from_end: int) -> bool:
         """Whether a loss below a line is a number again."""
         return any(mark.from_end < from_end and not mark.bad for mark in self.losses)
+
+
+def tells_progress(line: str) -> bool:
+    """Whether a line counts epochs or steps."""
+    return _WORD.search(line) is not None and _count(line) is not None
 
 
 def last_progress(text: str) -> str:

@@ -23,13 +23,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from dataclasses import replace
 
 from holdfast._diagnose.texts.launchers import read_launchers, read_system, split_reports
 from holdfast._diagnose.texts.lines import Text
 from holdfast._diagnose.texts.patterns import PATTERNS, sign_of
 from holdfast._diagnose.texts.python import read_last_lines, read_python
-from holdfast._diagnose.texts.sign import Marks, Sign, make_sign, of_training
+from holdfast._diagnose.texts.sign import Marks, Sign, make_sign, of_training, tells_progress
 from holdfast._diagnose.texts.stack_dump import read_stacks
 
 __all__ = ["IN_VAIN", "Sign", "culprits_of", "read_signs", "was_caught"]
@@ -89,6 +90,7 @@ IN_VAIN = ("Empty", "Full", "TimeoutError", "BrokenBarrierError", "BrokenPipeErr
 # Signs further apart than this are not of one end: several ranks together print less, except for
 # the stacks of all threads.
 _PAST_LINES, _PAST_STACKS = 200, 2000
+_MOST_LINES_OF_RANKS = 100_000
 
 
 def read_signs(text: str, first_line: int = 1) -> list[Sign]:
@@ -123,7 +125,8 @@ def read_signs(text: str, first_line: int = 1) -> list[Sign]:
         found += read_last_lines(whole, has_trained=has_trained)
     if has_trained:  # what a script says beside its training
         found = [sign for sign in found if "command not found" not in sign.text]
-    found = _with_past(_with_summaries(_once(found)), marks)
+    found = _with_summaries(_once(found))
+    found = _with_past(found, marks, _ended_at(whole, found))
     if all(sign.details.get("is_past") or sign.kind in _NO_END for sign in found):
         found += _last_words(whole, marks)
     return found
@@ -256,6 +259,10 @@ def _with_summaries(signs: list[Sign]) -> list[Sign]:
     summaries = [sign for sign in signs if sign.kind == "torchrun_summary"]
     if not summaries:
         return signs
+    spoken = {sign.rank for sign in signs if sign.rank is not None and sign not in summaries}
+    if len(summaries) == 1 and len(spoken) == 1 and "pid" in summaries[0].details:
+        signs = _with_global_rank(signs, summaries[0], *spoken)
+        summaries = [sign for sign in signs if sign.kind == "torchrun_summary"]
     parts = [sign.details.get("lines", [sign.line, sign.line]) for sign in summaries]
     codes = summaries[-1].details["exitcodes"]
     kept = []
@@ -273,14 +280,48 @@ def _with_summaries(signs: list[Sign]) -> list[Sign]:
     return kept
 
 
-def _with_past(signs: list[Sign], marks: Marks) -> list[Sign]:
+def _ended_at(text: Text, signs: list[Sign]) -> dict[int | None, int]:
+    """The line at which the last exception of a rank begins, if the rank then fell silent.
+
+    The others may print for hours until they give up. A rank that printed no progress before
+    tells nothing by its silence: mostly only rank 0 prints.
+    """
+    raised = [s for s in signs if s.kind == "python_exception" and s.rank is not None]
+    last = {sign.rank: sign for sign in raised if sign.details["from_end"] > _PAST_LINES}
+    if not last:
+        return {}
+    heads = {rank: sign.details.get("lines", [sign.line])[0] for rank, sign in last.items()}
+    before, after = Counter[int | None](), Counter[int | None]()
+    for line in text.before(text.line_at(len(text.whole)), _MOST_LINES_OF_RANKS):
+        if line.number < min(heads.values()) - _PAST_LINES:
+            break
+        if line.rank in last:
+            after[line.rank] += line.number > last[line.rank].line
+            before[line.rank] += line.number < heads[line.rank] and tells_progress(line.text)
+    is_silent = {rank for rank in last if after[rank] < _TRAINED <= before[rank]}
+    return {rank: head for rank, head in heads.items() if rank in is_silent}
+
+
+def _with_global_rank(signs: list[Sign], agent: Sign, rank: int) -> list[Sign]:
+    """torchrun's agent names the rank on its node; a line of the rank itself names it in all."""
+    local = agent.rank or 0
+    code = agent.details["exitcodes"].get(local)
+    of_nodes = (8, 4) if local < 4 else (8,)  # processes of a node
+    if rank <= local or code not in (1, -6) or all((rank - local) % n for n in of_nodes):
+        return signs
+    more = {"exitcodes": {rank: code}, "root": rank, "culprit": rank}
+    named = replace(agent, rank=rank, details={**agent.details, **more})
+    return [named if sign is agent else sign for sign in signs]
+
+
+def _with_past(signs: list[Sign], marks: Marks, ended: dict[int | None, int]) -> list[Sign]:
     """Mark signs that the training recovered from. The signs of an end stand close together.
 
     A caught exception is printed like one that ends the script. Of several attempts in one log,
     only the end of the last one counts.
     """
     found: list[Sign] = []
-    after, is_past, has_finished = 0, False, False
+    after, is_past, is_far, has_finished = 0, False, False, False
     early = {(s.line, s.rank) for s in signs if s.kind in _BEFORE_STEPS or "ImportError" in s.text}
     first = {(s.text, s.rank): s.details["from_end"] for s in reversed(signs)}
     raised: dict[int | None, int] = {}  # of each rank, where the exception stands that comes next
@@ -288,7 +329,9 @@ def _with_past(signs: list[Sign], marks: Marks) -> list[Sign]:
     for sign in reversed(signs):
         from_end = sign.details["from_end"]
         most = _PAST_STACKS if sign.kind == "faulthandler" else _PAST_LINES
-        is_past = is_past or from_end - after > most or from_end >= marks.last_start
+        is_past = is_past or from_end >= marks.last_start
+        has_ended = sign.rank in ended and sign.line >= ended[sign.rank]
+        is_far = is_far or from_end - after > most
         # A later attempt wrote to the same log: a launcher that has failed counts no more.
         is_past |= sign.kind in _OF_ALL and marks.counts_on(from_end)
         if sign.kind in _OF_AN_END:
@@ -317,6 +360,7 @@ def _with_past(signs: list[Sign], marks: Marks) -> list[Sign]:
                 in_vain.add(sign.rank)
             # The steps of the main thread do not tell that another one lives.
             went_on = went_on and not (is_of_another(sign) and sign.rank in in_vain)
+        went_on = went_on or (is_far and not has_ended)
         details = {**sign.details, "is_past": True} if is_past or went_on else sign.details
         if any(mark.from_end > from_end for mark in marks.losses[_TRAINED - 1 : _TRAINED]):
             details = {**details, "is_late": True}
