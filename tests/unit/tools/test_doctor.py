@@ -232,6 +232,18 @@ def test_a_question_that_is_not_answered_is_left_behind(tmp_path):
     assert time.monotonic() - began < 10
 
 
+@pytest.mark.parametrize("how", ["raise SystemExit(130)", "os.kill(os.getpid(), signal.SIGINT)"])
+def test_ctrl_c_that_has_ended_a_check_ends_the_examination(tmp_path, how):
+    """It goes to all processes of the terminal, and Python may have lost it in the first one."""
+    program = tmp_path / "asked.py"
+    program.write_text(
+        f"import os, signal\nsignal.signal(signal.SIGINT, signal.SIG_DFL)\n{how}\nprint('{{}}')\n"
+    )
+    with pytest.raises(KeyboardInterrupt):
+        Question(program, seconds=30.0).answer()
+
+
+
 def test_the_state_of_many_ranks_is_counted_by_host(tmp_path):
     layout = RunLayout(tmp_path)
     sizes = [1000, 1001, 1002, 1003]

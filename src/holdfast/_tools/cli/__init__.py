@@ -35,10 +35,17 @@ def _interrupt_again(unraisable: sys.UnraisableHookArgs) -> None:
         sys.__unraisablehook__(unraisable)
         return
     import _thread
-    import threading
 
-    # From a thread: in this function it would be lost again.
-    threading.Timer(0.01, _thread.interrupt_main).start()
+    # From a thread, and without waiting for it: in this function it would be lost again.
+    _thread.start_new_thread(_interrupt_soon, ())
+
+
+def _interrupt_soon() -> None:
+    import _thread
+    import time
+
+    time.sleep(0.01)
+    _thread.interrupt_main()
 
 
 def _run() -> int:

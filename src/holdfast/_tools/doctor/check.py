@@ -56,6 +56,7 @@ def slow(name: str, what: str, deadline: FairDeadline) -> Check | None:
 
 
 _MOST_BYTES = 1 << 16
+_INTERRUPTED = (130, -2)
 FACTS = Path(__file__).with_name("machine_facts.py")  # imports nothing of holdfast: starts fast
 
 
@@ -90,7 +91,11 @@ class Question:
         return None if self._process is None else self._process.pid
 
     def answer(self) -> dict[str, Any] | None:
-        """Its last line until the deadline; None if there is none."""
+        """Its last line until the deadline; None if there is none.
+
+        KeyboardInterrupt if Ctrl-C has ended it: that goes to all processes of the terminal, and
+        Python may have lost it here, within a callback.
+        """
         process = self._process
         if process is None or process.stdout is None:
             return None
@@ -98,6 +103,8 @@ class Question:
             while process.poll() is None and not self.deadline.is_over():
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(max(0.0, self.deadline.at - time.monotonic()))
+            if process.returncode in _INTERRUPTED:
+                raise KeyboardInterrupt
             # The answer is a few lines, which fit into the pipe; a late process may have begun it.
             if process.returncode is None:
                 os.set_blocking(process.stdout.fileno(), False)
