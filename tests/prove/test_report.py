@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from holdfast._tools.cli.prove import LiveWatcher, PlainWatcher, follow, show_proof
+from holdfast._tools.cli.prove import ProgressWatcher, follow, show_proof
 from holdfast._tools.prove import report
 from holdfast._tools.prove.proof import (
     DIFFERS,
@@ -44,7 +44,7 @@ def test_a_row_says_where_the_next_start_went_on():
     ):
         each.status, each.resumed_at = status, step
     proof = make(EQUAL, interruptions=[lived_on, restarted, over, begun])
-    rows = report.interruption_rows(proof)
+    rows = report.table(proof)[1:]
     assert [row[-1] for row in rows] == ["", "step 7", "the end", "the beginning"]
 
 
@@ -103,7 +103,7 @@ def test_what_could_not_be_tried_is_its_own_two_lines():
 
 
 def test_every_interruption_has_its_row():
-    assert report.interruption_rows(PROOFS[EQUAL]) == [
+    assert report.table(PROOFS[EQUAL])[1:] == [
         ("1", "TERM", "start-up", "0", "SIGTERM", "the beginning"),
         ("2", "KILL", "optimizer's update", "41", "SIGKILL", "step 40"),
         ("3", "STOP", "evaluation", "50", "lived on", ""),
@@ -171,7 +171,6 @@ def test_what_could_not_be_tried_goes_to_standard_error(capsys):
 
 def test_a_log_gets_a_line_for_each_stage_and_interruption(capsys):
     with follow() as watcher:
-        assert isinstance(watcher, PlainWatcher)
         watcher.stage("undisturbed", 0, 5)
         watcher.step(1, None)
         watcher.stage("undisturbed", 0, 5)  # said already
@@ -198,7 +197,7 @@ class Told:
 
 def test_a_terminal_gets_one_line_with_the_stage_the_step_and_the_interruption():
     told = Told()
-    watcher = LiveWatcher(told)
+    watcher = ProgressWatcher(told)
     watcher.stage("undisturbed", 0, 5)
     watcher.stage("interrupted", 1, 5)
     watcher.interruption(interruptions()[1])

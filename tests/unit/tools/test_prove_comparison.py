@@ -9,7 +9,7 @@ import pytest
 
 from holdfast._tools.cli.prove import follow
 from holdfast._tools.prove import prove
-from holdfast._tools.prove.causes import RankHistory, UpdateRecord
+from holdfast._tools.prove.causes import RankAttempt, RankHistory, UpdateRecord
 from holdfast._tools.prove.interrupted import InterruptedRun, RankComparison
 from holdfast._tools.prove.proof import Interruption, Proof, ProofRequest
 from holdfast._tools.prove.prove import _Prover
@@ -30,9 +30,9 @@ def update_at(place: int, rate: float = 0.1) -> UpdateRecord:
 def test_a_difference_that_came_in_a_later_epoch_is_marked(began, differs, is_later):
     history = RankHistory()
     for place in range(12):
-        history._record_update(update_at(place))
+        history.updates.append(update_at(place))
     comparison = RankComparison(history)
-    comparison.begin_attempt(1, began, saved_in_handler=False)
+    comparison.attempt = RankAttempt(1, began)
     for place in range(began, differs):
         comparison.compare_update(update_at(place))
     assert comparison.finding is None
@@ -46,9 +46,9 @@ def test_an_interruption_that_is_repeated_alone_keeps_its_number(monkeypatch, tm
         def __init__(self, script, reference, plan, volatile, watcher, *_, **__):
             (only,) = plan
             self.interruptions = [Interruption(only.number, only.signal, "step", 16)]
-            self.leftover, self.script, self._watcher = [], SimpleNamespace(starts=1), watcher
+            self.plan, self.script, self._watcher = [], SimpleNamespace(starts=1), watcher
 
-        leftover = repeated = 0
+        repeated = 0
 
         def run(self):
             self._watcher.interruption(self.interruptions[0])

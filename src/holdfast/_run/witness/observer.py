@@ -91,7 +91,7 @@ class Observer:
     def __init__(self, prove_config: ProveConfig) -> None:
         self.prove_config = prove_config
         #: The open holdfast.Run and its step.
-        self.boundary_id: tuple[str, int] | None = None
+        self.boundary_id: str | None = None
         #: The run sends its batches, so the loader need not.
         self.run_sends_batches = False
         #: Updates come from another framework than torch.
@@ -174,7 +174,7 @@ class RunObserver:
         self._observer = observer
         self._name = _name_of(folder, observer.prove_config)
         self._batches: list[str] = []
-        observer.boundary_id = (self._name, step)
+        observer.boundary_id = f"{self._name}@{step}"
         observer.send("run", name=self._name, folder=str(folder.absolute()), step=step)
 
     def boundary(
@@ -187,7 +187,7 @@ class RunObserver:
         position: Mapping[str, Any] | None,
     ) -> bool:
         """Send a boundary; True if the prover wants a checkpoint there."""
-        self._observer.boundary_id = (self._name, step)
+        self._observer.boundary_id = f"{self._name}@{step}"
         items = state_items(state)
         for name, value in metrics.items():
             items[f"metric/{name}"] = leaf_of(value)

@@ -126,17 +126,14 @@ def _list_requests(
     command: tuple[str, ...], ranks: str | None, options: dict[str, Any]
 ) -> list[ProofRequest]:
     """One for each number of ranks, all checked before the first is tried."""
-    if ranks is None:
-        return [make_request(command, **options)]
-    numbers = parse_ranks(ranks)
+    numbers = [None] if ranks is None else parse_ranks(ranks)
     found = [make_request(command, **options, ranks=number) for number in numbers]
-    if len(found) == 1:
-        return found
-    # Each has its own folder, or the second would find that of the first.
-    return [
-        dataclasses.replace(request, keep=request.keep and request.keep / f"ranks-{request.ranks}")
-        for request in found
-    ]
+    if len(found) > 1:
+        # Each has its own folder, or the second would find that of the first.
+        keeps = [each.keep and each.keep / f"ranks-{each.ranks}" for each in found]
+        pairs = zip(found, keeps, strict=True)
+        return [dataclasses.replace(request, keep=keep) for request, keep in pairs]
+    return found
 
 
 _STYLES = {EQUAL: "bold green", DIFFERS: "bold red", UNREPEATABLE: "bold yellow"}
@@ -163,9 +160,9 @@ def show_proof(proof: Proof, *, with_ranks: bool = False) -> None:
 
 
 def _show_interruptions(screen: Screen, proof: Proof) -> None:
-    titles = [f">{name}" if name in ("no.", "at step") else name for name in report.headings(proof)]
+    names, *rows = report.table(proof)
+    titles = [f">{name}" if name in ("no.", "at step") else name for name in names]
     broken = None if proof.difference is None else str(proof.difference.after)
-    rows = report.interruption_rows(proof)
     styled = ([Text(cell, "bold red" if row[0] == broken else "") for cell in row] for row in rows)
     screen.table(titles, styled)
     numbers = [each.number for each in proof.interruptions]
@@ -177,68 +174,52 @@ def _show_interruptions(screen: Screen, proof: Proof) -> None:
 def follow() -> Iterator[Watcher]:
     console = Console(file=sys.stderr, markup=False, highlight=False, emoji=False)
     if not console.is_terminal or console.is_dumb_terminal:
-        yield PlainWatcher()
+        yield ProgressWatcher(None)
         return
     with console.status("starting") as status:
-        yield LiveWatcher(status)
+        yield ProgressWatcher(status)
 
 
-class PlainWatcher(Watcher):
-    """A line for each stage and each interruption, and none for steps."""
+class ProgressWatcher(Watcher):
+    """A line for each stage and interruption; on a terminal one that changes, with the step."""
 
-    def __init__(self) -> None:
-        self._said = ""
-        self._total = 0
-
-    def stage(self, text: str, done: int, total: int) -> None:
-        self._total = total
-        behind = f" ({done} of {total} interruptions are behind it)" if done else ""
-        if (line := f"{text}{behind}") != self._said:
-            self._say(line)
-
-    def interruption(self, interruption: Interruption) -> None:
-        self._say(_describe(interruption, self._total))
-
-    def _say(self, line: str) -> None:
-        self._said = line
-        click.echo(f"holdfast: {_text.name(line)}", err=True)
-
-
-class LiveWatcher(Watcher):
-    """One line that changes: the stage, the interruptions so far, the step."""
-
-    def __init__(self, status: Status) -> None:
+    def __init__(self, status: Status | None) -> None:
         self._status = status
-        self._stage = "starting"
-        self._count = ""
-        self._step = ""
+        self._parts = {"stage": "starting", "step": "", "count": ""}
         self._total = 0
+        self._said = ""
         self._drawn = 0.0
 
     def stage(self, text: str, done: int, total: int) -> None:
-        self._stage, self._total = text, total
-        self._count = f"{done} of {total} interruptions" if done else ""
-        self._step = ""
-        self._draw()
+        self._total = total
+        count = f"{done} of {total} interruptions" if done else ""
+        self._show(stage=text, step="", count=count)
+        line = f"{text} ({count} are behind it)" if count else text
+        if line != self._said:
+            self._say(line)
 
     def interruption(self, interruption: Interruption) -> None:
-        self._count = _describe(interruption, self._total)
-        self._draw()
+        number = str(interruption.number)
+        if self._total >= interruption.number:  # with --only it is one alone
+            number += f" of {self._total}"
+        line = f"interruption {number}: {report.describe(interruption)}"
+        self._show(count=line)
+        self._say(line)
 
     def step(self, step: int, total: int | None) -> None:
-        self._step = f"step {step}" if total is None else f"step {step} of {total}"
         # Drawing hundreds of steps a second would slow down the script.
-        if time.monotonic() - self._drawn > _DRAW_SECONDS:
-            self._draw()
+        is_due = time.monotonic() - self._drawn > _DRAW_SECONDS
+        text = f"step {step}" if total is None else f"step {step} of {total}"
+        self._show(is_due=is_due, step=text)
 
-    def _draw(self) -> None:
-        self._drawn = time.monotonic()
-        line = "  ".join(part for part in (self._stage, self._step, self._count) if part)
-        self._status.update(Text(_text.name(line), no_wrap=True, overflow="ellipsis"))
+    def _say(self, line: str) -> None:
+        self._said = line
+        if self._status is None:
+            click.echo(f"holdfast: {_text.name(line)}", err=True)
 
-
-def _describe(interruption: Interruption, total: int) -> str:
-    number = str(interruption.number)
-    if total >= interruption.number:  # with --only it is one alone
-        number += f" of {total}"
-    return f"interruption {number}: {report.describe(interruption)}"
+    def _show(self, *, is_due: bool = True, **parts: str) -> None:
+        self._parts |= parts
+        if self._status is not None and is_due:
+            self._drawn = time.monotonic()
+            line = _text.name("  ".join(filter(None, self._parts.values())))
+            self._status.update(Text(line, no_wrap=True, overflow="ellipsis"))

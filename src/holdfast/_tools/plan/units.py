@@ -14,7 +14,6 @@ _DURATIONS = {
 }  # fmt: skip
 _SIZES = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "PB": 1e15}
 _SIZES |= {"KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40}
-_SPEEDS = {f"{name}/s": size for name, size in _SIZES.items()}
 _WRITTEN = re.compile(r"\s*([+-]?[0-9]+(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?)\s*([a-z%/]*)\s*", re.I)
 _SHOWN = (("s", 1), ("min", 60), ("h", 3600), ("d", 86_400), ("years", 31_536_000))
 # Intervals as people choose them, and as checkpoint_every takes them.
@@ -30,7 +29,7 @@ def parse_duration(text: str, option: str, *, may_be_zero: bool = False) -> floa
     >>> parse_duration("2h", "--over")
     7200.0
     """
-    return _parse_amount(text, option, _DURATIONS, "'90s', '30d' or '5y'", may_be_zero=may_be_zero)
+    return _parse(text, option, _DURATIONS, "'90s', '30d' or '5y'", may_be_zero=may_be_zero)
 
 
 def parse_size(text: str, option: str, *, per_second: bool = False) -> float:
@@ -39,9 +38,8 @@ def parse_size(text: str, option: str, *, per_second: bool = False) -> float:
     >>> parse_size("20GB", "--state-size"), parse_size("2 tb/s", "--x", per_second=True)
     (20000000000.0, 2000000000000.0)
     """
-    if per_second:
-        return _parse_amount(text, option, _SIZES | _SPEEDS, "'20GB/s'")
-    return _parse_amount(text, option, _SIZES, "'20GB'")
+    units = _SIZES | ({f"{name}/s": size for name, size in _SIZES.items()} if per_second else {})
+    return _parse(text, option, units, "'20GB/s'" if per_second else "'20GB'")
 
 
 def parse_share(text: str, option: str) -> float:
@@ -51,26 +49,26 @@ def parse_share(text: str, option: str) -> float:
     (0.8, 0.8)
     """
     valid = "a number from 0 to 1, or '0%' to '100%'"
-    share = _parse(text, option, {"": 1.0, "%": 1.0}, valid)
-    share = share / 100 if "%" in text else share
+    # Not by a factor of 0.01: a share is to be equal to the same one without a percent sign.
+    share = _read(text, option, {"": 1.0, "%": 1.0}, valid) / (100 if "%" in text else 1)
     if not 0 <= share <= 1:
         raise SettingsError(f"{option} {text}: this is not a share of all.\nValid: {valid}.")
     return share
 
 
-def _parse_amount(
+def _parse(
     text: str, option: str, units: dict[str, float], example: str, *, may_be_zero: bool = False
 ) -> float:
-    names = ", ".join(name for name in units if name not in _SPEEDS)
+    names = ", ".join(name for name in units if "/" not in name)
     valid = f"a number and a unit ({names}), for example {example}"
-    value = _parse(text, option, units, valid)
-    if not math.isfinite(value) or value < 0 or (value == 0 and not may_be_zero):
+    value = _read(text, option, units, valid)
+    if not (0 < value < math.inf or (value == 0 and may_be_zero)):
         least = "0 or more" if may_be_zero else "more than 0"
         raise SettingsError(f"{option} {text}: this must be {least}.\nValid: {valid}.")
     return value
 
 
-def _parse(text: str, option: str, units: dict[str, float], valid: str) -> float:
+def _read(text: str, option: str, units: dict[str, float], valid: str) -> float:
     match = _WRITTEN.fullmatch(text)
     if match is None:
         raise SettingsError(f"{option} {text!r}: this is not a number.\nValid: {valid}.")

@@ -8,6 +8,7 @@ compared. Nothing in a file is ever run.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import math
@@ -17,7 +18,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -81,36 +82,36 @@ def stored_array(array: Array) -> StoredTensor:
     return StoredTensor(array.dtype.name, array.shape, flat)
 
 
-def first_difference(file: str, expected: Any, found: Any, item: str = "") -> FileDifference | None:
+def first_difference(file: str, expected: Any, found: Any) -> FileDifference | None:
     """The first difference in the order of the expected tree; None if there is none."""
-    return next(_differences(file, item, expected, found), None)
+    first = next(_differences("", expected, found), None)
+    return None if first is None else FileDifference(file, first[0] or WHOLE, *first[1:])
 
 
-def _differences(file: str, item: str, expected: Any, found: Any) -> Iterator[FileDifference]:
+def _differences(item: str, expected: Any, found: Any) -> Iterator[tuple[str, str, str, str]]:
+    """Where two values differ, the two in words, and how far they are apart."""
     expected, found = _simple(expected), _simple(found)
     if isinstance(expected, StoredTensor) and isinstance(found, StoredTensor):
-        yield from _of_tensors(file, item, expected, found)
+        yield from _of_tensors(item, expected, found)
     elif isinstance(expected, Mapping) and isinstance(found, Mapping):
-        for key, value in expected.items():
-            if key in found:
-                yield from _differences(file, _below(item, key), value, found[key])
+        for key in {**expected, **found}:
+            if not isinstance(key, str):
+                below = f"{item}[{key!r}]"
             else:
-                yield FileDifference(
-                    file, _below(item, key), _words(value), "nothing", "it is missing"
-                )
-        for key in found:
-            if key not in expected:
-                apart = "it should not be there"
-                yield FileDifference(file, _below(item, key), "nothing", _words(found[key]), apart)
-    elif isinstance(expected, list) and isinstance(found, list) and type(expected) is type(found):
+                below = f"{item}.{key}" if item else key
+            if key not in found:
+                yield below, _words(expected[key]), "nothing", "it is missing"
+            elif key not in expected:
+                yield below, "nothing", _words(found[key]), "it should not be there"
+            else:
+                yield from _differences(below, expected[key], found[key])
+    elif isinstance(expected, list) and type(expected) is type(found):
         for index, (one, other) in enumerate(zip(expected, found, strict=False)):
-            yield from _differences(file, f"{item}[{index}]", one, other)
+            yield from _differences(f"{item}[{index}]", one, other)
         if len(expected) != len(found):
-            counts = f"{len(expected)} items", f"{len(found)} items"
-            yield FileDifference(file, item or WHOLE, *counts, "another length")
+            yield item, f"{len(expected)} items", f"{len(found)} items", "another length"
     elif not _is_same(expected, found):
-        apart = _apart(expected, found)
-        yield FileDifference(file, item or WHOLE, _words(expected), _words(found), apart)
+        yield item, _words(expected), _words(found), _apart(expected, found)
 
 
 def _simple(value: Any) -> Any:
@@ -135,33 +136,25 @@ def _is_same(expected: Any, found: Any) -> bool:
 
 
 def _of_tensors(
-    file: str, item: str, expected: StoredTensor, found: StoredTensor
-) -> Iterator[FileDifference]:
+    item: str, expected: StoredTensor, found: StoredTensor
+) -> Iterator[tuple[str, str, str, str]]:
     if (expected.dtype, expected.shape) != (found.dtype, found.shape):
         what = "another shape" if expected.dtype == found.dtype else "another type of number"
-        yield FileDifference(file, item or WHOLE, _words(expected), _words(found), what)
+        yield item, _words(expected), _words(found), what
     elif expected.data.size != found.data.size:  # the header of one is damaged
-        sizes = f"{expected.data.size} bytes", f"{found.data.size} bytes"
-        yield FileDifference(file, item or WHOLE, *sizes, "another length")
+        yield item, f"{expected.data.size} bytes", f"{found.data.size} bytes", "another length"
     elif not np.array_equal(expected.data, found.data):
         one, other = expected.values(), found.values()
-        values = _at_first(expected, found, one, other)
-        yield FileDifference(file, item or WHOLE, *values, distance(one, other))
-
-
-def _at_first(
-    expected: StoredTensor, found: StoredTensor, one: Array, other: Array
-) -> tuple[str, str]:
-    item_bytes = expected.data.size // one.size  # as stored: some are wider as numbers
-    index = int(np.argmax(expected.data != found.data)) // item_bytes
-    where = ""
-    if one.size > 1:
-        place = np.unravel_index(index, one.shape)
-        where = f" at [{', '.join(str(int(axis)) for axis in place)}]"
-    items = one.reshape(-1)[index], other.reshape(-1)[index]
-    is_opaque = one.dtype.kind == "V"
-    words = [f"0x{item.tobytes().hex()}" if is_opaque else str(item) for item in items]
-    return f"{words[0]}{where}", f"{words[1]}{where}"
+        item_bytes = expected.data.size // one.size  # as stored: some are wider as numbers
+        index = int(np.argmax(expected.data != found.data)) // item_bytes
+        where = ""
+        if one.size > 1:
+            place = np.unravel_index(index, one.shape)
+            where = f" at [{', '.join(str(int(axis)) for axis in place)}]"
+        first = one.reshape(-1)[index], other.reshape(-1)[index]
+        is_opaque = one.dtype.kind == "V"
+        words = [f"0x{each.tobytes().hex()}" if is_opaque else str(each) for each in first]
+        yield item, words[0] + where, words[1] + where, distance(one, other)
 
 
 def _apart(expected: Any, found: Any) -> str:
@@ -172,12 +165,6 @@ def _apart(expected: Any, found: Any) -> str:
     if isinstance(expected, int) and not isinstance(expected, bool):
         return f"by {abs(expected - found)}" if abs(expected - found) < 10**20 else "far"
     return "another value"
-
-
-def _below(item: str, key: Any) -> str:
-    if not isinstance(key, str):
-        return f"{item}[{key!r}]"
-    return f"{item}.{key}" if item else key
 
 
 def _words(value: Any) -> str:
@@ -364,7 +351,7 @@ def _readers(path: Path) -> Iterator[Callable[[Path], Any]]:
     elif suffix == ".npz" and is_zip:
         yield _read_npz
     elif _begins(path, b"\x93NUMPY"):
-        yield _read_npy
+        yield functools.partial(np.load, allow_pickle=False)
 
 
 def _begins(path: Path, magic: bytes) -> bool:
@@ -391,25 +378,14 @@ def _read_torch(path: Path) -> Any:
 
 def _read_members(path: Path) -> dict[str, Any]:
     """The members of the zip as bytes, for a file that torch would load only by running code."""
-    found = {}
     with zipfile.ZipFile(path) as archive:
-        for name in archive.namelist():
-            inner = name.partition("/")[2] or name  # the first part is the file's own name
-            if inner not in _NOT_COMPARED:
-                found[f"{inner} {_OPAQUE}"] = stored_array(
-                    np.frombuffer(archive.read(name), np.uint8)
-                )
-    return found
-
-
-def _read_npy(path: Path) -> Array:
-    with path.open("rb") as file:
-        return _array_in(file)
-
-
-def _array_in(file: IO[bytes]) -> Array:
-    """The array of a .npy file; ValueError for one of objects, which is not loaded."""
-    return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
+        # The first part is the file's own name.
+        names = {name: name.partition("/")[2] or name for name in archive.namelist()}
+        return {
+            f"{inner} {_OPAQUE}": np.frombuffer(archive.read(name), np.uint8)
+            for name, inner in names.items()
+            if inner not in _NOT_COMPARED
+        }
 
 
 def _read_npz(path: Path) -> dict[str, Any]:
@@ -420,7 +396,7 @@ def _read_npz(path: Path) -> dict[str, Any]:
             name = member.removesuffix(".npy")
             data = archive.read(member)
             try:
-                found[name] = _array_in(io.BytesIO(data))
+                found[name] = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
             except ValueError:
                 found[f"{name} {_OPAQUE}"] = np.frombuffer(data, np.uint8)
     return found
@@ -441,15 +417,8 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
         if not 0 <= first <= last <= data.size:
             raise ValueError(f"it ends within {name}")
         tree[name] = StoredTensor(_NAMES.get(kind, kind), shape, data[first:last])
-    return tree | {"__metadata__": _comparable(metadata)}
-
-
-def _comparable(metadata: dict[str, str]) -> dict[str, Any]:
-    """The metadata; that of `holdfast export` without the attempt, which may differ."""
-    known: dict[str, Any] = dict(metadata)
-    for name, text in metadata.items():
-        if name.startswith("holdfast"):
-            known[name] = json.loads(text)
-    if isinstance(known.get("holdfast"), dict):
-        known["holdfast"].pop("attempt", None)
-    return known
+    # That of `holdfast export`, without the attempt, which may differ.
+    ours = {name: json.loads(metadata[name]) for name in metadata if name.startswith("holdfast")}
+    if isinstance(ours.get("holdfast"), dict):
+        ours["holdfast"].pop("attempt", None)
+    return tree | {"__metadata__": metadata | ours}

@@ -12,17 +12,15 @@ from typing import Any
 from holdfast._errors import HoldfastError
 from holdfast._report.status.gather import summarize
 from holdfast._tools.prove.causes import (
+    MISSING,
     Deviation,
     DeviationCase,
     Items,
+    RankAttempt,
     RankHistory,
     UpdateRecord,
-    cause_of,
     completes_step,
-    counts_in_the_end,
-    judge,
     renumber,
-    weights_key,
 )
 from holdfast._tools.prove.proof import Interruption, Planned, Watcher
 from holdfast._tools.prove.script_run import Client, Event, Hung, Saved, ScriptRun, UndisturbedRun
@@ -49,92 +47,74 @@ class RankComparison:
         self._reference = reference
         self._volatile = volatile
         self._deviations: dict[str, Deviation] = {}
-        self._after: int | None = None
-        self._expected_start = 0
-        self._saved_in_handler = False
-        self._since_start = 0
-        self._numbers: dict[int, int] = {}  # of optimizers: in this attempt, and undisturbed
         self._passed: set[str] = set()  # boundaries, in all attempts
+        self.attempt = RankAttempt()
         self.notes: list[str] = []
         self.finding: Deviation | None = None
-        self.started_at: int | None = None  # of this attempt
         self.place = 0  # updates of the undisturbed run that this attempt has made
         self.reached = 0  # the furthest place of all attempts
 
-    def begin_attempt(self, after: int | None, expected_start: int, saved_in_handler: bool) -> None:
-        self._after = after
-        self._expected_start = expected_start
-        self._saved_in_handler = saved_in_handler
-        self._since_start = 0
-        self._numbers.clear()
-        self.started_at = None
-
     def compare_update(self, update: UpdateRecord) -> None:
-        known = self._reference.updates
-        if self.started_at is None:
-            self.started_at = self.place = self._align(update)
+        known, attempt = self._reference.updates, self.attempt
+        if attempt.started_at is None:
+            attempt.started_at = self.place = self._align(update)
         place, self.place = self.place, self.place + 1
         self.reached = max(self.reached, place)
         if self.finding is None and place < len(known):
-            self._numbers.setdefault(update.optimizer, known[place].optimizer)
-            self._compare(update.renumbered(self._numbers), known[place], place)
-        self._since_start += 1
+            number = attempt.numbers.setdefault(update.optimizer, known[place].optimizer)
+            if number != update.optimizer:
+                update = replace(update, items=renumber(update.items, attempt.numbers))
+            self._compare(update, known[place], place)
+        attempt.since_start += 1
 
     def compare_boundary(self, key: str, step: int, items: Items) -> None:
         self._passed.add(key)
-        expected = self._reference.boundaries.get(key)
-        if expected is None or self.finding is not None:
+        expected = self._reference.boundaries.get(key, {})
+        if self.finding is not None:
             return
-        for item, leaf in expected.items():
-            found = items.get(item)
-            if item in self._volatile or item.startswith("input/"):
-                continue  # an input only hints at the cause
-            if found is None or found[0] != leaf[0]:
-                cause = "metric-differs" if item.startswith("metric/") else "state-not-named"
-                case = self._case(None, max(0, self.place - 1), [item])
-                finding = judge(case) if case is not None else None
-                if finding is None or finding.cause == "unknown":
-                    finding = self._boundary_finding(item, step, expected, items, cause)
-                self.finding = finding
-                return
+        differing = [item for item in expected if items.get(item, MISSING)[0] != expected[item][0]]
+        # An input only hints at the cause.
+        held = [item for item in differing if item.startswith("input/") and item in items]
+        differing = [item for item in differing if item not in self._volatile]
+        deciding = [item for item in differing if not item.startswith("input/")]
+        if not deciding:
+            return
+        case = self._case(None, max(0, self.place - 1), deciding[:1])
+        self.finding = None if case is None else case.judge()
+        if self.finding is None or self.finding.cause == "unknown":
+            # The run restores its state, so the cause is a value that was not given to it.
+            is_metric = deciding[0].startswith("metric/")
+            item = (held or deciding)[0]
+            self.finding = Deviation(
+                *(item, step - 1, self.attempt.after, expected[item], items.get(item, MISSING)),
+                cause="metric-differs" if is_metric else "state-not-named",
+                others=tuple(sorted(other for other in differing if other != item)),
+            )
 
-    def _boundary_finding(
-        self, item: str, step: int, expected: Items, items: Items, cause: str
-    ) -> Deviation:
-        """The run restores its state, so the cause is a value that was not given to it."""
-        others = [i for i, leaf in expected.items() if items.get(i, [None])[0] != leaf[0]]
-        held = [i for i in others if i.startswith("input/") and i in items]
-        item = (held or [item])[0]
-        others = sorted(i for i in others if i != item and i not in self._volatile)
-        leaves = expected[item], items.get(item)
-        return Deviation(item, step - 1, self._after, *leaves, cause=cause, others=tuple(others))
-
-    def finish(self, end: Items | None) -> None:
+    def finish(self, end: Items) -> None:
         """The script is over: it must have made all steps, and its end be the same."""
         if self.finding is not None:
             return
         total = len(self._reference.updates)
-        missing = self._reference.boundaries.keys() - self._passed
-        if missing:
-            counts = len(self._reference.boundaries), len(self._passed)
-            self._find_count("boundaries", counts, len(self._passed), "other-number-of-steps")
+        boundaries = self._reference.boundaries.keys()
+        if boundaries - self._passed:
+            counts = len(boundaries), len(self._passed)
+            self._find_count("boundaries", counts, "other-number-of-steps")
             return
-        if self.started_at is not None and self.place != total:
+        if self.attempt.started_at is not None and self.place != total:
             is_one_off = abs(self.place - total) == 1
             cause = "off-by-one-step" if is_one_off else "other-number-of-steps"
-            self._find_count("steps", (total, self.place), min(self.place, total), cause)
+            self._find_count("steps", (total, self.place), cause)
             return
-        renumbered = renumber(end or {}, self._numbers)
-        for item, leaf in (self._reference.end or {}).items():
-            other = renumbered.get(item)
-            if other is None or item in self._volatile or other[0] == leaf[0]:
+        end = renumber(end, self.attempt.numbers)
+        for item, leaf in self._reference.end.items():
+            found = end.get(item, leaf)
+            if item in self._volatile or found[0] == leaf[0]:
                 continue
-            deviation = self._deviations.get(item) or Deviation(
-                item, total, self._after, leaf, other
-            )
-            case = self._case(None, total - 1, [])
-            if case is not None and counts_in_the_end(case, deviation):
-                self.finding = deviation.because(cause_of(case, deviation))
+            new = Deviation(item, total, self.attempt.after, leaf, found)
+            deviation = self._deviations.get(item, new)
+            self._find_if_it_counts(deviation)
+            if self.finding is not None:
                 return
             if item in self._deviations and leaf[2] > 1 and len(self.notes) < _MOST_NOTES:
                 name = self._reference.display(item)
@@ -145,90 +125,84 @@ class RankComparison:
 
     def suspect(self) -> Deviation | None:
         """A deviation of some attempt that was not seen to end."""
-        case = self._case(None, len(self._reference.updates) - 1, [])
         for deviation in self._deviations.values():
-            if case is not None and counts_in_the_end(case, deviation):
-                self.finding = deviation.because(cause_of(case, deviation))
-                return self.finding
-        return None
+            if self.finding is None:
+                self._find_if_it_counts(deviation)
+        return self.finding
+
+    def _find_if_it_counts(self, deviation: Deviation) -> None:
+        case = self._case(None, len(self._reference.updates), [])
+        if case is not None and case.counts_in_the_end(deviation):
+            self.finding = deviation.because(case.cause_of(deviation))
 
     def _align(self, update: UpdateRecord) -> int:
         """Where in the undisturbed run this attempt begins."""
-        reference = self._reference
-        places = reference.by_weights.get(weights_key(update), [])
-        if update.boundary_id is not None and update.boundary_id in reference.by_boundary_id:
-            marked = reference.by_boundary_id[update.boundary_id]
-            return next((place for place in marked if place in places), marked[0])
+        known, expected_start = self._reference.updates, self.attempt.expected_start
+        places = [place for place, each in enumerate(known) if each.weights == update.weights]
+        if update.boundary_id is not None:
+            marked = [p for p, each in enumerate(known) if each.boundary_id == update.boundary_id]
+            if marked:
+                return next((place for place in marked if place in places), marked[0])
         if not places:
-            return min(self._expected_start, max(0, len(reference.updates) - 1))
+            return min(expected_start, max(0, len(known) - 1))
 
         def likeness(place: int) -> tuple[int, int]:
-            items = reference.updates[place].items
-            equal = sum(items.get(k, [None])[0] == v[0] for k, v in update.items.items())
-            return equal, -abs(place - self._expected_start)
+            items = known[place].items
+            equal = sum(items.get(k, MISSING)[0] == v[0] for k, v in update.items.items())
+            return equal, -abs(place - expected_start)
 
         return max(places, key=likeness)
 
     def _compare(self, update: UpdateRecord, expected: UpdateRecord, place: int) -> None:
         differing = []
-        for item, leaf in expected.items.items():
-            kind, found = item.partition("/")[0], update.items.get(item)
-            is_unseen = found is None and (kind != "moment" or update.is_unbuilt)
-            if item in self._volatile or is_unseen:
-                continue
-            if found is not None and found[0] == leaf[0]:
-                self._deviations.pop(item, None)
-            elif kind in _DECIDES:
-                differing.append(item)
-            elif item not in self._deviations:
-                self._deviations[item] = Deviation(item, place, self._after, leaf, found)
-        if self._since_start == 0:
-            self._record_numbers(update, expected, place)
-        if not same_batches(update, expected, is_first=self._since_start == 0):
+        is_first = self.attempt.since_start == 0
+        pairs = [(expected.items, update.items)]
+        if is_first:  # of the script's numbers, those that an attempt begins with
+            pairs.append((expected.numbers, update.numbers))
+        for known, items in pairs:
+            for item, leaf in known.items():
+                kind, found = item.partition("/")[0], items.get(item, MISSING)
+                is_unseen = found is MISSING and (kind != "moment" or update.unbuilt)
+                if kind == "number":
+                    self._deviations.pop(item, None)
+                if item in self._volatile or is_unseen:
+                    continue
+                if found[0] == leaf[0]:
+                    self._deviations.pop(item, None)
+                elif kind in _DECIDES:
+                    differing.append(item)
+                elif item not in self._deviations:
+                    new = Deviation(item, place, self.attempt.after, leaf, found)
+                    self._deviations[item] = new
+        if not same_batches(update, expected, is_first=is_first):
             differing.append("batch")
-        if differing:
-            case = self._case(update, place, differing)
-            if case is not None:
-                finding = judge(case)
-                is_later = self._has_begun_an_epoch(finding.place)
-                self.finding = replace(finding, is_in_later_epoch=is_later)
+        case = self._case(update, place, differing)
+        if differing and case is not None:
+            finding = case.judge()
+            is_later = self._has_begun_an_epoch(finding.place)
+            self.finding = replace(finding, is_in_later_epoch=is_later)
 
     def _has_begun_an_epoch(self, place: int | None) -> bool:
         """Whether a pass over the data begins after the attempt did, up to an update."""
-        since = range((self.started_at or 0) + 1, 0 if place is None else place + 1)
+        since = range((self.attempt.started_at or 0) + 1, 0 if place is None else place + 1)
         batches = (batch for at in since for batch in self._reference.updates[at].batches)
         return any(batch["at"] == 0 for batch in batches)
-
-    def _record_numbers(self, update: UpdateRecord, expected: UpdateRecord, place: int) -> None:
-        """The script's numbers that differ at the first update of an attempt."""
-        numbers = update.numbers
-        for item, leaf in expected.numbers.items():
-            found = numbers.get(item)
-            self._deviations.pop(item, None)
-            if found is not None and found[0] != leaf[0] and item not in self._volatile:
-                self._deviations[item] = Deviation(item, place, self._after, leaf, found)
 
     def _case(
         self, update: UpdateRecord | None, place: int, differing: list[str]
     ) -> DeviationCase | None:
-        known = self._reference.updates
-        if not known:
+        reference = self._reference
+        if not reference.updates:
             return None
-        return DeviationCase(
-            reference=self._reference,
-            update=update,
-            place=min(place, len(known) - 1),
-            differing=differing,
-            deviations=self._deviations,
-            after=self._after,
-            since_start=self._since_start,
-            saved_in_handler=self._saved_in_handler,
-        )
+        place = min(place, len(reference.updates) - 1)
+        known = reference, self.attempt, self._deviations
+        return DeviationCase(*known, update, place, differing)
 
-    def _find_count(self, unit: str, counts: tuple[int, int], place: int, cause: str) -> None:
-        leaves = ([f"{count} {unit}", None, 1] for count in counts)
-        deviation = Deviation("number of steps", place, self._after, *leaves)
-        self.finding = deviation.because(cause)
+    def _find_count(self, unit: str, counts: tuple[int, int], cause: str) -> None:
+        expected, found = (f"{count} {unit}" for count in counts)
+        self.finding = Deviation.of_texts(
+            cause, "number of steps", (expected, found), self.attempt.after, min(counts)
+        )
 
 
 def same_batches(update: UpdateRecord, expected: UpdateRecord, *, is_first: bool) -> bool:
@@ -239,23 +213,19 @@ def same_batches(update: UpdateRecord, expected: UpdateRecord, *, is_first: bool
     count = len(expected.batches)
     if is_first and update.batches:
         count = min(count, len(update.batches))
-    if not count:
-        return True
-    wanted = expected.batches[-count:]
-    return [b["bytes"] for b in update.batches[-count:]] == [b["bytes"] for b in wanted]
+    return not count or update.batch_hashes[-count:] == expected.batch_hashes[-count:]
 
 
 @dataclass
 class _Attempt:
-    newest_at_start: Saved | None  # the newest checkpoint when it began
+    newest_at_start: Saved  # the newest checkpoint when it began
     struck: Interruption | None = None  # the last one
     updates_since: int = 0  # that interruption
     here: int = 0  # boundaries of the undisturbed run that it has passed
     step: int = 0  # of the run, at the last of them
     saves_here: int = 0  # since the last step
     has_trained: bool = False
-    has_ended: bool = False
-    ends: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # the last state, by rank
+    ends: dict[int, Items] = field(default_factory=dict)  # the last state, by rank
 
 
 class InterruptedRun:
@@ -270,43 +240,42 @@ class InterruptedRun:
         compares: bool,
     ) -> None:
         self.script = script
+        self.plan = list(plan)  # those whose moment did not come yet
         self._reference = reference
-        self._plan = list(plan)
         self._watcher = watcher
         self._deadline = deadline
         self._compares = compares
         self._comparisons = {
             rank: RankComparison(history, volatile) for rank, history in reference.histories.items()
         }
-        self._passed: set[str] = set()  # boundaries of runs, in all attempts
-        history = reference.histories.get(0)
-        keys = [] if history is None else list(history.boundaries)
+        # Steps are updates of an optimizer, or else boundaries of runs.
+        self._has_updates = bool(reference.history().updates)
+        keys = reference.history().boundaries
         self._boundary_places = {key: place for place, key in enumerate(keys, start=1)}
+        self._passed: set[str] = set()  # boundaries of runs, in all attempts
         self._made = 0  # steps of the first rank in all attempts
         self._left_unfinished: list[int] = []  # interruptions after which it ended with status 0
         self._due: float | None = None  # when the signal of the present interruption goes out
         self._present: Planned | None = None
-        self._attempt = _Attempt(None)
+        self._attempt = _Attempt(script.file_log.newest)
         self.interruptions: list[Interruption] = []
         self.blamed: int | None = None  # the last interruption of an attempt that has trained
         self.finding: Deviation | None = None
-        self.finding_rank: int | None = None
+        self.finding_rank = 0
 
-    def notes(self) -> list[str]:
-        found = [note for comparison in self._comparisons.values() for note in comparison.notes]
+    def notes(self) -> Iterator[str]:
+        for comparison in self._comparisons.values():
+            yield from comparison.notes
         file_log = self.script.file_log
         goes_on = any(each.resumed_at for each in self.interruptions)
         if file_log.saved and not file_log.loaded and self.repeated and not goes_on:
-            found.append("The script saves but loads nothing: it starts over each time.")
+            yield "The script saves but loads nothing: it starts over each time."
         if self._left_unfinished:
             numbers = ", ".join(map(str, self._left_unfinished))
-            found.append(
+            yield (
                 f"After interruption {numbers} the script ended with status 0 though it was not "
                 "complete: a launcher would not start it again."
             )
-        return [*found, *self._unfinished_runs()]
-
-    def _unfinished_runs(self) -> Iterator[str]:
         for name, folder in self.script.runs.items():
             with contextlib.suppress(HoldfastError, OSError):  # the script may have removed it
                 known = summarize(Path(folder))
@@ -320,87 +289,82 @@ class InterruptedRun:
     @property
     def repeated(self) -> int:
         """Steps that were made more than once: those after the last save."""
-        steps = self._reference.steps if self._has_updates() else self._reference.run_steps
+        steps = self._reference.steps if self._has_updates else self._reference.run_steps
         return max(0, self._made - steps)
-
-    @property
-    def leftover(self) -> list[Planned]:
-        """The interruptions whose moment did not come before the script was complete."""
-        return list(self._plan)
 
     def run(self) -> None:
         """Start the script again and again, until it is complete or a difference is found."""
         barren = 0
+        undisturbed = self._reference.script
         while True:
             reached = self._reached()
             self._attempt = _Attempt(self.script.file_log.newest)
             for comparison in self._comparisons.values():
                 self._begin_comparison(comparison)
-            self._take_next()
+            self._take_next(self._next_planned())
             if self._present is not None and self._present.moment == "start":
                 self._due = time.monotonic() + self._present.delay * self._reference.start_seconds
             try:
-                reference = self._reference.script
-                status = self.script.run_once(
-                    self._receive, self._tick, reference.longest_silence, reference.file_log
-                )
+                status = self.script.run_once(self._receive, self._tick, undisturbed)
             except Hung:
                 self._fail("hangs", "further steps, or its end", "neither", "the script")
                 return
             self._end_attempt(status)
             if self.finding is not None:
                 return
-            if status == 0 and (self._attempt.struck is None or self._is_complete()):
+            struck = self._attempt.struck
+            if status == 0 and (struck is None or self._is_complete()):
                 if self._compares:
                     for rank, comparison in self._comparisons.items():
-                        comparison.finish(self._attempt.ends.get(rank))
+                        comparison.finish(self._attempt.ends.get(rank, {}))
                     self._choose_rank()
                 return
-            if self._attempt.struck is None:
+            if struck is None:
                 self._fail_to_resume(status)
                 return
             if status == 0:
-                self._left_unfinished.append(self._attempt.struck.number)
-            barren = barren + 1 if self._reached() <= reached and not self._plan else 0
+                self._left_unfinished.append(struck.number)
+            barren = barren + 1 if self._reached() <= reached and not self.plan else 0
             if barren > _MOST_STARTS_WITHOUT_PROGRESS:
                 self._fail("resume-fails", "the script goes on", "it ends again and again")
                 return
 
     def _begin_comparison(self, comparison: RankComparison) -> None:
         newest = self.script.file_log.newest
-        is_in_handler = newest is not None and newest.in_handler
-        comparison.begin_attempt(self.blamed, newest.place if newest else 0, is_in_handler)
+        comparison.attempt = RankAttempt(self.blamed, newest.place, newest.in_handler)
 
-    def _take_next(self, *, in_this_attempt: bool = False) -> None:
-        """The next interruption; in a process that survives, none that is for a start."""
+    def _take_next(self, planned: Planned | None) -> None:
         self._due = self._present = None
         if time.monotonic() > self._deadline:
-            self._plan.clear()
-        found = self._candidates(in_this_attempt)
-        if found:
-            self._plan.remove(found[0])
-            self._present = found[0]
+            self.plan.clear()
+        elif planned is not None:
+            self.plan.remove(planned)
+            self._present = planned
 
-    def _candidates(self, in_this_attempt: bool) -> list[Planned]:
-        if in_this_attempt:
-            return [each for each in self._plan if each.moment not in _AT_THE_BEGINNING]
+    def _next_planned(self) -> Planned | None:
+        """The next interruption for a new process."""
         # Those for a beginning were skipped while the previous process ran: now they are due.
         behind = self._reached() / max(1, self._reference.steps)
-        first = self._plan[:1]
-        due = [p for p in self._plan if p.moment in _AT_THE_BEGINNING and p.share <= behind]
-        return first if first and first[0].moment in _AT_THE_BEGINNING else [*due, *first]
+        due = [p for p in self.plan if p.moment in _AT_THE_BEGINNING and p.share <= behind]
+        first = next(iter(self.plan), None)
+        return first if first is None or first.moment in _AT_THE_BEGINNING else [*due, first][0]
 
     def _end_attempt(self, status: int) -> None:
-        if self._attempt.struck is not None:
-            self._attempt.struck.status = status
+        struck = self._attempt.struck
+        if struck is not None:
+            struck.status = status
             if self._attempt.has_trained or self.blamed is None:
-                self.blamed = self._attempt.struck.number
+                self.blamed = struck.number
         if self._present is not None:
-            self._plan.insert(0, self._present)
+            self.plan.insert(0, self._present)
             self._present = None
         if self._compares and self.finding is None:
             self._choose_rank()
-        self._find_lost_progress()
+        # A checkpoint that could not be read, and a training that silently starts over.
+        place, first = self._attempt.newest_at_start.place, self._comparisons.get(0)
+        is_lost = place and first is not None and first.attempt.started_at == 0
+        if self.finding is None and self.script.file_log.failed and is_lost:
+            self._fail_to_load("progress-lost", f"goes on from step {place}", "starts over")
 
     def _choose_rank(self) -> None:
         """The rank that differs first; where gradients are shared, one with a clear cause."""
@@ -413,26 +377,15 @@ class InterruptedRun:
             self.finding_rank = min(found)[-1]
             self.finding = self._comparisons[self.finding_rank].finding
 
-    def _find_lost_progress(self) -> None:
-        """A checkpoint that could not be read, and a training that silently starts over."""
-        failed, newest = self.script.file_log.failed, self._attempt.newest_at_start
-        comparison = self._comparisons.get(0)
-        if self.finding is not None or not failed or newest is None or not newest.place:
-            return
-        if comparison is not None and comparison.started_at == 0:
-            expected = f"goes on from step {newest.place}"
-            self._fail_to_load("progress-lost", expected, "starts over")
-
     def _is_complete(self) -> bool:
-        if not self._has_updates():
-            return self._attempt.has_ended or len(self._passed) >= self._reference.steps
-        return self._reached() >= len(self._reference.histories[0].updates)
+        if not self._has_updates:
+            return bool(self._attempt.ends) or len(self._passed) >= self._reference.steps
+        return self._reached() >= len(self._reference.history().updates)
 
     def suspect(self) -> Deviation | None:
         """What may be behind a result that differs: a value that was seen to start over."""
-        return next(
-            filter(None, (comparison.suspect() for comparison in self._comparisons.values())), None
-        )
+        found = (comparison.suspect() for comparison in self._comparisons.values())
+        return next(filter(None, found), None)
 
     def _fail_to_resume(self, status: int) -> None:
         if self.script.file_log.failed:
@@ -449,47 +402,43 @@ class InterruptedRun:
         self._fail(cause, expected, f"{found}: {error}", f"checkpoint {name}")
 
     def _fail(self, cause: str, expected: str, found: str, item: str = "the restart") -> None:
-        finding = Deviation.of_texts(item, expected, found, self.blamed).because(cause)
-        reached = self._reached()
-        self.finding = replace(finding, place=reached - 1 if reached else None)
+        place = self._reached() - 1
+        self.finding = Deviation.of_texts(
+            cause, item, (expected, found), self.blamed, place if place >= 0 else None
+        )
 
     def _receive(self, client: Client, event: Event) -> Mapping[str, Any] | None:
-        kind = event["event"]
+        kind, attempt = event["event"], self._attempt
         comparison = self._comparisons.get(client.rank)
+        last = self.interruptions[-1] if self.interruptions else None
         if client.rank == 0:
             self.script.file_log.record(event, self._place())
         if kind == "end" and client.trains:
-            self._attempt.has_ended = True
-            self._attempt.ends[client.rank] = event["items"]
+            attempt.ends[client.rank] = event["items"]
         elif kind == "sight" and comparison is not None:
-            self._attempt.has_trained = True
-            if event["number"] == 0 and comparison.started_at is not None:
+            attempt.has_trained = True
+            if event["number"] == 0 and comparison.attempt.started_at is not None:
                 self._begin_comparison(comparison)  # restarted by its launcher, as torchrun does
             comparison.compare_update(UpdateRecord.from_event(event))
             if client.rank == 0:
                 self._record_progress(comparison.place)
-                if self.interruptions and self.interruptions[-1].resumed_at is None:
-                    began = (
-                        comparison.started_at if self._attempt.struck is None else comparison.place
-                    )
-                    self.interruptions[-1].resumed_at = began
-        elif kind == "run" and not self._has_updates() and self.interruptions:
-            last = self.interruptions[-1]
+                if last is not None and last.resumed_at is None:
+                    is_new = attempt.struck is None
+                    last.resumed_at = comparison.attempt.started_at if is_new else comparison.place
+        elif kind == "run" and not self._has_updates and last is not None:
             last.resumed_at = event["step"] if last.resumed_at is None else last.resumed_at
         elif kind == "boundary":
             if comparison is not None:
                 comparison.compare_boundary(event["key"], event["step"], event["items"])
-            self._attempt.has_trained = True
+            attempt.has_trained = True
             if client.rank == 0:
                 self._passed.add(event["key"])
-                self._attempt.here = self._boundary_places.get(event["key"], self._attempt.here + 1)
-                self._attempt.step = event["step"]
-                if not self._has_updates():
-                    self._record_progress(self._attempt.here)
+                attempt.here = self._boundary_places.get(event["key"], attempt.here + 1)
+                attempt.step = event["step"]
+                if not self._has_updates:
+                    self._record_progress(attempt.here)
                     self._made -= not completes_step(event["key"])
-        if client.rank == 0:
-            return self._strike_if_due(client, event)
-        return None
+        return self._strike_if_due(client, event) if client.rank == 0 else None
 
     def _record_progress(self, place: int) -> None:
         self._attempt.updates_since += 1
@@ -498,35 +447,39 @@ class InterruptedRun:
         self._watcher.step(place, self._reference.steps)
 
     def _strike_if_due(self, client: Client, event: Event) -> Mapping[str, Any] | None:
-        planned, kind = self._present, event["event"]
+        planned, kind, attempt = self._present, event["event"], self._attempt
         if planned is None or "ask" not in event:
             return None
-        if self._due is not None and planned.moment not in _AT_THE_BEGINNING:
+        is_at_beginning = planned.moment in _AT_THE_BEGINNING
+        if self._due is not None and not is_at_beginning:
             return None
         if self._compares and any(comparison.finding for comparison in self._comparisons.values()):
             return None  # it runs to its end, to measure how far apart the ends are
-        if (
-            self._attempt.struck is not None
-            and self._attempt.updates_since < _LEAST_UPDATES_BETWEEN
-        ):
+        if attempt.struck is not None and attempt.updates_since < _LEAST_UPDATES_BETWEEN:
             return None
-        if kind == "here" or kind == planned.moment == "load":
+        if is_at_beginning and kind in ("sight", "boundary"):
+            self._due = None  # the start ends here
             self._strike(client)
-            return None
-        if planned.moment in _AT_THE_BEGINNING:
-            if kind in ("sight", "boundary"):
-                self._due = None
-                self._strike(client)  # the start ends here
-            return None
-        if self._place() < planned.share * self._reference.steps:
-            return None
-        planned = self._let_others_pass(planned, kind)
+        elif kind == "here" or kind == planned.moment == "load":
+            self._strike(client)
+        elif not is_at_beginning and self._place() >= planned.share * self._reference.steps:
+            return self._strike_at(self._let_others_pass(planned, kind), client, kind)
+        return None
+
+    def _strike_at(self, planned: Planned, client: Client, kind: str) -> Mapping[str, Any] | None:
+        """Strike now, have the process wait at a moment between two events, or set a time."""
         if kind == planned.moment == "save":
-            return self._strike_save(client, planned)
+            # Of several files that are saved together, any may be the one that is interrupted.
+            together = self._reference.script.file_log.save_places.count(self._place())
+            self._attempt.saves_here += 1
+            if self._attempt.saves_here <= min(round(planned.delay * together), together - 1):
+                return None
+            if planned.signal == "KILL":
+                return {"arm": "tear"}  # in the middle of the file
         if kind == "boundary" and planned.moment == "commit":
             self._due = time.monotonic() + planned.delay * _COMMIT_SECONDS
             return {"save": True}
-        if kind == planned.moment:  # boundary, phase
+        if kind == planned.moment:  # save, boundary, phase
             self._strike(client)
         elif kind == "sight" and planned.moment in ("update", "gradient"):
             return {"arm": planned.moment}
@@ -542,63 +495,47 @@ class InterruptedRun:
         coming = (at for at in self._reference.script.file_log.save_places if at >= place)
         if planned.moment == "save" and next(coming, steps) - place <= _NEAR * steps:
             return planned
-        for index, other in enumerate(self._plan):
+        for index, other in enumerate(self.plan):
             is_due = place >= other.share * steps
             if is_due and other.moment not in (planned.moment, *_AT_THE_BEGINNING):
-                self._plan[index] = planned
+                self.plan[index] = planned
                 self._present = other
                 return other
         return planned
 
-    def _strike_save(self, client: Client, planned: Planned) -> Mapping[str, Any] | None:
-        """Of several files that are saved together, any may be the one that is interrupted."""
-        together = self._reference.script.file_log.save_places.count(self._place())
-        self._attempt.saves_here += 1
-        if self._attempt.saves_here <= min(round(planned.delay * together), together - 1):
-            return None
-        if planned.signal == "KILL":
-            return {"arm": "tear"}  # in the middle of the file
-        self._strike(client)
-        return None
-
     def _tick(self, now: float) -> None:
         if self._due is not None and now >= self._due:
             self._due = None
-            client = next((c for c in self._clients() if c.trains and c.rank == 0), None)
-            self._strike(client)
+            self._strike(next((c for c in self._clients() if c.trains and c.rank == 0), None))
 
     def _clients(self) -> list[Client]:
         return [] if self.script.process is None else self.script.process.listener.clients
 
     def _strike(self, client: Client | None) -> None:
-        planned, process = self._present, self.script.process
+        planned, process, attempt = self._present, self.script.process, self._attempt
         assert planned is not None
         assert process is not None
-        step = self._place() if self._has_updates() else self._attempt.step
-        self._attempt.struck = Interruption(planned.number, planned.signal, planned.moment, step)
-        self.interruptions.append(self._attempt.struck)
-        self._attempt.updates_since = self._attempt.saves_here = 0
-        several = (
-            len(self._comparisons) > 1 or len({c.rank for c in self._clients() if c.trains}) > 1
-        )
-        self._attempt.struck.target = process.strike(planned, client, has_ranks=several)
-        self._watcher.interruption(self._attempt.struck)
-        self._take_next(in_this_attempt=True)
-
-    def _has_updates(self) -> bool:
-        """Whether steps are updates of an optimizer; else they are boundaries of runs."""
-        history = self._reference.histories.get(0)
-        return history is not None and bool(history.updates)
+        step = self._place() if self._has_updates else attempt.step
+        struck = attempt.struck = Interruption(planned.number, planned.signal, planned.moment, step)
+        self.interruptions.append(struck)
+        attempt.updates_since = attempt.saves_here = 0
+        ranks = {client.rank for client in self._clients() if client.trains}
+        has_ranks = len(self._comparisons) > 1 or len(ranks) > 1
+        struck.target = process.strike(planned, client, has_ranks=has_ranks)
+        self._watcher.interruption(struck)
+        # In a process that survives, none that is for a start.
+        others = (each for each in self.plan if each.moment not in _AT_THE_BEGINNING)
+        self._take_next(next(others, None))
 
     def _place(self) -> int:
         """How many steps of the undisturbed run this attempt has behind it."""
-        if not self._has_updates():
+        if not self._has_updates:
             return self._attempt.here
         comparison = self._comparisons[0]
-        return comparison.place if comparison.started_at is not None else 0
+        return comparison.place if comparison.attempt.started_at is not None else 0
 
     def _reached(self) -> int:
-        if not self._has_updates():
+        if not self._has_updates:
             return len(self._passed)
         comparison = self._comparisons[0]
         return max(comparison.reached, comparison.place)

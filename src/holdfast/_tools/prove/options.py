@@ -111,19 +111,19 @@ def set_ranks(
                 "Give one, or some to grow by: --ranks 1,2,4"
             )
         return command
-    changed = []
+    changed: list[str] = []
     is_set = takes_number = False
     for word in command:
         option = _TORCHRUN.fullmatch(word)
-        is_set |= takes_number or _RANKS in word
         if takes_number:
-            changed.append(str(ranks))
+            new = str(ranks)
         elif option is not None and option[1] is not None:
-            is_set = True
-            changed.append(f"{word.partition('=')[0]}={ranks}")
+            new = f"{word.partition('=')[0]}={ranks}"
         else:
-            changed.append(word.replace(_RANKS, str(ranks)))
+            new = word.replace(_RANKS, str(ranks))
+        is_set |= takes_number or new != word or (option is not None and option[1] is not None)
         takes_number = option is not None and option[1] is None
+        changed.append(new)
     if is_needed and not is_set:
         raise SettingsError(
             "--ranks cannot change the number of ranks of this command.\n"
@@ -169,17 +169,22 @@ def make_request(
     if keep is not None:
         check_is_new(Path(keep))
     wanted = parse_count(kills, "--kills")
+    number = None if only is None else parse_count(only, "--only")
+    if number is not None and number > wanted:
+        raise SettingsError(
+            f"--only {number}: there are {wanted} interruptions.\n"
+            f"Valid: 1 to {wanted}; or give the --kills with which it was found."
+        )
+    files = [compare] if isinstance(compare, str) else compare
     return ProofRequest(
         command=words,
         kills=wanted,
         signals=parse_signals(signals),
         seed=parse_count(seed, "--seed", least=0),
-        only=None if only is None else _check_only(only, wanted),
+        only=number,
         budget_seconds=None if budget is None else parse_budget(budget),
         resume_command=resume,
-        compare=tuple(
-            _relative(each, where) for each in ([compare] if isinstance(compare, str) else compare)
-        ),
+        compare=tuple(_relative(each, where) for each in files),
         reference=None if reference is None else find_run(Path(reference))[0].folder,
         keep=None if keep is None else Path(keep).absolute(),
         folder=where,
@@ -196,16 +201,6 @@ def _check_program(command: tuple[str, ...], folder: Path) -> None:
             f"{_name(program)}: there is no such program.\nWrite the command as you would in a "
             f"shell, for example: {_EXAMPLE}"
         )
-
-
-def _check_only(text: str | int, kills: int) -> int:
-    only = parse_count(text, "--only")
-    if only > kills:
-        raise SettingsError(
-            f"--only {only}: there are {kills} interruptions.\n"
-            f"Valid: 1 to {kills}; or give the --kills with which it was found."
-        )
-    return only
 
 
 def _relative(text: str, folder: Path) -> str:

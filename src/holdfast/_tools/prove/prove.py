@@ -16,7 +16,6 @@ from holdfast._tools.prove.proof import (
     DIFFERS,
     EQUAL,
     UNREPEATABLE,
-    UNTRIED,
     Difference,
     Proof,
     ProofRequest,
@@ -33,7 +32,6 @@ from holdfast._tools.prove.script_run import (
 from holdfast._tools.workplace import open_workplace
 
 _MOST_RUNS = 3
-_ORDER_OF_A_SET = "data-order-not-fixed"
 _FIRST_HASH_SEED = 1
 _STARTS_OF_A_RUN = 1000
 _SPREAD = 2.0  # times the distance of two undisturbed runs is within their spread
@@ -46,9 +44,16 @@ def prove(request: ProofRequest, watcher: Watcher, start: Starter = start_proces
     workplace = open_workplace("holdfast-prove-", request.keep)
     with workplace as folder, contextlib.closing(EventListener()) as listener:
         proof.kept = None if request.keep is None else str(folder)
-        _Prover(request, watcher, proof, folder, listener, start).prove()
+        try:
+            _Prover(request, watcher, proof, folder, listener, start).prove()
+        except _Untried as error:
+            proof.trouble = str(error)
     proof.seconds = time.monotonic() - began
     return proof
+
+
+class _Untried(Exception):
+    """Why a script cannot be proved, and its last lines."""
 
 
 @dataclasses.dataclass
@@ -73,28 +78,21 @@ class _Prover:
             self._interrupt(known, known, frozenset())
             return
         reference = self._run_undisturbed("reference", "undisturbed")
-        if reference is None:
-            return
         again = self._run_undisturbed("again", "undisturbed, once more")
-        if again is None:
-            return
         proof.steps, proof.ranks = reference.run_steps, len(reference.histories)
         volatile: frozenset[str] = frozenset()
         for rank, history in sorted(reference.histories.items()):
-            other = again.histories.get(rank, causes.RankHistory())
+            other = again.history(rank)
+            volatile |= causes.volatile_items(history, other)
             finding = causes.judge_repeat(history, other)
             if finding is not None and proof.unrepeatable is None:
+                if self._is_order_of_a_set(reference):
+                    finding = finding.because("data-order-not-fixed")
+                    self._add_note(
+                        "With one PYTHONHASHSEED two undisturbed runs are equal: the order of a "
+                        "set, or hash(), decides."
+                    )
                 proof.unrepeatable = self._difference(finding, history, rank)
-            volatile |= causes.volatile_items(history, other)
-        if proof.unrepeatable is not None and self._is_order_of_a_set(reference):
-            why, remedy = causes.CAUSES[_ORDER_OF_A_SET]
-            proof.unrepeatable = dataclasses.replace(
-                proof.unrepeatable, cause=_ORDER_OF_A_SET, why=why, remedy=remedy
-            )
-            self._add_note(
-                "With one PYTHONHASHSEED two undisturbed runs are equal: the order of a set, or "
-                "hash(), decides."
-            )
         self._interrupt(reference, again, volatile)
 
     def _is_order_of_a_set(self, reference: UndisturbedRun) -> bool:
@@ -104,15 +102,13 @@ class _Prover:
         script = self._script("same-order", _FIRST_HASH_SEED)
         status, other = self._train(script, "undisturbed, with the same order of sets")
         return status == 0 and all(
-            causes.judge_repeat(history, other.histories.get(rank, causes.RankHistory())) is None
+            causes.judge_repeat(history, other.history(rank)) is None
             for rank, history in reference.histories.items()
         )
 
     def _script(self, name: str, hash_seed: int | None = None) -> ScriptRun:
-        if hash_seed is None:
-            hash_seed = next(self._hash_seeds)
         place = (self._workplace, self._listener, self._start)
-        return ScriptRun(name, self._request, *place, hash_seed)
+        return ScriptRun(name, self._request, *place, hash_seed or next(self._hash_seeds))
 
     def _train(self, script: ScriptRun, text: str) -> tuple[int, UndisturbedRun]:
         self._watcher.stage(text, 0, self._request.kills)
@@ -121,33 +117,29 @@ class _Prover:
         self._proof.lives += script.starts
         return status, undisturbed
 
-    def _run_undisturbed(self, name: str, text: str) -> UndisturbedRun | None:
+    def _run_undisturbed(self, name: str, text: str) -> UndisturbedRun:
         script = self._script(name)
         status, undisturbed = self._train(script, text)
+        words, log = script.last_lines(), script.file_log
         if script.linked:
             note = f"{len(script.linked)} large or linked files are shared, not copied: "
             self._add_note(note + "the script must not write to them.")
         if status != 0:
             ended = f"exit status {status}" if status > 0 else f"signal {-status}"
-            self._cannot(f"The script ends with {ended}, although nothing interrupts it.", script)
-            return None
-        outside = script.file_log.outside()
-        if outside:
-            self._cannot(
-                f"The script saves {outside[0]} outside of its folder, where every run would find "
-                "the files of the previous one.\n"
-                "Let its command say where, with {dir} in place of that folder."
-            )
-            return None
-        if not undisturbed.steps:
+            why = f"The script ends with {ended}, although nothing interrupts it."
+        elif outside := log.outside():
+            why = f"The script saves {outside[0]} outside of its folder, where every run would "
+            why += "find the files of the previous one."
+            words = "Let its command say where, with {dir} in place of that folder."
+        elif undisturbed.steps:
+            return undisturbed
+        else:
             why = "no update by torch or Keras and no boundary of a holdfast.Run was seen."
-            foreign = script.file_log.loaded - script.file_log.saved.keys()
-            if foreign:
-                name = min(foreign)
-                why = f"it loaded {name}. If that is of a finished training, prove it without."
-            self._cannot(f"The script ended without a training step: {why}", script)
-            return None
-        return undisturbed
+            if foreign := log.loaded - log.saved.keys():
+                why = f"it loaded {min(foreign)}. "
+                why += "If that is of a finished training, prove it without."
+            why = f"The script ended without a training step: {why}"
+        raise _Untried(f"{why}\n{words}".strip())
 
     def _interrupt(
         self, reference: UndisturbedRun, again: UndisturbedRun, volatile: frozenset[str]
@@ -179,9 +171,9 @@ class _Prover:
             if interrupted.interruptions:
                 self._decide(reference, again, interrupted)
             is_over = proof.verdict in (DIFFERS, UNREPEATABLE) or self._is_late()
-            if is_over or len(interrupted.leftover) in (0, len(plan)):
+            if is_over or len(interrupted.plan) in (0, len(plan)):
                 break
-            plan = interrupted.leftover
+            plan = interrupted.plan
         if repeated and proof.verdict == EQUAL:
             steps = "1 step was" if repeated == 1 else f"{repeated} steps were"
             self._add_note(f"{steps} repeated: made after the last save, lost, and made again.")
@@ -190,8 +182,7 @@ class _Prover:
             why = "time was up" if self._is_late() else "the script ended"
             self._add_note(f"{made} of {wanted} interruptions were made: {why} before the others.")
         if not made:
-            proof.verdict = UNTRIED
-            proof.trouble = (
+            raise _Untried(
                 "The time was up before the first interruption: two undisturbed runs come first."
                 if self._is_late()
                 else "No interruption met the script: it ended too soon."
@@ -204,20 +195,22 @@ class _Prover:
         self, reference: UndisturbedRun, again: UndisturbedRun, interrupted: InterruptedRun
     ) -> None:
         proof, script, finding = self._proof, interrupted.script, interrupted.finding
-        if finding is None and proof.unrepeatable is not None:
+        at_the_end = None
+        if finding is not None:
+            distance = results.end_distance(reference.script, script)
+            if distance is not None:
+                apart = f"{distance:.2%} apart" if distance else "the same"
+                at_the_end = f"the weights are {apart} in the end"
+        elif proof.unrepeatable is not None:
             self._decide_by_spread(reference, again, script)
             return
-        rank, distance = interrupted.finding_rank or 0, None
-        if finding is None and isinstance(reference, results.ReferenceRun):
+        elif isinstance(reference, results.ReferenceRun):
             finding = reference.compare(script, interrupted.blamed, self._add_note)
-        elif finding is None:
-            trio = (reference.script, again.script, script)
-            finding = results.compare_results(
-                trio, self._request.compare, interrupted.blamed, self._add_note
-            )
-            finding = finding and (interrupted.suspect() or finding)
         else:
-            distance = results.end_distance(reference.script, script)
+            trio = (reference.script, again.script, script)
+            asked, after = self._request.compare, interrupted.blamed
+            finding = results.compare_results(trio, asked, after, self._add_note)
+            finding = finding and (interrupted.suspect() or finding)
         if finding is None:
             for note in interrupted.notes():
                 self._add_note(note)
@@ -225,13 +218,9 @@ class _Prover:
             proof.compared = results.list_compared(reference, script)
             return
         proof.verdict = DIFFERS
-        at_the_end = None
-        if distance is not None:
-            apart = f"{distance:.2%} apart" if distance else "the same"
-            at_the_end = f"the weights are {apart} in the end"
-        proof.difference = self._difference(
-            finding, reference.histories.get(rank, causes.RankHistory()), rank, at_the_end
-        )
+        rank = interrupted.finding_rank
+        difference = self._difference(finding, reference.history(rank), rank)
+        proof.difference = dataclasses.replace(difference, at_the_end=at_the_end)
 
     def _decide_by_spread(
         self, reference: UndisturbedRun, again: UndisturbedRun, script: ScriptRun
@@ -252,11 +241,7 @@ class _Prover:
         )
 
     def _difference(
-        self,
-        finding: causes.Deviation,
-        history: causes.RankHistory,
-        rank: int,
-        at_the_end: str | None = None,
+        self, finding: causes.Deviation, history: causes.RankHistory, rank: int
     ) -> Difference:
         why, remedy = causes.CAUSES[finding.cause]
         return Difference(
@@ -270,23 +255,15 @@ class _Prover:
             remedy=remedy,
             others=tuple(history.display(item) for item in finding.others),
             rank=rank if len(history.updates) and self._proof.ranks > 1 else None,
-            at_the_end=at_the_end,
             is_in_later_epoch=finding.is_in_later_epoch,
         )
-
-    def _cannot(self, why: str, script: ScriptRun | None = None) -> None:
-        words = script.last_lines() if script is not None else ""
-        self._proof.verdict = UNTRIED
-        self._proof.trouble = f"{why}\n{words}" if words else why
 
     def _add_note(self, text: str) -> None:
         if text not in self._proof.notes:
             self._proof.notes.append(text)
 
 
-def _leaf_text(leaf: causes.Leaf | None) -> str:
-    if leaf is None:
-        return "missing"
+def _leaf_text(leaf: causes.Leaf) -> str:
     text, number, count = leaf
     if number is None:
         return f"{text[:8]}…" if count == 0 else str(text)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ from holdfast._tools.prove.proof import (
 if TYPE_CHECKING:
     from holdfast._report import view
 
-HEADINGS = ("no.", "signal", "moment", "at step", "ended with", "went on from")
+_HEADINGS = ("no.", "signal", "to", "moment", "at step", "ended with", "went on from")
 _MOMENTS = {
     "start": "start-up",
     "step": "in a step",
@@ -45,7 +45,6 @@ _SPREADS = {
 }
 Rows = list[tuple[str, str]]
 _MOST_OTHERS = 12
-_TARGET_AT = 2  # behind the signal, where there are several ranks
 
 
 def headline(proof: Proof) -> str:
@@ -63,15 +62,14 @@ def headline(proof: Proof) -> str:
         since = "" if step is None else f", from step {step} on"
         return f"Not repeatable by itself: two undisturbed runs differ from each other{since}."
     assert proof.verdict == UNTRIED
-    reason = (proof.trouble or "the reason is not known").strip().splitlines()[0]
-    return f"Nothing is proved: {reason}"
+    return f"Nothing is proved: {(proof.trouble or 'the reason is not known').splitlines()[0]}"
 
 
 def details(proof: Proof) -> Rows:
     """The lines below the verdict, each a label and a text."""
     rows: Rows = []
     if proof.verdict == UNTRIED:
-        rows += [("", line) for line in (proof.trouble or "").strip().splitlines()[1:]]
+        rows += [("", line) for line in (proof.trouble or "").splitlines()[1:]]
     if proof.unrepeatable is not None:
         rows += _difference(proof.unrepeatable, ("one run", "the other"))
     if proof.verdict == UNREPEATABLE:
@@ -80,42 +78,34 @@ def details(proof: Proof) -> Rows:
         rows += _difference(proof.difference, ("expected", "found"))
     if proof.replay is not None:
         rows += [("to replay", proof.replay)]
-    if proof.compared and proof.verdict != UNTRIED:
-        rows += [("compared", ", ".join(proof.compared))]
     if proof.verdict != UNTRIED:
+        rows += [("compared", ", ".join(proof.compared))] if proof.compared else []
         rows += [("made", _made(proof))]
     rows += [("note", note) for note in proof.notes]
-    if proof.kept is not None:
-        rows += [("kept in", proof.kept)]
-    return rows
+    return [*rows, ("kept in", proof.kept)] if proof.kept is not None else rows
 
 
-def headings(proof: Proof) -> tuple[str, ...]:
-    return _with_target(proof, HEADINGS, "to")
-
-
-def _with_target(proof: Proof, row: tuple[str, ...], target: str) -> tuple[str, ...]:
-    if not any(each.target for each in proof.interruptions):
-        return row
-    return (*row[:_TARGET_AT], target, *row[_TARGET_AT:])
-
-
-def interruption_rows(proof: Proof) -> list[tuple[str, ...]]:
-    rows = []
+def table(proof: Proof) -> list[tuple[str, ...]]:
+    """The interruptions below their headings; the target only where there are several ranks."""
+    rows: list[tuple[str, ...]] = [_HEADINGS]
     for each in proof.interruptions:
         resumed = "" if each.resumed_at is None else f"step {each.resumed_at}"
         if proof.verdict == EQUAL and each.resumed_at is None and each.status is not None:
             resumed = "the end"  # nothing was left to train
-        row = (
-            str(each.number),
-            each.signal,
-            moment(each),
-            str(each.step),
-            ended_with(each),
-            "the beginning" if each.resumed_at == 0 else resumed,
+        rows.append(
+            (
+                str(each.number),
+                each.signal,
+                each.target or "",
+                moment(each),
+                str(each.step),
+                ended_with(each),
+                "the beginning" if each.resumed_at == 0 else resumed,
+            )
         )
-        rows.append(_with_target(proof, row, each.target or ""))
-    return rows
+    if any(each.target for each in proof.interruptions):
+        return rows
+    return [(*row[:2], *row[3:]) for row in rows]
 
 
 def moment(interruption: Interruption) -> str:
@@ -136,12 +126,10 @@ def plain_text(proof: Proof) -> str:
     rows = details(proof)
     width = max((len(label) for label, _ in rows), default=0)
     lines += [f"  {label:<{width}}  {text}".rstrip() for label, text in rows]
-    table = interruption_rows(proof)
-    if table:
-        cells = [headings(proof), *table]
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    if proof.interruptions:
+        widths = [max(map(len, column)) for column in zip(*table(proof), strict=True)]
         lines.append("")
-        for row in cells:
+        for row in table(proof):
             padded = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
             lines.append("  ".join(padded).rstrip())
     return "\n".join(lines)
@@ -153,11 +141,10 @@ def markdown(proof: Proof) -> str:
     for label, text in details(proof):
         shown = f"`{text}`" if label == "to replay" else _escape(text)
         lines += [f"- {label}: {shown}" if label else f"- {shown}"]
-    table = interruption_rows(proof)
-    if table:
-        lines += ["", f"<details><summary>{len(table)} interruptions</summary>", ""]
-        names = headings(proof)
-        lines += [_row(names), _row(["---"] * len(names)), *map(_row, table)]
+    if proof.interruptions:
+        names, *rows = table(proof)
+        lines += ["", f"<details><summary>{len(rows)} interruptions</summary>", ""]
+        lines += [f"| {' | '.join(row)} |" for row in (names, ["---"] * len(names), *rows)]
         lines += ["", "</details>"]
     return "\n".join([f"`{' '.join(proof.command)}`", "", *lines, ""])
 
@@ -182,24 +169,21 @@ def _known(kind: Any, tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def _difference(found: Difference, sides: tuple[str, str]) -> Rows:
-    rows: Rows = [("first difference", found.item)]
-    if found.step is not None:
-        later = ", of a later epoch than the restart" if found.is_in_later_epoch else ""
-        rows += [("at step", f"{found.step}{later}")]
-    if found.rank is not None:
-        rows += [("on rank", str(found.rank))]
-    rows += [(sides[0], found.expected), (sides[1], found.found)]
-    if found.others:
-        more = len(found.others) - _MOST_OTHERS
-        named = ", ".join(found.others[:_MOST_OTHERS])
-        rows += [("differs as well", f"{named} and {more} more" if more > 0 else named)]
-    if found.at_the_end is not None:
-        rows += [("at the end", found.at_the_end)]
-    return [
-        *rows,
+    later = ", of a later epoch than the restart" if found.is_in_later_epoch else ""
+    more = len(found.others) - _MOST_OTHERS
+    others = ", ".join(found.others[:_MOST_OTHERS]) + (f" and {more} more" if more > 0 else "")
+    rows = [
+        ("first difference", found.item),
+        ("at step", None if found.step is None else f"{found.step}{later}"),
+        ("on rank", None if found.rank is None else str(found.rank)),
+        (sides[0], found.expected),
+        (sides[1], found.found),
+        ("differs as well", others or None),
+        ("at the end", found.at_the_end),
         ("likely cause", f"{found.cause}: {found.why}"),
         ("what to do", found.remedy),
     ]
+    return [(label, text) for label, text in rows if text is not None]
 
 
 def _where(proof: Proof) -> str:
@@ -214,9 +198,12 @@ def _where(proof: Proof) -> str:
 
 def describe(interruption: Interruption) -> str:
     """The signal, its target among ranks, the moment and the step."""
+    return f"{_event(interruption)}, at step {interruption.step}"
+
+
+def _event(interruption: Interruption) -> str:
     target = f" to {interruption.target}" if interruption.target else ""
-    when = f"{moment(interruption)}, at step {interruption.step}"
-    return f"{interruption.signal}{target}, {when}"
+    return f"{interruption.signal}{target}, {moment(interruption)}"
 
 
 def _made(proof: Proof) -> str:
@@ -230,10 +217,6 @@ def _made(proof: Proof) -> str:
     return f"{', '.join(parts)}, in {proof.seconds:.0f} s (seed {proof.seed})"
 
 
-def _row(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
 def _escape(text: str) -> str:
     # An item's name may be __init__ or List[int], which is Markdown too.
     return "".join(f"\\{each}" if each in "\\`*_[]<>|" else each for each in text)
@@ -243,48 +226,42 @@ def read_proofs(path: Path) -> list[view.ProofRecord]:
     """The proofs in a file that `--json` has written, for the run's page."""
     hint = "Make one: holdfast prove --json -- python train.py > proof.json"
     try:
-        data, written = path.read_bytes(), path.stat().st_mtime
+        text, written = path.read_text(encoding="utf-8"), path.stat().st_mtime
+        return [_for_page(proof, written) for proof in _proofs_in(text)]
     except OSError as error:
         raise SettingsError(
             f"{path}: cannot be read ({error.strerror or error}).\n{hint}"
         ) from error
-    try:
-        tree = json.loads(data)
-        trees = tree if isinstance(tree, list) else tree.get("proofs", [tree])
-        return [_for_page(from_json(each), written) for each in trees]
     except (ValueError, TypeError, AttributeError, KeyError, AssertionError) as error:
         raise SettingsError(
             f"{path}: is not the output of `holdfast prove --json`.\n{hint}"
         ) from error
 
 
-def _for_page(proof: Proof, written: float) -> view.ProofRecord:
-    from holdfast._report import view
+def _proofs_in(text: str) -> list[Proof]:
+    tree = json.loads(text)
+    trees = tree if isinstance(tree, list) else tree.get("proofs", [tree])
+    return [from_json(each) for each in trees]
 
-    made = [f"{label}: {text}" for label, text in details(proof) if label == "made"]
-    interruptions = []
+
+def _for_page(proof: Proof, written: float) -> view.ProofRecord:
+    interruptions: list[view.ProofInterruption] = []
     for each in proof.interruptions:
-        target = f" to {each.target}" if each.target else ""
         went_on = "" if each.resumed_at is None else f", went on from step {each.resumed_at}"
-        interruptions.append(
-            view.ProofInterruption(
-                step=each.step,
-                kind=f"{each.signal}{target}, {moment(each)}",
-                result=ended_with(each) + went_on,
-            )
-        )
-    return view.ProofRecord(
-        t=written,
-        verdict=str(proof.verdict),
-        sentence=" ".join([headline(proof), *made]),
-        interruptions=interruptions,
-    )
+        result = ended_with(each) + went_on
+        interruptions.append({"step": each.step, "kind": _event(each), "result": result})
+    made = "" if proof.verdict == UNTRIED else f" made: {_made(proof)}"
+    return {
+        "t": written,
+        "verdict": str(proof.verdict),
+        "sentence": headline(proof) + made,
+        "interruptions": interruptions,
+    }
 
 
 def main(arguments: Sequence[str]) -> None:
-    tree = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
-    for each in tree.get("proofs", [tree]):
-        print(markdown(from_json(each)))
+    for each in _proofs_in(Path(arguments[0]).read_text(encoding="utf-8")):
+        print(markdown(each))
 
 
 if __name__ == "__main__":

@@ -31,7 +31,6 @@ from holdfast._tools.prove.files import (
 )
 from holdfast._tools.prove.script_run import ScriptRun, UndisturbedRun
 
-_CHECKPOINT = "the newest checkpoint"
 # With a blank: the names of the user's states are keywords, and have none.
 _GENERATORS = "global generators"
 # The rest of a position depends on these and on the generators.
@@ -53,19 +52,17 @@ def compare_runs(
     `unseeded` generators ("python", "numpy", …) are not compared: one that a script never seeds
     differs each time, and may be unused.
     """
-    try:
-        one = _newest(expected)
-    except (CheckpointError, FolderError) as error:
-        return FileDifference(str(expected), _CHECKPOINT, _said(error), "", "cannot be read")
-    try:
-        other = _newest(found)
-    except (CheckpointError, FolderError) as error:
-        return FileDifference(
-            str(found), _CHECKPOINT, f"step {one.step}", _said(error), "cannot be read"
-        )
+    newest: list[_Newest] = []
+    for folder in (expected, found):
+        try:
+            newest.append(_newest(folder))
+        except (CheckpointError, FolderError) as error:
+            said = str(error).partition("\n")[0]
+            sides = (f"step {newest[0].step}", said) if newest else (said, "")
+            return FileDifference(str(folder), "the newest checkpoint", *sides, "cannot be read")
+    one, other = newest
     if one.step != other.step:
-        apart = f"by {abs(one.step - other.step)}"
-        steps = str(one.step), str(other.step)
+        steps, apart = (str(one.step), str(other.step)), f"by {abs(one.step - other.step)}"
         return FileDifference(other.name, "the number of steps", *steps, apart)
     if len(one.ranks) != len(other.ranks):
         counts = str(len(one.ranks)), str(len(other.ranks))
@@ -77,10 +74,9 @@ def compare_runs(
             for parts in pair
         )
         difference = first_difference(other.name, there, here)
-        if difference is not None and len(one.ranks) > 1:
-            return replace(difference, item=f"rank {rank}: {difference.item}")
         if difference is not None:
-            return difference
+            of_rank = f"rank {rank}: " if len(one.ranks) > 1 else ""
+            return replace(difference, item=of_rank + difference.item)
     return None
 
 
@@ -98,25 +94,20 @@ def unlike_generators(expected: Path, found: Path) -> frozenset[str]:
     )
 
 
-def _said(error: Exception) -> str:
-    return str(error).partition("\n")[0]
-
-
 def _newest(folder: Path) -> _Newest:
     """The newest whole checkpoint on the run's own lineage, as a resume would choose it."""
     layout, run_id = find_run(folder)
     line = own_lineage(layout, run_id)
     trouble: CheckpointError | None = None
     for step, attempt, path in reversed(layout.checkpoint_folders()):
-        if not is_on_line(line, attempt, step):
-            continue
-        try:
-            ranks = [read_checkpoint(path, rank) for rank in range(read_world(path))]
-        except CheckpointError as error:
-            trouble = trouble or error
-            continue
-        name = f"{folder}: {path.name}"
-        return _Newest(ranks[0].head["step"], [_parts(each) for each in ranks], name)
+        if is_on_line(line, attempt, step):
+            try:
+                ranks = [read_checkpoint(path, rank) for rank in range(read_world(path))]
+            except CheckpointError as error:
+                trouble = trouble or error
+            else:
+                name = f"{folder}: {path.name}"
+                return _Newest(ranks[0].head["step"], [_parts(each) for each in ranks], name)
     raise trouble or CheckpointError(f"{folder}: there is no checkpoint.")
 
 
@@ -192,17 +183,16 @@ class ReferenceRun(UndisturbedRun):
         named = [folder for folder in folders if folder.name == self.folder.name]
         folder = next(iter([*named, *reversed(folders)]), None)
         if folder is None:
-            missing = "the script opened no run"
-            lost = Deviation.of_texts("the run", str(self.folder), missing, after)
-            return lost.because("unknown")
+            texts = str(self.folder), "the script opened no run"
+            return Deviation.of_texts("unknown", "the run", texts, after)
         unlike = unlike_generators(self.folder, folder)
         difference = compare_runs(self.folder, folder, unlike)
-        if difference is None:
-            if unlike:
-                names = ", ".join(sorted(unlike))
-                note(f"Not compared, since they may never be seeded: {names}.")
-            return None
-        return _judged(difference, difference.item, "reference-differs", after)
+        if difference is not None:
+            return _judged("reference-differs", difference.item, difference, after)
+        if unlike:
+            names = ", ".join(sorted(unlike))
+            note(f"Not compared, since they may never be seeded: {names}.")
+        return None
 
 
 def end_distance(one: ScriptRun, other: ScriptRun) -> float | None:
@@ -246,13 +236,13 @@ def compare_results(
         if name not in asked and compare_files(name, expected, _place(again, name)) is not None:
             note(f"{name} is another one each time and was not compared.")
             continue
-        return _judged(difference, f"{name}: {difference.item}", "result-differs", after)
+        return _judged("result-differs", f"{name}: {difference.item}", difference, after)
     return None
 
 
-def _judged(found: FileDifference, item: str, cause: str, after: int | None) -> Deviation:
-    text = f"{found.found} ({found.apart})"
-    return Deviation.of_texts(item, found.expected, text, after).because(cause)
+def _judged(cause: str, item: str, found: FileDifference, after: int | None) -> Deviation:
+    texts = found.expected, f"{found.found} ({found.apart})"
+    return Deviation.of_texts(cause, item, texts, after)
 
 
 def _place(script: ScriptRun, name: str) -> Path:
@@ -260,29 +250,28 @@ def _place(script: ScriptRun, name: str) -> Path:
     return script.work / name
 
 
+_COMPARED = {
+    "weight": "tensors of weights",
+    "moment": "of optimizer state",
+    "scheduler": "values of schedulers",
+    "scaler": "of gradient scalers",
+    "generator": "generators",
+    "buffer": "buffers",
+}
+
+
 def list_compared(reference: UndisturbedRun, script: ScriptRun) -> list[str]:
-    history = reference.histories.get(0)
-    if history is None:
+    if not reference.histories:
         return ["the newest checkpoints of both runs"]
+    history = reference.history()
     found = []
     if history.updates:
-        items = history.end or history.updates[-1].items
-        kinds = Counter(item.partition("/")[0] for item in items)
-        words = {
-            "weight": "tensors of weights",
-            "moment": "of optimizer state",
-            "scheduler": "values of schedulers",
-            "scaler": "of gradient scalers",
-            "generator": "generators",
-            "buffer": "buffers",
-        }
-        found += [f"{kinds[kind]} {text}" for kind, text in words.items() if kind in kinds]
+        kinds = Counter(item.partition("/")[0] for item in history.end or history.updates[-1].items)
+        found += [f"{kinds[kind]} {text}" for kind, text in _COMPARED.items() if kind in kinds]
         batches = sum(len(update.batches) for update in history.updates)
         if batches and not history.boundaries:  # those of a run are part of its boundaries
             found.append(f"{batches} batches")
     if history.boundaries:
         found.append(f"{len(history.boundaries)} boundaries with all state, metrics and batches")
     files = sum(name not in script.file_log.loaded for name in reference.script.file_log.saved)
-    if files:
-        found.append(f"{files} files")
-    return found
+    return [*found, f"{files} files"] if files else found

@@ -16,11 +16,12 @@ import selectors
 import shutil
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -46,18 +47,6 @@ _ORPHAN_POLL_SECONDS = 0.1
 _DIGITS = re.compile(r"[0-9]+")
 
 Event = dict[str, Any]
-
-
-def find_ranks(job: Iterable[psutil.Process]) -> dict[int, int]:
-    """The pids of the ranks by the number that their launcher gave them, without their children."""
-    numbers: dict[int, int] = {}
-    parents: dict[int, int] = {}
-    for process in job:
-        with contextlib.suppress(psutil.Error, OSError):
-            text = process.environ().get("RANK", "")
-            if text.isdigit():
-                numbers[process.pid], parents[process.pid] = int(text), process.ppid()
-    return {number: pid for pid, number in numbers.items() if parents[pid] not in numbers}
 
 
 def _lives(process: psutil.Process) -> bool:
@@ -104,8 +93,7 @@ def _reset_signals() -> None:
 class Client:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
-        self.pid = 0
-        self.rank = 0
+        self.pid = self.rank = 0
         self.trains = False  # it has sent an update or a boundary
         self._unread = b""
 
@@ -201,8 +189,8 @@ class ScriptProcess:
         if has_ranks:
             target, pids = self._choose(planned, self._ranks())
         elif planned.signal != "INT":
-            one = client.pid if client is not None and client.pid else 0
-            pids = [one or next(iter(self._training_pids()), self.leader.pid)]
+            training = [client.pid] if client is not None else self._training_pids()
+            pids = [*training, self.leader.pid][:1]
         if planned.signal == "STOP":
             self._wake_at, self._stopped = time.monotonic() + _STOPPED_SECONDS, pids
         if planned.signal == "INT" and (not pids or self.leader.pid in pids):
@@ -224,9 +212,19 @@ class ScriptProcess:
         return f"rank {rank}", [ranks[rank]]
 
     def _ranks(self) -> dict[int, int]:
-        """The pids of the ranks that train, or that are about to."""
-        found = {c.rank: c.pid for c in self.listener.clients if c.trains and c.pid}
-        return found if len(found) > 1 else {**find_ranks(self.job()), **found}
+        """The pids of the ranks that train, or that are about to, without their children."""
+        training = {client.rank: client.pid for client in self.listener.clients if client.trains}
+        if len(training) > 1:
+            return training
+        numbers: dict[int, int] = {}
+        parents: dict[int, int] = {}
+        for process in self.job():
+            with contextlib.suppress(psutil.Error, OSError):
+                text = process.environ().get("RANK", "")
+                if text.isdigit():
+                    numbers[process.pid], parents[process.pid] = int(text), process.ppid()
+        found = {rank: pid for pid, rank in numbers.items() if parents[pid] not in numbers}
+        return found | training
 
     def job(self) -> list[psutil.Process]:
         """All live processes that inherited its `ProveConfig`, or belong to the leader's session.
@@ -291,7 +289,7 @@ class FileLog:
         self.loaded: set[str] = set()
         self.failed: dict[str, str] = {}  # loads of this attempt that failed, with the error
         self.torn_failed: set[str] = set()  # those of them that were torn
-        self.newest: Saved | None = None
+        self.newest = Saved(0, in_handler=False)
         self.save_places: list[int] = []
 
     def begin_attempt(self) -> None:
@@ -300,35 +298,26 @@ class FileLog:
         self.failed = {}
         self.torn_failed = set()
 
-    def has_any_like(self, names: Iterable[str]) -> bool:
-        """Whether one of these exists, whole or torn; numbers in the names may differ."""
-        wanted = {_DIGITS.sub("0", name) for name in names}
-        return any(_DIGITS.sub("0", name) in wanted for name in self.torn.union(self.saved))
-
     def outside(self) -> list[str]:
         """Files that were saved outside of the run's folder, and exist."""
-        away = [name for name in self.saved if Path(name).is_absolute()]
-        return [n for n in away if not Path(n).is_relative_to(self._home) and Path(n).exists()]
+        away = [Path(name) for name in self.saved if Path(name).is_absolute()]
+        return [str(path) for path in away if not path.is_relative_to(self._home) and path.exists()]
 
     def record(self, event: Mapping[str, Any], place: int) -> None:
-        kind = event["event"]
+        kind, name = event["event"], self._name(event.get("path", ""))
         if kind == "save":
             self.save_places.append(place)
-            self._pending[self._name(event["path"])] = Saved(place, event["in_handler"])
-        elif kind == "saved":
-            name = self._name(event["path"])
-            saved = self._pending.pop(name, None)
-            if saved is not None:
-                self.saved[name] = self.newest = saved
-                self.torn.discard(name)
+            self._pending[name] = Saved(place, event["in_handler"])
+        elif kind == "saved" and name in self._pending:
+            self.saved[name] = self.newest = self._pending.pop(name)
+            self.torn.discard(name)
         elif kind == "rename":
-            source, target = self._name(event["source"]), self._name(event["target"])
+            source = self._name(event["source"])
             if source in self.saved:
-                self.saved[target] = self.saved.pop(source)
+                self.saved[self._name(event["target"])] = self.saved.pop(source)
         elif kind == "loaded":
-            self.loaded.add(self._name(event["path"]))
+            self.loaded.add(name)
         elif kind == "load-failed" and not event["error"].startswith("FileNotFoundError"):
-            name = self._name(event["path"])
             self.loaded.add(name)
             self.failed[name] = event["error"]
             self.torn_failed |= {name} & self.torn
@@ -376,28 +365,29 @@ class ScriptRun:
     def run_once(
         self,
         receive: Receive,
-        tick: Callable[[float], None] | None = None,
-        patience: float | None = None,
-        known: FileLog | None = None,
+        tick: Callable[[float], None] = lambda _: None,
+        undisturbed: ScriptRun | None = None,
     ) -> int:
         """Start the script and wait for its end; its exit status, negative for a signal.
 
-        `known` are the files of the undisturbed run: they show what there is to resume from.
+        `undisturbed` shows what there is to resume from, and how long the script may be silent.
         """
         is_first, self.starts = self.starts == 0, self.starts + 1
         self._listener.drop_all()
         self._has_opened = False
         self.file_log.begin_attempt()
-        words = self._request.command
-        if not is_first and self._request.resume_command and self._has_saved(known):
-            words = self._request.resume_command
+        words, limit = self._request.command, math.inf
+        if undisturbed is not None:
+            limit = max(_LEAST_SILENCE_SECONDS, 20 * undisturbed.longest_silence)
+            resume = self._request.resume_command
+            if not is_first and resume and self._has_saved(undisturbed.file_log):
+                words = resume
         substitutes = {"{dir}": str(self.folder / "dir")}
         if self._request.ranks is not None:
             substitutes["{ranks}"] = str(self._request.ranks)
-        command = place_command(tuple(words), self._request.folder, self.work, substitutes)
+        command = place_command(words, self._request.folder, self.work, substitutes)
         leader = self._start(command, self.work, self._environment(), self.output)
         process = self.process = ScriptProcess(leader, self._listener)
-        limit = math.inf if patience is None else max(_LEAST_SILENCE_SECONDS, 20 * patience)
         last = time.monotonic()
         try:
             while (status := process.leader.poll()) is None:
@@ -407,23 +397,32 @@ class ScriptRun:
                     last = now
                     self._receive(client, event, receive)
                 now = time.monotonic()
-                if tick is not None:
-                    tick(now)
+                tick(now)
                 if now - last > limit:
                     raise Hung
             self._receive_from_orphans(process, receive)
-            self._receive_the_rest(receive)
+            # What was sent before the end; perhaps by a process that outlives the script, such as
+            # a worker. The first answer may be that one has connected.
+            while events := [*self._listener.receive(0.0)] or [*self._listener.receive(0.05)]:
+                for client, event in events:
+                    self._receive(client, event, receive)
         finally:
             process.end()
         return status
 
-    def _has_saved(self, known: FileLog | None) -> bool:
-        if known is not None and known.saved:
-            return self.file_log.has_any_like(known.saved)
+    def _has_saved(self, known: FileLog) -> bool:
+        """Whether it has saved a file like one of these, also a torn one."""
+        if known.saved:
+            # Numbers in the names may differ.
+            names, wanted = (
+                {_DIGITS.sub("0", name) for name in each}
+                for each in (self.file_log.torn.union(self.file_log.saved), known.saved)
+            )
+            return not names.isdisjoint(wanted)
         # It saves in a way that is not observed: any new file may be a checkpoint.
         places = (self.work, self.folder / "dir", self.folder / "runs")
         files = {path for place in places for path in place.rglob("*") if path.is_file()}
-        return bool({path for path in files if "__pycache__" not in path.parts} - self._given)
+        return any("__pycache__" not in path.parts for path in files - self._given)
 
     @property
     def output(self) -> Path:
@@ -451,18 +450,6 @@ class ScriptRun:
             if time.monotonic() - last > _ORPHAN_SECONDS:
                 raise Hung
 
-    def _receive_the_rest(self, receive: Receive) -> None:
-        """The events that were sent before the end, and not read yet."""
-        while True:
-            events = list(self._listener.receive(0.0))
-            if not events and self._listener.clients:
-                # Perhaps a process that outlives the script, such as a worker.
-                events = list(self._listener.receive(0.05))
-            if not events:
-                return
-            for client, event in events:
-                self._receive(client, event, receive)
-
     def _environment(self) -> dict[str, str]:
         prove_config = ProveConfig(
             socket=str(self._listener.path),
@@ -482,6 +469,8 @@ class ScriptRun:
 
 
 class UndisturbedRun:
+    """The script without interruptions, and what was recorded of each of its ranks."""
+
     def __init__(self, script: ScriptRun) -> None:
         self.script = script
         self.histories: dict[int, RankHistory] = {}
@@ -511,34 +500,28 @@ class UndisturbedRun:
 
         status = self.script.run_once(receive)
         steps = times["sight"] or times["boundary"]
-        gaps = sorted(after - before for before, after in itertools.pairwise(steps))
-        if gaps:
-            self.step_seconds = gaps[len(gaps) // 2]
+        if len(steps) > 1:
+            gaps = (after - before for before, after in itertools.pairwise(steps))
+            self.step_seconds = statistics.median_high(gaps)
         return status
+
+    def history(self, rank: int = 0) -> RankHistory:
+        return self.histories.get(rank, RankHistory())
 
     @property
     def steps(self) -> int:
         """Updates of the first rank, or boundaries of runs where no update was observed."""
-        history = self.histories.get(0)
-        if history is None:
-            return 0
-        return len(history.updates) or len(history.boundaries)
+        return len(self.history().updates) or len(self.history().boundaries)
 
     @property
     def run_steps(self) -> int:
         """Steps of the run: an optimizer may step twice in one, and an epoch's end is none."""
-        history = self.histories.get(0, RankHistory())
-        return sum(map(completes_step, history.boundaries)) or self.steps
+        return sum(map(completes_step, self.history().boundaries)) or self.steps
 
     def moments(self) -> list[str]:
-        history = self.histories.get(0, RankHistory())
-        found = ["start", "step"]
-        if history.updates:
-            found += ["update", "gradient"]
-        if self.script.file_log.save_places:
-            found += ["save", "load"]
-        if history.boundaries:
-            found += ["boundary", "commit"]
-        if self.phases:
-            found.append("phase")
-        return found
+        """The moments at which it can be interrupted."""
+        updates, saves = self.history().updates, self.script.file_log.save_places
+        boundaries = self.history().boundaries
+        found = [("start", "step"), ("update", "gradient") * bool(updates)]
+        found += [("save", "load") * bool(saves), ("boundary", "commit") * bool(boundaries)]
+        return [moment for pair in found for moment in pair] + ["phase"] * bool(self.phases)
