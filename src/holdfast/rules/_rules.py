@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from holdfast._errors import SettingsError
 from holdfast._settings import check_count
@@ -47,27 +47,29 @@ class Leaf(Rule):
     """A single rule, and what it has observed."""
 
     metric = ""  # the one that decides, if there is one
+    keeps: ClassVar[dict[str, str]] = {}  # attributes by their names in a checkpoint
     uses_all = False  # True if it uses the newest values of all metrics
     is_clock = False  # True if it may hold at a boundary where nothing was logged
     names_tensors = False  # True if a stop should name the tensors that are not finite
 
-    def __init__(self, outcome: str) -> None:
+    def __init__(self, outcome: str, about: str, text: str) -> None:
         if outcome not in (SUCCESS, FAILURE):
             raise SettingsError(
                 f"{self.kind}(outcome={outcome!r}): there is no such outcome.\n"
                 "Valid: 'success' (the training is complete) or 'failure' (it has gone wrong)."
             )
         self.outcome = outcome
+        # The name of its state in a checkpoint; its numbers may change between two attempts.
+        self.key = f"{self.kind}({about})"
+        self._text = f"{self.kind}({text})"
         self.reset()
 
     @property
     def kind(self) -> str:
         return type(self).__name__
 
-    @property
-    def key(self) -> str:
-        """The name of its state in a checkpoint; its numbers may change between two attempts."""
-        return f"{self.kind}({self.metric})"
+    def __repr__(self) -> str:
+        return self._text
 
     def fresh(self) -> Rule:
         found = copy.copy(self)  # shallow: the objects of a user's callable stay
@@ -108,10 +110,13 @@ class Leaf(Rule):
 
     def state(self) -> dict[str, Any]:
         """What the next attempt needs: small, and of the same size each time."""
-        return {}
+        return {name: plain(getattr(self, own)) for name, own in self.keeps.items()}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` has returned."""
+        for name, own in self.keeps.items():
+            value = state[name]
+            setattr(self, own, float(value) if isinstance(value, str) else value)
 
 
 class _CombinedRule(Rule):
@@ -152,13 +157,12 @@ class AllOf(_CombinedRule):
         return [leaf for each in found for leaf in each] if all(found) else []
 
 
-def _check_metric(kind: str, metric: object) -> str:
+def _check_metric(kind: str, metric: object) -> None:
     if not isinstance(metric, str) or not metric:
         raise SettingsError(
             f"{kind}({metric!r}): this is not the name of a metric.\n"
             f"Name one that run.log() is given, for example {kind}('val_loss', …)."
         )
-    return metric
 
 
 def _check_number(what: str, value: object, *, least: float, is_open: bool = False) -> float:
@@ -178,21 +182,15 @@ def plain(value: float | None) -> float | str | None:
     return value if value is None or math.isfinite(value) else str(value)
 
 
-def _from_plain(value: Any) -> float | None:
-    return None if value is None else float(value)
-
-
-def _words(value: float) -> str:
-    return f"{value:.6g}"
-
-
 # -- rules on metrics ---------------------------------------------------------------
+
+
+_BEST = {"best": "_best", "best_step": "_best_step", "last": "_last"}
 
 
 class _Streak(Leaf):
     """Counts values in a row, and keeps the best value."""
 
-    _count_name = ""  # in the stored state
     patience: int
 
     def reset(self) -> None:
@@ -204,18 +202,6 @@ class _Streak(Leaf):
     def holds(self) -> bool:
         return self._count >= self.patience
 
-    def state(self) -> dict[str, Any]:
-        return {
-            "best": plain(self._best),
-            "best_step": self._best_step,
-            "last": plain(self._last),
-            self._count_name: self._count,
-        }
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        self._best, self._last = _from_plain(state["best"]), _from_plain(state["last"])
-        self._best_step, self._count = int(state["best_step"]), int(state[self._count_name])
-
 
 class Plateau(_Streak):
     """A metric has not become better for `patience` values in a row.
@@ -226,7 +212,7 @@ class Plateau(_Streak):
     Plateau('val_loss', patience=5, min_delta=0.001, mode='min')
     """
 
-    _count_name = "waited"
+    keeps: ClassVar = {**_BEST, "waited": "_count"}
 
     def __init__(
         self,
@@ -236,27 +222,18 @@ class Plateau(_Streak):
         mode: str = "min",
         outcome: str = SUCCESS,
     ) -> None:
-        self.metric = _check_metric("Plateau", metric)
+        _check_metric("Plateau", metric)
         check_count(patience, f"Plateau(patience={patience!r})", least=1)
         if mode not in ("min", "max"):
             raise SettingsError(
                 f"Plateau(mode={mode!r}): there is no such mode.\n"
                 "Valid: 'min' (lower is better) or 'max'."
             )
-        self.patience = patience
+        self.metric, self.patience, self.mode = metric, patience, mode
         self.min_delta = _check_number("Plateau(min_delta)", min_delta, least=0.0)
-        self.mode = mode
-        super().__init__(outcome)
-
-    def __repr__(self) -> str:
-        return (
-            f"Plateau({self.metric!r}, patience={self.patience}, min_delta={self.min_delta:g}, "
-            f"mode={self.mode!r})"
-        )
-
-    @property
-    def key(self) -> str:
-        return f"{self.kind}({self.metric} {self.mode})"  # the lowest value is not the highest
+        numbers = f"patience={patience}, min_delta={self.min_delta:g}"
+        # With the mode: the lowest value is not the highest.
+        super().__init__(outcome, f"{metric} {mode}", f"{metric!r}, {numbers}, mode={mode!r}")
 
     def observe(self, name: str, value: float, step: int) -> None:  # noqa: ARG002  it uses one
         self._last = value
@@ -272,9 +249,9 @@ class Plateau(_Streak):
     def because(self) -> str:
         best = "no finite value"
         if self._best is not None:
-            best = f"{_words(self._best)} (step {self._best_step})"
-        delta = f" by more than {_words(self.min_delta)}" if self.min_delta else ""
-        last = "" if self._last is None else f", the last is {_words(self._last)}"
+            best = f"{self._best:.6g} (step {self._best_step})"
+        delta = f" by more than {self.min_delta:.6g}" if self.min_delta else ""
+        last = "" if self._last is None else f", the last is {self._last:.6g}"
         values = "1 value" if self._count == 1 else f"{self._count} values"
         return f"{self.metric} has not improved{delta} for {values}; the best is {best}{last}"
 
@@ -286,6 +263,8 @@ class Threshold(Leaf):
     Threshold('accuracy', above=0.95, outcome='success')
     """
 
+    keeps: ClassVar = {"last": "_last"}
+
     def __init__(
         self,
         metric: str,
@@ -294,25 +273,17 @@ class Threshold(Leaf):
         below: float | None = None,
         outcome: str = SUCCESS,
     ) -> None:
-        self.metric = _check_metric("Threshold", metric)
+        _check_metric("Threshold", metric)
         if (above is None) == (below is None):
             raise SettingsError(
                 f"Threshold({metric!r}) wants one of above= and below=.\n"
                 f"For example: Threshold({metric!r}, above=0.95)"
             )
-        limit = above if above is not None else below
-        name = "above" if above is not None else "below"
-        self._limit = _check_number(f"Threshold({name})", limit, least=-math.inf)
-        self._is_above = above is not None
-        super().__init__(outcome)
-
-    def __repr__(self) -> str:
-        side = "above" if self._is_above else "below"
-        return f"Threshold({self.metric!r}, {side}={self._limit:g}, outcome={self.outcome!r})"
-
-    @property
-    def key(self) -> str:
-        return f"{self.kind}({self.metric} {'above' if self._is_above else 'below'})"
+        self.metric, self._side = metric, "below" if above is None else "above"
+        limit = below if above is None else above
+        self._limit = _check_number(f"Threshold({self._side})", limit, least=-math.inf)
+        text = f"{metric!r}, {self._side}={self._limit:g}, outcome={outcome!r}"
+        super().__init__(outcome, f"{metric} {self._side}", text)
 
     def reset(self) -> None:
         self._last: float | None = None
@@ -323,17 +294,10 @@ class Threshold(Leaf):
     def holds(self) -> bool:
         if self._last is None:
             return False
-        return self._last > self._limit if self._is_above else self._last < self._limit
+        return self._last > self._limit if self._side == "above" else self._last < self._limit
 
     def because(self) -> str:
-        side = "above" if self._is_above else "below"
-        return f"{self.metric} is {_words(self._last or 0.0)}, {side} {_words(self._limit)}"
-
-    def state(self) -> dict[str, Any]:
-        return {"last": plain(self._last)}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        self._last = _from_plain(state["last"])
+        return f"{self.metric} is {self._last or 0.0:.6g}, {self._side} {self._limit:.6g}"
 
 
 class NotFinite(Leaf):
@@ -348,15 +312,10 @@ class NotFinite(Leaf):
     names_tensors = True
 
     def __init__(self, *metrics: str, outcome: str = FAILURE) -> None:
-        self._metrics = tuple(_check_metric("NotFinite", metric) for metric in metrics)
-        super().__init__(outcome)
-
-    def __repr__(self) -> str:
-        return f"NotFinite({', '.join(map(repr, self._metrics))})"
-
-    @property
-    def key(self) -> str:
-        return f"{self.kind}({', '.join(self._metrics)})"
+        for metric in metrics:
+            _check_metric("NotFinite", metric)
+        self._metrics = metrics
+        super().__init__(outcome, ", ".join(metrics), ", ".join(map(repr, metrics)))
 
     def reset(self) -> None:
         self._found: dict[str, tuple[float, int]] = {}  # with the step
@@ -394,19 +353,17 @@ class Diverged(_Streak):
     Diverged('loss', factor=10, patience=1)
     """
 
-    _count_name = "worse"
+    keeps: ClassVar = {**_BEST, "worse": "_count"}
 
     def __init__(
         self, metric: str, factor: float, *, patience: int = 1, outcome: str = FAILURE
     ) -> None:
-        self.metric = _check_metric("Diverged", metric)
+        _check_metric("Diverged", metric)
         self.factor = _check_number("Diverged(factor)", factor, least=1.0, is_open=True)
         check_count(patience, f"Diverged(patience={patience!r})", least=1)
-        self.patience = patience
-        super().__init__(outcome)
-
-    def __repr__(self) -> str:
-        return f"Diverged({self.metric!r}, factor={self.factor:g}, patience={self.patience})"
+        self.metric, self.patience = metric, patience
+        text = f"{metric!r}, factor={self.factor:g}, patience={patience}"
+        super().__init__(outcome, metric, text)
 
     def observe(self, name: str, value: float, step: int) -> None:  # noqa: ARG002  it uses one
         self._last = value
@@ -422,12 +379,12 @@ class Diverged(_Streak):
     def because(self) -> str:
         last = math.nan if self._last is None else self._last
         if self._best is None:
-            return f"{self.metric} is {_words(last)}, and never was finite"
+            return f"{self.metric} is {last:.6g}, and never was finite"
         often = f", {self._count} values in a row" if self.patience > 1 else ""
-        worse = f"more than {_words(self.factor)} times its best"
+        worse = f"more than {self.factor:.6g} times its best"
         if not math.isfinite(last):
             worse = "not finite any more; its best was"
-        return f"{self.metric} is {_words(last)}, {worse} {_words(self._best)} of step " + (
+        return f"{self.metric} is {last:.6g}, {worse} {self._best:.6g} of step " + (
             f"{self._best_step}{often}"
         )
 
@@ -469,14 +426,7 @@ class Budget(Leaf):
         else:
             check_count(limit, f"Budget({self._what}={limit!r})", least=1)
             self._limit = float(limit or 0)
-        super().__init__(outcome)
-
-    def __repr__(self) -> str:
-        return f"Budget({self._what}={self._limit:g})"
-
-    @property
-    def key(self) -> str:
-        return f"{self.kind}({self._what})"
+        super().__init__(outcome, self._what, f"{self._what}={self._limit:g}")
 
     @property
     def wants_samples(self) -> bool:
@@ -512,7 +462,7 @@ class Budget(Leaf):
         return self._now() >= self._limit
 
     def because(self) -> str:
-        return f"{_words(self._now())} of {_words(self._limit)} {self._what} are used"
+        return f"{self._now():.6g} of {self._limit:.6g} {self._what} are used"
 
     def state(self) -> dict[str, Any]:
         return {} if self._what == "steps" else {"used": self._now()}
@@ -545,10 +495,7 @@ class At(Leaf):
             )
         self._moment = found
         self._seconds = found.timestamp()
-        super().__init__(outcome)
-
-    def __repr__(self) -> str:
-        return f"At({str(self._moment)!r})"
+        super().__init__(outcome, "", repr(str(found)))
 
     def holds(self) -> bool:
         return time.time() >= self._seconds
@@ -599,18 +546,8 @@ class When(Leaf):
                 "Give a function of the metrics: When(lambda seen: seen['loss'] < 0.1)"
             )
         self._check = check
-        super().__init__(outcome)
-
-    @property
-    def _name(self) -> str:
-        return str(getattr(self._check, "__name__", type(self._check).__name__))
-
-    def __repr__(self) -> str:
-        return f"When({self._name}, outcome={self.outcome!r})"
-
-    @property
-    def key(self) -> str:
-        return f"{self.kind}({self._name})"
+        self._name = str(getattr(check, "__name__", type(check).__name__))
+        super().__init__(outcome, self._name, f"{self._name}, outcome={outcome!r}")
 
     def reset(self) -> None:
         self._said = ""
