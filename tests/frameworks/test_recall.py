@@ -18,7 +18,7 @@ from holdfast._adapters.registry import adapter_of
 from holdfast._errors import UnstorableState
 from holdfast._state.capture import Captured, capture, capture_generators
 from holdfast._state.capture_cache import CaptureCache, _StoredElsewhere
-from holdfast.torch.fast_capture import flat_state
+from holdfast.torch.modules import flat_state
 
 
 class Colour(enum.IntEnum):

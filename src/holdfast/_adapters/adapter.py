@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from holdfast._store.format.image import TensorSpec
 
 if TYPE_CHECKING:
-    from holdfast._store.read.verify import DeviceBatch, StoredShard
+    from holdfast._store.read.verify import StoredShard
 
 Places = Sequence[tuple[TensorSpec, int]]  # tensors, and where each begins in a slot
 
@@ -43,6 +43,12 @@ _NEEDS = {
     "is_global": ("global_state", "set_global_state", "seed_global"),
     "states": ("restore_states",),
 }
+
+
+def has_state(value: object) -> bool:
+    """Whether an object has state_dict() and load_state_dict()."""
+    methods = (getattr(value, name, None) for name in ("state_dict", "load_state_dict"))
+    return all(map(callable, methods))
 
 
 class _Part:
@@ -94,10 +100,6 @@ class Objects(_Part):
 
     def strict_tensors(self, value: object) -> dict[str, Any] | None:
         """The tensors that a stored state must match name by name; None if any state may fit."""
-        return None
-
-    def only_tensors(self, value: object) -> list[Any] | None:
-        """The tensors of an object whose state is nothing else; None otherwise."""
         return None
 
     def copies_what_it_loads(self, value: object) -> bool:
@@ -213,8 +215,8 @@ class Adapter(_Part):
         """The part of a sharded array that this rank holds; any other array itself."""
         return value
 
-    def placement_guard(self, tensors: Sequence[Any]) -> PlacementGuard:
-        """Finds out later whether tensors of `exact_types` have moved."""
+    def placement_guard(self, tensors: Sequence[Any]) -> Any:
+        """Finds out later whether tensors of `exact_types` have moved: torch/modules.py."""
         raise NotImplementedError
 
     def raw_address(self, value: Any) -> int:
@@ -276,8 +278,8 @@ class Adapter(_Part):
         """Whether a variable was made for values of several sizes, and this is one of them."""
         return False
 
-    def receiving(self) -> Receiving:
-        """Restores by all cores, and onto devices."""
+    def receiving(self) -> Any:
+        """Restores by all cores, and onto devices: torch/receive.py."""
         raise NotImplementedError
 
     # -- Sharded arrays -------------------------------------------------------------
@@ -323,13 +325,6 @@ class Adapter(_Part):
         raise NotImplementedError
 
 
-class PlacementGuard(Protocol):
-    """Remembers where tensors are, without holding them."""
-
-    def moved(self, tensors: Sequence[Any]) -> list[int] | None:
-        """Which are at another place than before; None if their forms are no longer the same."""
-
-
 @dataclass(frozen=True)
 class StoredArray:
     """An array as a checkpoint has it: in parts, or whole, which is a single part."""
@@ -354,33 +349,6 @@ class Sharding(Protocol):
 
     def load_in_place(self, live: object, value: Any) -> bool:
         """Copy what was assembled like `live` into it."""
-
-
-class Receiving(Protocol):
-    """Stored tensors that are restored by all cores: in new memory, or on their device."""
-
-    def send(
-        self, name: str, specs: Sequence[TensorSpec], views: Sequence[memoryview], *, hashed: bool
-    ) -> DeviceBatch | None:
-        """Send tensors to the device that they were on; None if it is missing or full."""
-
-    def fresh(self, spec: TensorSpec) -> Any:
-        """Memory for a stored tensor; None if it is more than bytes in C order."""
-
-    def memory_of(self, tensor: Any) -> tuple[int, memoryview]:
-        """The bytes of a tensor in this process, in C order, to be written; and their address."""
-
-    def own_of(self, stored: Any, spec: TensorSpec) -> Any:
-        """A new tensor with the values and the layout of one that was sent."""
-
-    def copy_in(self, live: Any, stored: Any) -> bool:
-        """Copy into a live tensor that is alike and on the same device."""
-
-    def is_comparable(self, live: Any, stored: Any) -> bool:
-        """Whether the two can be compared where they are."""
-
-    def differing(self, pairs: Sequence[tuple[Any, Any]]) -> list[bool]:
-        """For each pair, whether any bit differs."""
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -173,17 +173,20 @@ def _folded(seed: int) -> int:
 Array = np.ndarray[Any, Any]
 
 
-def spec_of(name: str, kind: str, dtype: np.dtype[Any], shape: Sequence[int]) -> TensorSpec:
+def spec_of(
+    name: str, kind: str, dtype: str, item_bytes: int, shape: Sequence[int], device: str = ""
+) -> TensorSpec:
     """The description of an array in C order."""
     return TensorSpec(
         name=name,
         kind=kind,
-        dtype=dtype.name,
-        stored_as=STORED_AS.get(dtype.name, "U8"),
+        dtype=dtype,
+        stored_as=STORED_AS.get(dtype, "U8"),
         shape=tuple(shape),
         strides=None,
-        item_bytes=dtype.itemsize,
-        size_bytes=math.prod(shape) * dtype.itemsize,
+        item_bytes=item_bytes,
+        size_bytes=math.prod(shape) * item_bytes,
+        device=device,
     )
 
 
@@ -213,13 +216,6 @@ def views(buffer: Any, places: Places, start: int) -> list[Array]:
     """Where each array goes: views of the mapping, made once and used for every snapshot."""
     whole = memoryview(buffer)
     return [view(whole[start + at : start + at + s.size_bytes], s) for s, at in places]
-
-
-def copy_into(
-    targets: Sequence[Array], values: Sequence[Any], read: Callable[[Any], Array]
-) -> None:
-    for target, value in zip(targets, values, strict=True):
-        np.copyto(target, read(value), casting="no")
 
 
 def as_bytes(array: Array) -> memoryview:
@@ -261,10 +257,15 @@ def read_box(stored: StoredArray, box: Box, path: str) -> Array:
             if known == box:
                 return values
     target: Array = np.empty(box[1], f"V{item_bytes}")
-    if target.size == 0:
-        return target
-    pairs = (pair for part in stored.parts() for pair in _boxes_in(part, item_bytes))
-    filled, count = fill(target, box, pairs)
+    if target.size:
+        pairs = (pair for part in stored.parts() for pair in _boxes_in(part, item_bytes))
+        fill_whole(target, box, pairs, path)
+    return target
+
+
+def fill_whole(target: Array, box: Box, parts: Iterable[tuple[Box, Array]], path: str) -> None:
+    """Copy what stored parts hold of a box; DamagedCheckpoint if that is not all of it."""
+    filled, count = fill(target, box, parts)
     if not filled == count == target.size:
         raise DamagedCheckpoint(
             f"{path}: the stored parts of this array are not the whole array: {filled} of the "
@@ -272,7 +273,6 @@ def read_box(stored: StoredArray, box: Box, path: str) -> Array:
             "Nothing was deleted; resume with as many processes as wrote it, or from another "
             "folder."
         )
-    return target
 
 
 def _boxes_in(part: StoredShard, item_bytes: int) -> Iterable[tuple[Box, Array]]:

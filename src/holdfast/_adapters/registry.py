@@ -83,7 +83,10 @@ def send_to_device(
     """Send stored tensors to the device that they were on; None if that is not possible."""
     if {spec.kind for spec in specs} != {"torch"}:
         return None
-    return adapter_of("torch").receiving().send(device, specs, views, hashed=hashed)
+    found: DeviceBatch | None = (
+        adapter_of("torch").receiving().send(device, specs, views, hashed=hashed)
+    )
+    return found
 
 
 # -- The adapter for Python's own bytes and generators, which need no framework --------------------

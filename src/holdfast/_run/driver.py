@@ -15,8 +15,10 @@ from holdfast._run.data.feed import FeedContext
 from holdfast._run.metric_log import MetricLog
 from holdfast._run.run import Run
 from holdfast._run.session import Session
+from holdfast._settings import Settings
 from holdfast._store.folder.layout import RunLayout
 from holdfast._store.memory.control import EPOCHS, MARK
+from holdfast.rules import Rule
 
 
 class LoopDriver:
@@ -169,23 +171,43 @@ def do_nothing(*_: Any, **__: Any) -> None:
     """In place of a trainer's method that must not act."""
 
 
-def run_maker(
-    callback: str, ours: Sequence[str], folder: str | os.PathLike[str], /, **options: Any
-) -> Callable[[dict[str, Any]], Run]:
-    """Check the arguments of a trainer's callback; returns the function that makes its run."""
-    taken = sorted(set(ours) & set(options))
-    if taken:
-        raise HoldfastError(
-            f"{callback}({', '.join(taken)}=…): this is kept by itself.\n"
-            "Leave it out, or give it another name."
+class RunCallback:
+    """The callback of a trainer that opens a run by itself: its arguments, and its run."""
+
+    name = ""  # as users write it
+    kept: tuple[str, ...] = ()  # the states that it gives the run
+    _training: Any = None  # of the trainer's loop, while it runs; it has the run
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        settings: Settings | None = None,
+        stop_when: Rule | None = None,
+        **more_state: Any,
+    ) -> None:
+        super().__init__()
+        taken = sorted(set(self.kept) & set(more_state))
+        if taken:
+            raise HoldfastError(
+                f"{self.name}({', '.join(taken)}=…): this is kept by itself.\n"
+                "Leave it out, or give it another name."
+            )
+        options = {"settings": settings, "stop_when": stop_when, **more_state}
+        self.make_run: Callable[[dict[str, Any]], Run] = lambda state: Run(
+            folder, **state, **options
         )
-    return lambda state: Run(folder, **state, **options)
 
+    @property
+    def run(self) -> Run | None:
+        """The run, while the trainer trains: for `run.stop()`, `run.log`, `run.save()`."""
+        return None if self._training is None else self._training.run
 
-def keeps_state(callback: Any) -> bool:
-    """True if a trainer's callback has state_dict() and load_state_dict()."""
-    methods = (getattr(callback, name, None) for name in ("state_dict", "load_state_dict"))
-    return all(map(callable, methods))
+    def refuse_another(self, callbacks: Sequence[Any]) -> None:
+        if sum(isinstance(each, RunCallback) for each in callbacks) > 1:
+            raise HoldfastError(
+                f"two {self.name} in one Trainer: each would count the steps.\nGive it one."
+            )
 
 
 def session_of(run: Run) -> Session:

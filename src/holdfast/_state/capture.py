@@ -30,7 +30,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast._adapters.adapter import Adapter
+from holdfast._adapters.adapter import Adapter, has_state
 from holdfast._adapters.registry import adapter_of, adapters, exact_types
 from holdfast._errors import StateMismatch, UnstorableState
 from holdfast._store.format.image import SCALARS, TensorSpec, encode_scalars
@@ -161,9 +161,7 @@ def keeps_state(value: Any) -> bool:
     """Whether an object has a state_dict, and no adapter overrides it."""
     if any(each.objects.overrides_state_dict(value) for each in adapters()):
         return False
-    return callable(getattr(value, "state_dict", None)) and callable(
-        getattr(value, "load_state_dict", None)
-    )
+    return has_state(value)
 
 
 def _adapter_for(value: object) -> Adapter | None:

@@ -20,7 +20,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
-from holdfast._adapters.adapter import Adapter, PlacementGuard
+from holdfast._adapters.adapter import Adapter
 from holdfast._adapters.registry import PLAIN, adapter_of, adapters, exact_types
 from holdfast._state.capture import (
     PLAIN_TYPES,
@@ -402,7 +402,7 @@ class _CapturePlan:
 
     def _guard_stable(self, stable: list[int], leaves: list[Any]) -> None:
         self._stable = stable
-        self._guard: PlacementGuard | None = None
+        self._guard: Any = None
         self._addresses = addresses = [0] * len(self._specs)
         here = set(stable)
         self._loose = [leaf for leaf in range(len(leaves)) if leaf not in here]

@@ -225,9 +225,7 @@ class _Loader:
             start = ctypes.addressof(ctypes.c_char.from_buffer(view))
             ranges.append((start, start + view.nbytes))
         ranges += self._loaded.sent.memory
-        tensors = next(filter(None, (each.objects.only_tensors(live) for each in adapters())), None)
-        if tensors is None:
-            tensors = capture({"object": live}, replicas=True).values
+        tensors = capture({"object": live}, replicas=True).values
         addresses = [v.data_ptr() for v in tensors if hasattr(v, "data_ptr")]
         return any(first <= at < last for at in addresses for first, last in ranges)
 

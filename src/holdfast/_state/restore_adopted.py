@@ -303,9 +303,8 @@ class _Overlay:
             return live
         of_torch = _torch_match(live)
         if of_torch is not None and of_torch.is_module(live):
-            return _Placeholder(
-                "$state", of_torch.module_state(live, stored, path, self.unfit, self._known)
-            )
+            known = (self.unfit, self._known, self._array)
+            return _Placeholder("$state", of_torch.module_state(live, stored, path, *known))
         if of_torch is not None and of_torch.is_optimizer(live):
             modules = [v for v in _objects(self._state) if of_torch.is_module(v)]
             names = of_torch.names_of_parameters(modules)
@@ -361,9 +360,9 @@ class _Overlay:
 
     def _one_of(self, adapter: Adapter, live: Any, made: Any, path: str) -> Any:
         """The one value of all names of an array: a file may have one for each name."""
-        place = adapter.alias_key(live)
+        place = None if adapter.is_sharded(live) else adapter.alias_key(live)
         first = made if place is None else self._known.setdefault(place, made)
-        if bytes(adapter.bytes_of(first)) != bytes(adapter.bytes_of(made)):
+        if first is not made and bytes(adapter.bytes_of(first)) != bytes(adapter.bytes_of(made)):
             self.unfit.changed.append(
                 f"{path} (is tied to another here, and has values of its own there)"
             )

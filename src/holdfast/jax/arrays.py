@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from holdfast._adapters import numpy as shared
-from holdfast._store.format.image import STORED_AS, TensorSpec
+from holdfast._store.format.image import TensorSpec
 
 KIND = "jax"
 _WIDE = ("int64", "uint64", "float64", "complex128")
@@ -63,31 +63,18 @@ def refuse_unreadable(value: Any) -> None:
         )
 
 
-def dtype_name(value: Any) -> str:
-    numbers = _name_and_size(value.dtype)
-    return f"key<{jax.random.key_impl(value)}>" if numbers is None else numbers[0]
-
-
 def describe(name: str, value: Any) -> TensorSpec:
     """The description of a whole array."""
     refuse_unreadable(value)
-    return made_spec(name, dtype_name(value), _item_bytes(value), value.shape, where(value))
+    numbers = _name_and_size(value.dtype)
+    dtype = f"key<{jax.random.key_impl(value)}>" if numbers is None else numbers[0]
+    return made_spec(name, dtype, _item_bytes(value), value.shape, where(value))
 
 
 def made_spec(
     name: str, dtype: str, item_bytes: int, shape: tuple[int, ...], device: str
 ) -> TensorSpec:
-    return TensorSpec(
-        name=name,
-        kind=KIND,
-        dtype=dtype,
-        stored_as=STORED_AS.get(dtype, "U8"),
-        shape=tuple(shape),
-        strides=None,
-        item_bytes=item_bytes,
-        size_bytes=math.prod(shape) * item_bytes,
-        device=device,
-    )
+    return shared.spec_of(name, KIND, dtype, item_bytes, shape, device)
 
 
 def _item_bytes(value: Any) -> int:

@@ -13,6 +13,8 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from holdfast.jax.arrays import numbers_of
+
 _TREES = ("_METADATA", "manifest.ocdbt", "checkpoint")  # a stored tree has at least one
 
 
@@ -42,11 +44,7 @@ def _read(reader: Any, folder: Path) -> Any:
     plain = ocp.RestoreArgs(restore_type=np.ndarray)
     wanted = jax.tree_util.tree_map(lambda _: plain, about)
     found = reader.restore(str(folder.resolve()), restore_args=wanted)
-    return jax.tree_util.tree_map(_on_host, found)
-
-
-def _on_host(value: Any) -> Any:
-    if not isinstance(value, jax.Array):
-        return value
-    is_key = jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key)
-    return np.asarray(jax.random.key_data(value) if is_key else value)
+    return jax.tree_util.tree_map(
+        lambda value: np.asarray(numbers_of(value)) if isinstance(value, jax.Array) else value,
+        found,
+    )

@@ -282,7 +282,12 @@ def _with_tuples(config: Any) -> Any:
 def _assign(variables: Mapping[str, Any], state: Mapping[str, Any], whose: str) -> None:
     missing = [key for key in variables if key not in state]
     left = [key for key in state if key not in variables and whose != "the metrics"]
-    reshaped = [key for key, v in variables.items() if key in state and _differs(v, state[key])]
+    reshaped = [
+        key
+        for key, variable in variables.items()
+        if key in state
+        and any(tuple(variable.shape) != tuple(copy.shape) for copy in _copies(state[key]))
+    ]
     if missing or left or reshaped:
         what = [("not stored", missing), ("only stored", left), ("of another shape", reshaped)]
         said = "; ".join(f"{name}: {', '.join(keys[:4])}" for name, keys in what if keys)
@@ -306,9 +311,8 @@ def _put(variable: Any, stored: Any) -> None:
     distribute.assign(variable.value, stored)
 
 
-def _differs(variable: Any, value: Any) -> bool:
-    copies = value["replicas"] if isinstance(value, dict) else [value]
-    return any(tuple(variable.shape) != tuple(copy.shape) for copy in copies)
+def _copies(stored: Any) -> list[Any]:
+    return stored["replicas"] if isinstance(stored, dict) else [stored]
 
 
 def _values(variables: Mapping[str, Any]) -> dict[str, Any]:

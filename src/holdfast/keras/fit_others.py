@@ -11,8 +11,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from holdfast._adapters.adapter import has_state
 from holdfast._errors import HoldfastError
-from holdfast._run.driver import keeps_state
 from holdfast._store.format.checksum import digest
 from holdfast._text import unique_names
 
@@ -35,7 +35,7 @@ class Others:
     def state(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for name, callback in self._named.items():
-            if keeps_state(callback):
+            if has_state(callback):
                 found[name] = {"state": callback.state_dict()}
                 continue
             now, first = _plain_state(callback), self._first[name]
@@ -51,7 +51,7 @@ class Others:
             callback = self._named.get(name)
             if callback is None:
                 continue
-            if keeps_state(callback):
+            if has_state(callback):
                 if "state" in stored:
                     callback.load_state_dict(stored["state"])
                 continue

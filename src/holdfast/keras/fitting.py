@@ -288,10 +288,7 @@ class _Fit:
             return logs if len(given) == 1 else (logs, given[0])  # on JAX, with the state
 
         model.train_function = step
-        for name in (
-            "on_train_batch_begin",
-            "on_train_batch_end",
-        ):  # they were called for it already
+        for name in ("on_train_batch_begin", "on_train_batch_end"):  # they were called already
             setattr(callbacks, name, lambda *_, name=name: callbacks.__dict__.pop(name))
         return 0, size - 1, iter([None] * size)
 

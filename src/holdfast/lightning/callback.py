@@ -8,20 +8,16 @@ handler. If the script asked for Lightning's way, a line says that it is not use
 
 from __future__ import annotations
 
-import os
+import operator
 import sys
 from typing import Any
 
 from holdfast._errors import HoldfastError
-from holdfast._run.driver import run_maker
-from holdfast._run.run import Run
-from holdfast._settings import Settings
+from holdfast._run.driver import RunCallback
 from holdfast._text import say
 from holdfast.lightning.fitting import Fit
 from holdfast.lightning.package import callback_class, package_of
-from holdfast.rules import Rule
 
-_OURS = ("module", "optimizer", "optimizers", "schedulers", "scaler", "fit")
 _STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy", "ModelParallelStrategy")
 # Lightning does not document any of these; 2.2 to 2.6 have them.
 _USED = (
@@ -50,7 +46,7 @@ _USED = (
 )
 
 
-class Callback(callback_class()):  # type: ignore[misc]  # of one package or the other
+class Callback(RunCallback, callback_class()):  # type: ignore[misc]  # of one package or the other
     """Makes `trainer.fit` a run that stops at a step and resumes in the middle of an epoch.
 
     >>> trainer = Trainer(callbacks=[holdfast.lightning.Callback("runs/a")])  # doctest: +SKIP
@@ -61,23 +57,8 @@ class Callback(callback_class()):  # type: ignore[misc]  # of one package or the
     receives what the module logs.
     """
 
-    def __init__(
-        self,
-        folder: str | os.PathLike[str],
-        *,
-        settings: Settings | None = None,
-        stop_when: Rule | None = None,
-        **more_state: Any,
-    ) -> None:
-        super().__init__()
-        options = {"settings": settings, "stop_when": stop_when, **more_state}
-        self.make_run = run_maker("holdfast.lightning.Callback", _OURS, folder, **options)
-        self._fit: Fit | None = None
-
-    @property
-    def run(self) -> Run | None:
-        """The run, while `trainer.fit` trains: for `run.stop()`, `run.log`, `run.save()`."""
-        return None if self._fit is None else self._fit.run
+    name = "holdfast.lightning.Callback"
+    kept = ("module", "optimizer", "optimizers", "schedulers", "scaler", "fit")
 
     # -- what Lightning calls ------------------------------------------------------------
 
@@ -87,15 +68,11 @@ class Callback(callback_class()):  # type: ignore[misc]  # of one package or the
         if trainer.fast_dev_run:
             say("fast_dev_run: this fit is a try and no run; nothing is kept or resumed.")
             return
-        if sum(isinstance(each, Callback) for each in trainer.callbacks) > 1:
-            raise HoldfastError(
-                "two holdfast.lightning.Callback in one Trainer: each would count the steps.\n"
-                "Give it one."
-            )
+        self.refuse_another(trainer.callbacks)
         _refuse_version(trainer)
         _refuse_strategy(trainer)
         self._release()
-        self._fit = Fit(self, trainer)
+        self._training = Fit(self, trainer)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:  # noqa: ARG002  Lightning's
         self._release()
@@ -104,7 +81,7 @@ class Callback(callback_class()):  # type: ignore[misc]  # of one package or the
         self._release()
 
     def _release(self) -> None:
-        fit, self._fit = self._fit, None
+        fit, self._training = self._training, None
         if fit is not None:
             fit.release()
 
@@ -112,16 +89,15 @@ class Callback(callback_class()):  # type: ignore[misc]  # of one package or the
 def _refuse_version(trainer: Any) -> None:
     """Refuse a Lightning that lacks what is read or replaced here, before anything is changed."""
     for path in _USED:
-        found = trainer
-        for name in path.split("."):
-            if not hasattr(found, name):
-                version = sys.modules[package_of(trainer)].__version__
-                raise HoldfastError(
-                    f"Lightning {version} is not one that holdfast.lightning.Callback knows: "
-                    f"trainer.{path} is missing.\n"
-                    "Install one that it knows: pip install 'lightning>=2.2,<2.7'"
-                )
-            found = getattr(found, name)
+        try:
+            operator.attrgetter(path)(trainer)
+        except AttributeError as error:
+            version = sys.modules[package_of(trainer)].__version__
+            raise HoldfastError(
+                f"Lightning {version} is not one that holdfast.lightning.Callback knows: "
+                f"trainer.{path} is missing.\n"
+                "Install one that it knows: pip install 'lightning>=2.2,<2.7'"
+            ) from error
 
 
 def _refuse_strategy(trainer: Any) -> None:

@@ -16,13 +16,12 @@ def find_package() -> str | None:
     for name in _NAMES:
         if sys.modules.get(name) is not None:
             return name
-    return next(filter(_is_installed, _NAMES), None)
-
-
-def _is_installed(name: str) -> bool:
-    whole = name.partition(".")[0]
-    # sys.modules has None for a package whose import is forbidden.
-    return sys.modules.get(whole, ...) is not None and (importlib.util.find_spec(whole) is not None)
+    for name in _NAMES:
+        whole = name.partition(".")[0]
+        # sys.modules has None for a package whose import is forbidden.
+        if sys.modules.get(whole, ...) is not None and importlib.util.find_spec(whole) is not None:
+            return name
+    return None
 
 
 def callback_class() -> Any:

@@ -59,8 +59,8 @@ class FitState:
             "on_the_way": self.is_on_the_way,
             "should_stop": bool(trainer.should_stop),
             "reloaded": [
-                _finite(loop._last_train_dl_reload_epoch),
-                _finite(loop.epoch_loop.val_loop._last_val_dl_reload_epoch),
+                loop._last_train_dl_reload_epoch,
+                loop.epoch_loop.val_loop._last_val_dl_reload_epoch,
             ],
             "logged": self._logged.state(),
             "gradients": self._pending_gradients(),
@@ -78,6 +78,7 @@ class FitState:
         self.first_epoch, self.behind = state["begins"]
         self.is_over, self.is_on_the_way = state["over"], state["on_the_way"]
         trainer.should_stop = state["should_stop"]
+        # None in states of older versions.
         reloaded = [float("-inf") if each is None else each for each in state["reloaded"]]
         loop._last_train_dl_reload_epoch = reloaded[0]
         loop.epoch_loop.val_loop._last_val_dl_reload_epoch = reloaded[1]
@@ -333,7 +334,3 @@ def _call(trainer: Any, owners: list[Any], hook: str, checkpoint: dict[str, Any]
             getattr(each, hook)(checkpoint)
         else:
             getattr(each, hook)(trainer, module, checkpoint)
-
-
-def _finite(epoch: float) -> float | None:
-    return None if epoch == float("-inf") else epoch

@@ -237,7 +237,7 @@ class TensorFlowAdapter(Adapter):
             raise ValueError(
                 f"a tensor of type {dtype.name} cannot be stored; keep it as Python data."
             )
-        return shared.spec_of(name, self.kind, native, _shape(value))
+        return shared.spec_of(name, self.kind, native.name, native.itemsize, _shape(value))
 
     def item_bytes(self, dtype: str) -> int:
         return int(shared.numpy_dtype(dtype).itemsize)
@@ -246,7 +246,8 @@ class TensorFlowAdapter(Adapter):
         return shared.as_bytes(_read(value))
 
     def copy_all(self, targets: Sequence[shared.Array], values: Sequence[Any]) -> None:
-        shared.copy_into(targets, values, _read)
+        for target, value in zip(targets, values, strict=True):
+            np.copyto(target, _read(value), casting="no")
 
     def new_array(self, spec: TensorSpec, data: memoryview) -> Any:
         return tf.constant(shared.view(data, spec).copy())

@@ -207,7 +207,9 @@ class Habits:
         if kind == "_RepeatDataset" and int(dataset._count) not in (0, 1):
             self.repeats |= any(_draws_seeds(each) for each in _all_of(dataset))
         if kind == "CacheDataset" and not dataset._filename.numpy():
-            size = _pass_bytes(dataset._input_dataset)
+            count = int(dataset._input_dataset.cardinality())
+            element = _element_bytes(dataset._input_dataset)
+            size = count * element if count >= 0 and element else _UNKNOWN_BYTES
             self.cache_bytes += size
             self.buffer_bytes += size
         self.runs_ahead |= is_parallel or kind.startswith("_Prefetch")
@@ -254,11 +256,6 @@ def _draws_seeds(dataset: Any) -> bool:
 def _buffer_size(shuffle: Any) -> int:
     elements, count = int(shuffle._buffer_size), int(shuffle._input_dataset.cardinality())
     return min(elements, count) if count >= 0 else elements
-
-
-def _pass_bytes(dataset: Any) -> int:
-    count, size = int(dataset.cardinality()), _element_bytes(dataset)
-    return count * size if count >= 0 and size else _UNKNOWN_BYTES
 
 
 def _element_bytes(dataset: Any) -> int:

@@ -160,7 +160,7 @@ def match(graph: Graph, state: Mapping[str, Any], fresh: list[str], *, builds: b
     nameless: dict[str, Any] = {}
     for name, value in state.items():
         part = None if name in fresh else trackable_of(value)
-        if name in fresh or (name not in names and not _has_variables(part)):
+        if name in fresh or (name not in names and not _variables(part)):
             found.fresh.append(name)
         elif name not in names and isinstance(value, tf.train.Checkpoint):
             pairs.append((name, 0, part))  # as it was given to tf.train.CheckpointManager
@@ -182,20 +182,17 @@ def match(graph: Graph, state: Mapping[str, Any], fresh: list[str], *, builds: b
     _record_pairs(found, graph, met)
     _record_rest(found, graph, pairs, met, fresh, set(waiting))
     for name, part in nameless.items():
-        if not _is_known(found, part):  # else it is part of another state
+        # Else it is part of another state.
+        if not all(set(keys_of(v)) & found.by_key.keys() for v in _variables(part)):
             found.missing.append(name)
     if all(number for _, number, _ in pairs):
         found.unused = [name for name in names if name not in state or name in fresh]
     return found
 
 
-def _has_variables(part: Any) -> bool:
-    return part is not None and any(variable_of(each) is not None for _, each in _all_parts(part))
-
-
-def _is_known(found: Match, part: Any) -> bool:
-    variables = [variable_of(each) for _, each in _all_parts(part)]
-    return all(set(keys_of(v)) & found.by_key.keys() for v in variables if v is not None)
+def _variables(part: Any) -> list[Any]:
+    parts = [] if part is None else _all_parts(part)
+    return [v for _, each in parts if (v := variable_of(each)) is not None]
 
 
 def _all_parts(part: Any) -> list[tuple[str, Any]]:

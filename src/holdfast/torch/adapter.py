@@ -13,15 +13,12 @@ from holdfast._adapters.adapter import (
     Adapter,
     Generators,
     Objects,
-    PlacementGuard,
     Places,
-    Receiving,
     Sharding,
 )
 from holdfast._errors import StateMismatch
 from holdfast._store.format.image import STORED_AS, TensorSpec
-from holdfast.torch import loading
-from holdfast.torch.fast_capture import TensorPlaces, flat_state
+from holdfast.torch import modules
 
 _SEED_MASK = (1 << 63) - 1
 
@@ -36,7 +33,7 @@ class TorchObjects(Objects):
         return shards.load_targets(value)
 
     def flat_state(self, value: object) -> tuple[list[Any], list[torch.Tensor]] | None:
-        return flat_state(value)
+        return modules.flat_state(value)
 
     def overrides_state_dict(self, value: object) -> bool:
         # GradScaler.state_dict() asks the device for two numbers, and so waits for all that is
@@ -89,20 +86,14 @@ class TorchObjects(Objects):
         tensors = value.state_dict()
         return {key: item for key, item in tensors.items() if isinstance(item, torch.Tensor)}
 
-    def only_tensors(self, value: object) -> list[torch.Tensor] | None:
-        if not isinstance(value, torch.nn.Module):
-            return None
-        found = list(value.state_dict().values())
-        return found if all(isinstance(each, torch.Tensor) for each in found) else None
-
     def copies_what_it_loads(self, value: object) -> bool:
         return isinstance(value, torch.nn.Module)
 
     def copied_into(self, value: object) -> dict[str, torch.Tensor] | None:
-        return loading.copied_into(value)
+        return modules.copied_into(value)
 
     def loads_exactly(self, value: object) -> bool:
-        return loading.loads_exactly(value)
+        return modules.loads_exactly(value)
 
     def after_load(self, value: object, stored: Any) -> None:
         # Optimizer.load_state_dict casts moments to the parameters' dtype: undo that.
@@ -333,13 +324,13 @@ class TorchAdapter(Adapter):
 
         return shards
 
-    def receiving(self) -> Receiving:
+    def receiving(self) -> Any:
         from holdfast.torch import receive
 
         return receive
 
-    def placement_guard(self, tensors: Sequence[torch.Tensor]) -> PlacementGuard:
-        return TensorPlaces(tensors)
+    def placement_guard(self, tensors: Sequence[torch.Tensor]) -> modules.TensorPlaces:
+        return modules.TensorPlaces(tensors)
 
     # -- Other values ----------------------------------------------------------------
 

@@ -109,7 +109,12 @@ def read_dcp(folder: Path) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for name, about in table.state_dict_metadata.items():
         pieces = [(offset, _piece(folder, info)) for offset, info in places.get(name, [])]
-        value = _whole(name, about, pieces) if hasattr(about, "chunks") else _only(name, pieces)
+        if hasattr(about, "chunks"):
+            value = _whole(name, about, pieces)
+        elif len(pieces) == 1:
+            value = pieces[0][1]
+        else:
+            raise Incomplete(f"{name} is not there")
         _put(tree, (table.planner_data or {}).get(name, (name,)), value)
     found: dict[str, Any] = _listed(tree)
     return found
@@ -127,12 +132,6 @@ def _piece(folder: Path, info: Any) -> Any:
     if len(data) != info.length:
         raise Incomplete(f"{info.relative_path} is cut short")
     return load_pt(io.BytesIO(data))
-
-
-def _only(name: str, pieces: list[tuple[tuple[int, ...], Any]]) -> Any:
-    if len(pieces) != 1:
-        raise Incomplete(f"{name} is not there")
-    return pieces[0][1]
 
 
 @torch.no_grad()

@@ -20,15 +20,6 @@ from torch.optim import Optimizer
 
 from holdfast.torch.adapter import ADAPTER
 
-__all__ = [
-    "Replicated",
-    "WaitMeter",
-    "find_ddp",
-    "refuse",
-    "replicated_keys",
-    "settle_buckets",
-]
-
 _DEPTH = 20  # of containers in containers, in the user's state
 _ZERO = "torch.distributed.optim.zero_redundancy_optimizer"
 _ZERO_CLASS = f"{_ZERO}.ZeroRedundancyOptimizer"
@@ -54,7 +45,8 @@ def find_ddp(state: Mapping[str, Any]) -> list[DistributedDataParallel]:
     if not _has_others():
         return []
     found = _wrappers(state)
-    if _overlap(found):
+    parameters = [id(p) for module in found for p in module.parameters()]
+    if len(parameters) > len(set(parameters)):
         # A discarded wrapper that is not collected yet. On other ranks it may be.
         del found
         gc.collect()
@@ -105,11 +97,6 @@ def _alive(kind: type) -> list[Any]:
     return [each for each in objects if type(each) in kinds] if kinds else []
 
 
-def _overlap(modules: Sequence[DistributedDataParallel]) -> bool:
-    parameters = [id(p) for module in modules for p in module.parameters()]
-    return len(parameters) > len(set(parameters))
-
-
 def _reducer(module: DistributedDataParallel) -> Any:
     """The C++ reducer that sums its gradients; None if something else does."""
     if getattr(module, "_use_python_reducer", False):  # under a compiler
@@ -132,20 +119,28 @@ class Replicated:
     def __init__(
         self, state: Mapping[str, Any], modules: Sequence[DistributedDataParallel]
     ) -> None:
-        self._modules = [(weakref.ref(m), _is_joining(m), *_first(m)) for m in modules]
+        firsts = ((module, next(module.parameters())) for module in modules)
+        self._modules = [
+            (weakref.ref(m), _is_joining(m), first, first.data_ptr()) for m, first in firsts
+        ]
         self._optimizers = [
             (part, part.state, len(part.state), len(part.param_groups))
             for part in _parts(state)
             if isinstance(part, Optimizer)
         ]
         self._tensors: dict[Hashable, weakref.ref[torch.Tensor]] = {}
-        equal = [m for m in modules if _keeps_ranks_equal(m)] if not _averages_models() else []
+        averagers = sys.modules.get(_AVERAGERS)
+        if averagers is not None and _alive(averagers.ModelAverager):
+            modules = []  # the ranks train apart, and are averaged from time to time
+        equal = [m for m in modules if _keeps_ranks_equal(m)]
         parameters = {id(p): p for module in equal for p in module._module_parameters}
         for parameter in parameters.values():
             self._add(parameter)
-        partial = _optimizers_of_parts()
+        zero = sys.modules.get(_ZERO)
+        # Those inside a ZeroRedundancyOptimizer have this rank's part only.
+        partial = [] if zero is None else [z.optim for z in _alive(zero.ZeroRedundancyOptimizer)]
         for optimizer, *_ in self._optimizers:
-            if _updates_equally(optimizer) and id(optimizer) not in partial:
+            if _updates_equally(optimizer) and not any(optimizer is each for each in partial):
                 for parameter, entries in optimizer.state.items():
                     if id(parameter) in parameters:
                         self._add_all(entries)
@@ -203,11 +198,6 @@ def replicated_keys(
     return Replicated(state, modules if _has_others() else [])
 
 
-def _first(module: DistributedDataParallel) -> tuple[torch.Tensor, int]:
-    first = next(module.parameters())
-    return first, first.data_ptr()
-
-
 def _is_joining(module: DistributedDataParallel) -> bool:
     """Whether ranks without inputs may be steps behind."""
     return bool(module._join_config.enable)
@@ -233,20 +223,6 @@ def _equalizes(hook: Any) -> bool:
     )
 
 
-def _averages_models() -> bool:
-    """Whether ranks train apart and are averaged from time to time."""
-    loaded = sys.modules.get(_AVERAGERS)
-    return loaded is not None and bool(_alive(loaded.ModelAverager))
-
-
-def _optimizers_of_parts() -> set[int]:
-    """The optimizers inside a ZeroRedundancyOptimizer: they have this rank's part only."""
-    loaded = sys.modules.get(_ZERO)
-    if loaded is None:
-        return set()
-    return {id(each.optim) for each in _alive(loaded.ZeroRedundancyOptimizer)}
-
-
 def _updates_equally(optimizer: Optimizer) -> bool:
     """Whether equal gradients make equal states: true for torch's own, unknown for others.
 
@@ -258,7 +234,11 @@ def _updates_equally(optimizer: Optimizer) -> bool:
 
 def refuse(value: object) -> str | None:
     """Why a run of several ranks cannot store an object; None if it can."""
-    if isinstance(value, torch.nn.Module) and any(map(_is_old_fsdp, value.modules())):
+    kinds = map(type, value.modules() if isinstance(value, torch.nn.Module) else ())
+    if any(
+        kind.__name__ == "FullyShardedDataParallel" and "torch.distributed" in kind.__module__
+        for kind in kinds
+    ):
         return (
             "a FullyShardedDataParallel module cannot be stored: all ranks must meet to give its "
             "state, and a run that is stopped or killed cannot wait for that.\n"
@@ -272,11 +252,6 @@ def refuse(value: object) -> str | None:
         "Shard the model with torch.distributed.fsdp.fully_shard instead, whose optimizer is "
         "stored in parts; or use the optimizer without ZeroRedundancyOptimizer."
     )
-
-
-def _is_old_fsdp(module: torch.nn.Module) -> bool:
-    kind = type(module)
-    return kind.__name__ == "FullyShardedDataParallel" and "torch.distributed" in kind.__module__
 
 
 def settle_buckets(modules: Sequence[DistributedDataParallel]) -> list[str]:

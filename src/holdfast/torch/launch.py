@@ -13,9 +13,9 @@ import os
 import re
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
 import torch
@@ -47,6 +47,7 @@ _STORE_SECONDS = 1800.0  # torch's default timeout of its store
 _CONNECT_SECONDS = 5.0  # at least, even if the others came late
 _WAYS_TO_MEET = ("rank", "world_size", "init_method", "store")
 _SOURCE_PLACE = re.compile(r"\[/[^\]]*\] ?")  # in torch's messages
+_T = TypeVar("_T")
 _WITHOUT_ADDRESS = ("mpi", "fake")  # backends that find their ranks themselves
 
 
@@ -72,8 +73,9 @@ def init_process_group(
         backend=backend,
         launcher=variables.of_ranks_at_start(os.getppid()),
     )
-    if by_address:
-        mistakes = _find_contradictions(options) or mistakes
+    if by_address and multiprocessing.parent_process() is None:
+        # Else the environment is that of the process that has spawned this one.
+        mistakes = find_contradictions(_given(options), variables.of_ranks()) or mistakes
     if mistakes:
         raise RanksError("\n".join(mistakes))
     if by_address:
@@ -120,12 +122,6 @@ def _given(options: Mapping[str, Any]) -> dict[str, int]:
     return {name: value for name, value in found.items() if value >= 0}
 
 
-def _find_contradictions(options: Mapping[str, Any]) -> list[str]:
-    if multiprocessing.parent_process() is not None:
-        return []  # the environment is that of the process that has spawned this one
-    return find_contradictions(_given(options), variables.of_ranks())
-
-
 def _environments(options: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
     """The variables of this rank, by environment and arguments; and those at its start."""
     now, at_start = variables.of_ranks(), variables.of_ranks_at_start()
@@ -150,19 +146,19 @@ def _environments(options: Mapping[str, Any]) -> tuple[dict[str, str], dict[str,
 def _meet(now: Mapping[str, str], seconds: float, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options with a store that all ranks of the job have reached."""
     rank, size = rank_and_size(now)
-    store, prefix = (_lonely_store(), "") if size == 1 else _meet_at_the_address(now, seconds)
+    store: dist.Store
+    if size > 1:
+        store, prefix = _meet_at_the_address(now, seconds)
+    elif hasattr(dist, "HashStore"):
+        store, prefix = dist.HashStore(), ""
+    else:  # torch 2.4
+        store, prefix = dist.TCPStore("127.0.0.1", 0, 1, True), ""
     store.set_timeout(options.get("timeout") or timedelta(seconds=_STORE_SECONDS))
     passed_on = {name: value for name, value in options.items() if name not in _WAYS_TO_MEET}
     # Under a prefix, as torch does: other code may use the store too, and that of torchrun's
     # agent has the keys of earlier starts.
     within = dist.PrefixStore(f"{prefix}default_pg", store)
     return {**passed_on, "store": within, "rank": rank, "world_size": size}
-
-
-def _lonely_store() -> dist.Store:
-    if hasattr(dist, "HashStore"):
-        return dist.HashStore()
-    return dist.TCPStore("127.0.0.1", 0, 1, True)  # torch 2.4
 
 
 def _meet_at_the_address(now: Mapping[str, str], seconds: float) -> tuple[dist.Store, str]:
@@ -186,32 +182,44 @@ def _connect(
     endpoint: Endpoint, now: Mapping[str, str], patience: AddressPatience
 ) -> dist.TCPStore:
     seconds = max(_CONNECT_SECONDS, patience.left)
-    made: list[dist.TCPStore | RuntimeError] = []
 
-    def make() -> None:
+    def make() -> dist.TCPStore:
+        return dist.TCPStore(
+            endpoint.host,
+            endpoint.port,
+            rank_and_size(now)[1],
+            _hosts_the_store(now),
+            timedelta(seconds=seconds),
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
+
+    try:
+        # Torch would wait forever for a listener that does not answer.
+        return _in_a_thread(make, seconds + 1)
+    except (RuntimeError, TimeoutError) as error:
+        raise RanksError(_no_store(endpoint, now, error)) from error
+
+
+def _in_a_thread(call: Callable[[], _T], seconds: float) -> _T:
+    """What a call returns or raises; TimeoutError if it takes longer."""
+    ended: list[tuple[_T | None, Exception | None]] = []
+
+    def run() -> None:
         try:
-            made.append(
-                dist.TCPStore(
-                    endpoint.host,
-                    endpoint.port,
-                    rank_and_size(now)[1],
-                    _hosts_the_store(now),
-                    timedelta(seconds=seconds),
-                    wait_for_workers=False,
-                    multi_tenant=True,
-                )
-            )
-        except RuntimeError as error:
-            made.append(error)
+            ended.append((call(), None))
+        except Exception as error:  # noqa: BLE001  raised again below, in the caller's thread
+            ended.append((None, error))
 
-    # In a thread: torch would wait forever for a listener that does not answer.
-    thread = threading.Thread(target=make, daemon=True)
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(seconds + 1)
-    store = made[0] if made else TimeoutError(f"no answer within {seconds:.0f} s")
-    if isinstance(store, Exception):
-        raise RanksError(_no_store(endpoint, now, store)) from store
-    return store
+    thread.join(seconds)
+    if not ended:
+        raise TimeoutError(f"no answer within {seconds:.0f} s")
+    [(found, error)] = ended
+    if error is not None:
+        raise error
+    return found  # type: ignore[return-value]  # the call's own, which may be None
 
 
 def _no_store(endpoint: Endpoint, now: Mapping[str, str], error: Exception) -> str:
@@ -236,35 +244,23 @@ def _no_store(endpoint: Endpoint, now: Mapping[str, str], error: Exception) -> s
 
 def _start(backend: str, seconds: float, options: Mapping[str, Any]) -> None:
     """Call torch; RanksError when it fails or takes too long."""
-    ended: list[Exception | None] = []
-
-    def call() -> None:
-        try:
+    try:
+        if backend == "gloo":
+            # It connects all ranks now, and waits half an hour for one that it cannot reach. Not
+            # nccl, whose device is set in the caller's thread.
+            _in_a_thread(lambda: dist.init_process_group(backend, **options), seconds)
+        else:
             dist.init_process_group(backend, **options)
-            ended.append(None)
-        except Exception as error:  # noqa: BLE001  raised again below, in the caller's thread
-            ended.append(error)
-
-    if backend == "gloo":
-        # It connects all ranks now, and waits half an hour for one that it cannot reach: call it in
-        # a thread. Not nccl, whose device is set in the caller's thread.
-        thread = threading.Thread(target=call, daemon=True)
-        thread.start()
-        thread.join(seconds)
-    else:
-        call()
-    if not ended:
+    except TimeoutError as error:
         raise RanksError(
             f"the ranks have all come, and gloo has not connected them with each other within "
             f"{seconds:g} s.\n{_unreachable()}"
-        )
-    if isinstance(ended[0], RuntimeError):
-        why = _SOURCE_PLACE.sub("", str(ended[0]).partition("\n")[0]).rstrip(".")
+        ) from error
+    except RuntimeError as error:
+        why = _SOURCE_PLACE.sub("", str(error).partition("\n")[0]).rstrip(".")
         raise RanksError(
             f"torch could not start the process group with {backend}: {why}.\n{_unreachable()}"
-        ) from ended[0]
-    if ended[0] is not None:
-        raise ended[0]
+        ) from error
 
 
 def _unreachable() -> str:

@@ -35,7 +35,9 @@ from torch.utils.data import (
 )
 from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 
+from holdfast._adapters.adapter import has_state
 from holdfast._errors import name_place
+from holdfast._text import cut
 
 # How a position is restored:
 SKIPS = "skips"  # the sampler draws again, and used batches are not loaded
@@ -54,36 +56,26 @@ def is_loader(source: object) -> bool:
 def way_of(loader: DataLoader[Any]) -> str:
     """How a position in this loader is restored."""
     data = loader.dataset
-    own_iter = type(loader).__iter__ is DataLoader.__iter__ or _keeps_state(loader)
-    is_pipe = isinstance(data, IterDataPipe | MapDataPipe)
-    if not isinstance(data, IterableDataset) and own_iter and not is_pipe:
+    if not isinstance(data, IterableDataset) and can_be_copied(loader):
         return SKIPS
-    if _keeps_state(loader) and not _has_no_state(data):
+    # If the data set has no state, and its iterator is a Python generator, a stateful loader finds
+    # no state there either, and would replay by itself.
+    begin = getattr(type(data), "__iter__", None)
+    if has_state(loader) and (has_state(data) or not inspect.isgeneratorfunction(begin)):
         return KEEPS
-    if own_iter and loader.num_workers == 0 and _keeps_state(data):
+    if _is_torchs_own(loader) and loader.num_workers == 0 and has_state(data):
         return DATA_KEEPS
     return REPLAYS
 
 
-def _keeps_state(value: object) -> bool:
-    return callable(getattr(value, "state_dict", None)) and callable(
-        getattr(value, "load_state_dict", None)
-    )
-
-
-def _has_no_state(data: object) -> bool:
-    """Whether a stateful loader finds no state here, and would replay by itself.
-
-    The data set has none, and its iterator is a Python generator, which has none either.
-    """
-    begin = getattr(type(data), "__iter__", None)
-    return not _keeps_state(data) and inspect.isgeneratorfunction(begin)
+def _is_torchs_own(loader: DataLoader[Any]) -> bool:
+    return type(loader).__iter__ is DataLoader.__iter__ or has_state(loader)
 
 
 def can_be_copied(loader: DataLoader[Any]) -> bool:
     """Whether a copy with our sampler behaves like the loader."""
-    own_iter = type(loader).__iter__ is DataLoader.__iter__ or _keeps_state(loader)
-    return own_iter and not isinstance(loader.dataset, IterDataPipe | MapDataPipe)
+    is_pipe = isinstance(loader.dataset, IterDataPipe | MapDataPipe)
+    return _is_torchs_own(loader) and not is_pipe
 
 
 def length_of(loader: DataLoader[Any]) -> int | None:
@@ -124,8 +116,7 @@ def draws_by_itself(loader: DataLoader[Any]) -> bool:
 
     torch's own samplers draw only when a pass begins.
     """
-    own = [type(each).__module__.startswith(_TORCHS_OWN) for each in samplers_of(loader)]
-    return not all(own)
+    return not all(type(s).__module__.startswith(_TORCHS_OWN) for s in samplers_of(loader))
 
 
 class Tickets:
@@ -304,17 +295,15 @@ class Seed(Protocol):
     def has_grown(self, holders: list[Any]) -> bool: ...
 
 
+@dataclass(slots=True, eq=False)
 class Ticket:
     """What the sampler drew for one batch, and the seed with which to make it."""
 
-    __slots__ = ("drawn", "epoch", "number", "seed", "sow")
-
-    def __init__(self, drawn: Any, epoch: int, number: int, seed: int, sow: Seed | None) -> None:
-        self.drawn = drawn
-        self.epoch = epoch
-        self.number = number
-        self.seed = seed
-        self.sow = sow  # for an iterable data set, which has no indices
+    drawn: Any
+    epoch: int
+    number: int
+    seed: int
+    sow: Seed | None  # for an iterable data set, which has no indices
 
     def __iter__(self) -> Iterator[Any]:
         # A loader iterates over the indices when it begins a batch of an iterable.
@@ -426,8 +415,7 @@ class _Wrapped:
         object.__setattr__(self, "_holdfast_seed", seed)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        parts = (self._holdfast_data, self._holdfast_collate, self._holdfast_seed)
-        return (type(self), parts)
+        return (type(self), (*self._holders(), self._holdfast_seed))
 
     def holdfast_sow(self, seed: int) -> None:
         """Seed all generators that a batch may draw from."""
@@ -455,7 +443,7 @@ class NamedSamples(_Wrapped, Dataset[Any]):
         return self._made(ticket, self._make_batch)
 
     def __getitem__(self, ticket: Ticket) -> Any:
-        return self._made(ticket, self._make_sample)
+        return self._made(ticket, lambda ticket: self._item(ticket, ticket.drawn))
 
     def _made(self, ticket: Ticket, make: Callable[[Ticket], Any]) -> Any:
         self.holdfast_sow(ticket.seed)
@@ -472,23 +460,15 @@ class NamedSamples(_Wrapped, Dataset[Any]):
             try:
                 return fetch(ticket.drawn)
             except Exception as error:
-                _name_sample(error, ticket, f"one of {_short(ticket.drawn)}")
+                _name_sample(error, ticket, f"one of {cut(str(ticket.drawn), 200)}")
                 raise
-        found = []
-        index = None
+        return [self._item(ticket, index) for index in ticket.drawn]
+
+    def _item(self, ticket: Ticket, index: Any) -> Any:
         try:
-            for index in ticket.drawn:
-                found.append(data[index])
+            return self._holdfast_data[index]
         except Exception as error:
             _name_sample(error, ticket, index)
-            raise
-        return found
-
-    def _make_sample(self, ticket: Ticket) -> Any:
-        try:
-            return self._holdfast_data[ticket.drawn]
-        except Exception as error:
-            _name_sample(error, ticket, ticket.drawn)
             raise
 
 
@@ -509,11 +489,6 @@ class LazySamples(_Wrapped, IterableDataset[Any]):
             whose = "" if worker is None else f" of worker {worker.id}"
             error.add_note(f"holdfast: after {count} samples{whose}")
             raise
-
-
-def _short(drawn: Any) -> str:
-    text = str(drawn)
-    return text if len(text) <= 200 else f"{text[:197]}…"
 
 
 # -- An epoch's order that is divided among ranks, and its rest for another number of ranks --------
@@ -593,9 +568,9 @@ class Share:
 
     def _batched(self, indices: list[Any]) -> Any:
         if self.batches is None:
-            return _Drawn(indices)
+            return indices
         batches = copy.copy(self.batches)
-        batches.sampler = _Drawn(indices)
+        batches.sampler = indices
         return batches
 
 
@@ -606,17 +581,6 @@ class Rest:
     draws: Any  # replaces the loader's batch sampler
     length: int | None  # of the batches, if it is known
     samples: int  # for all ranks together
-
-
-class _Drawn:
-    def __init__(self, indices: list[Any]) -> None:
-        self._indices = indices
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._indices)
-
-    def __len__(self) -> int:
-        return len(self._indices)
 
 
 def deal(order: list[Any], rank: int, shares: int, drop_last: bool) -> list[Any]:

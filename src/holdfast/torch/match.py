@@ -7,7 +7,7 @@ is changed here: what does not fit is only recorded.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import torch
@@ -50,29 +50,39 @@ def plain_name(name: str) -> str:
 
 
 def module_state(
-    module: Any, stored: Mapping[str, Any], path: str, unfit: Unfit, known: dict[Any, Any]
+    module: Any,
+    stored: Mapping[str, Any],
+    path: str,
+    unfit: Unfit,
+    known: dict[Any, Any],
+    array: Callable[[Any, Any, Any, str], Any],
 ) -> Any:
     """The state of a module with the stored values: its names, its order, its tied weights.
 
-    `known` has the stored value of each live tensor so far.
+    `known` has the stored value of each live tensor so far, and `array` compares one with its live
+    tensor.
     """
     live = module.state_dict()
     by_name = dict(stored)
     if not live.keys() & by_name.keys():  # only one of the two was wrapped
         by_name = {plain_name(name): value for name, value in stored.items()}
     names = {name: name if name in by_name else plain_name(name) for name in live}
-    _record_tied(live, by_name, names, known)
+    places = {name: _place(now) for name, now in live.items()}
+    # The stored value of each live tensor first: files may have tied weights only once.
+    for name, place in places.items():
+        if place is not None and names[name] in by_name:
+            known.setdefault(place, by_name[names[name]])
     made = OrderedDict()
     for name, now in live.items():
         if names[name] in by_name:
             then = by_name[names[name]]
-            _compare(f"{path}.{name}", now, then, unfit)
-        elif (place := _place(now)) is not None and place in known:
-            then = known[place]
+        elif places[name] in known:
+            then = known[places[name]]
         else:
             unfit.missing.append(f"{path}.{name}")
             continue
-        made[name] = _one_of(known, now, then, f"{path}.{name}", unfit)
+        is_tensor = isinstance(now, torch.Tensor)
+        made[name] = array(ADAPTER, now, then, f"{path}.{name}") if is_tensor else then
     used = set(names.values())
     unfit.unexpected += [f"{path}.{name}" for name in by_name if name not in used]
     versions = getattr(stored, "_metadata", None) or getattr(live, "_metadata", None)
@@ -81,54 +91,10 @@ def module_state(
     return made
 
 
-def _record_tied(
-    live: Mapping[str, Any],
-    by_name: Mapping[str, Any],
-    names: Mapping[str, str],
-    known: dict[Any, Any],
-) -> None:
-    """Record the stored value of each live tensor: files may have tied weights only once."""
-    for name, now in live.items():
-        key = _place(now)
-        if key is not None and names[name] in by_name:
-            known.setdefault(key, by_name[names[name]])
-
-
 def _place(now: Any) -> Hashable | None:
     """Equal for two names of one tensor; None if that is not known."""
-    if not isinstance(now, torch.Tensor) or ADAPTER.is_sharded(now):
-        return None
-    return ADAPTER.alias_key(now)
-
-
-def _one_of(known: Any, now: Any, then: Any, path: str, unfit: Unfit) -> Any:
-    """The one value of all names of a tensor; recorded as unfit if the file has several."""
-    place = _place(now)
-    first = None if place is None else known.get(place)
-    if first is None or first is then or not isinstance(then, torch.Tensor):
-        return then
-    if first.dtype != then.dtype or first.shape != then.shape:
-        return then  # recorded already
-    if bytes(ADAPTER.bytes_of(first)) != bytes(ADAPTER.bytes_of(then)):
-        unfit.changed.append(f"{path} (is tied to another here, and has values of its own there)")
-    return first
-
-
-def _compare(path: str, now: Any, then: Any, unfit: Unfit) -> None:
-    if not isinstance(now, torch.Tensor) and not isinstance(then, torch.Tensor):
-        return
-    if (_type(now), _size(now)) != (_type(then), _size(then)):
-        unfit.changed.append(f"{path} ({_type(then)} {_size(then)} → {_type(now)} {_size(now)})")
-
-
-def _type(value: Any) -> str:
-    if not isinstance(value, torch.Tensor):
-        return type(value).__name__
-    return str(value.dtype).removeprefix("torch.")
-
-
-def _size(value: Any) -> Any:
-    return list(value.shape) if isinstance(value, torch.Tensor) else ""
+    is_plain = isinstance(now, torch.Tensor) and not ADAPTER.is_sharded(now)
+    return ADAPTER.alias_key(now) if is_plain else None
 
 
 # -- optimizers ------------------------------------------------------------------------

@@ -43,7 +43,9 @@ class Profiled:
             found.append("torch.profiler")
             if self._records_memory:
                 found.append("memory recording")
-        if _records_device_memory() and "memory recording" not in found:
+        records = getattr(torch._C, "_cuda_isHistoryEnabled", None)
+        is_recording = records is not None and torch.cuda.is_initialized() and records()
+        if is_recording and "memory recording" not in found:
             found.append("memory recording")
         if torch.is_anomaly_enabled():
             found.append("anomaly detection")
@@ -76,8 +78,3 @@ class Profiled:
 def _is_active(profiler: Any) -> bool:
     has_results = getattr(profiler, "kineto_results", None) is not None
     return bool(getattr(profiler, "entered", True)) and not has_results
-
-
-def _records_device_memory() -> bool:
-    is_recording = getattr(torch._C, "_cuda_isHistoryEnabled", None)
-    return is_recording is not None and torch.cuda.is_initialized() and bool(is_recording())

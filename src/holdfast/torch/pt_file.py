@@ -60,6 +60,7 @@ def _read(spec: TensorSpec, data: memoryview) -> Any:
 # -- Files of other programs --------------------------------------------------------
 
 _MAPPED_BYTES = 1 << 30
+_STRANGER = r"(?:GLOBAL|global|function|class) `?([A-Za-z_][\w.]*\.[\w.]*\w)"
 
 
 class Refused(Exception):
@@ -83,23 +84,18 @@ def read_pt(path: Path, tensor: Callable[[str, tuple[int, ...], memoryview], Any
 def load_pt(source: Path | IO[bytes], *, mapped: bool = False) -> Any:
     """What torch.save wrote, on the CPU; Refused if that needs running code."""
     try:
-        with _allowing(_harmless()), warnings.catch_warnings():
+        allow = getattr(torch.serialization, "safe_globals", contextlib.nullcontext)  # since 2.5
+        with allow(_harmless()), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about old files
             return torch.load(source, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:
-        raise Refused(_reason(error), _stranger(error)) from error
-
-
-def _reason(error: Exception) -> str:
-    """One line, without torch's advice to load it unsafely."""
-    text = str(error).partition("\n")[0]
-    return "torch does not know a type in it" if "weights_only" in text else text
-
-
-def _stranger(error: Exception) -> str:
-    """The first type in the file that is not allowed; empty if torch names none."""
-    found = re.search(r"(?:GLOBAL|global|function|class) `?([A-Za-z_][\w.]*\.[\w.]*\w)", str(error))
-    return "" if found is None else found[1]
+        # One line, without torch's advice to load it unsafely.
+        reason = str(error).partition("\n")[0]
+        if "weights_only" in reason:
+            reason = "torch does not know a type in it"
+        # Torch may name the first type that is not allowed.
+        found = re.search(_STRANGER, str(error))
+        raise Refused(reason, "" if found is None else found[1]) from error
 
 
 def read_known(file: IO[bytes], allowed: Container[tuple[str, str]]) -> Any:
@@ -120,11 +116,6 @@ def _member(kind: Any, name: str) -> enum.Enum:
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return kind[name]
     raise Refused("it holds a builtins.getattr", "builtins.getattr")
-
-
-def _allowing(types: list[Any]) -> contextlib.AbstractContextManager[Any]:
-    found = getattr(torch.serialization, "safe_globals", None)  # since 2.5
-    return contextlib.nullcontext() if found is None else found(types)
 
 
 def _harmless() -> list[Any]:

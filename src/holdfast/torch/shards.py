@@ -1,9 +1,8 @@
 """Sharded tensors: which part of one is here, and how stored parts make the part wanted now.
 
 A DTensor (FSDP2's `fully_shard`, tensor parallel) is one tensor of which every rank holds a part.
-torch's checkpoint planners decide where a part lies in the whole, and which stored parts make up a
-part on another mesh, for one tensor at a time. Nothing here communicates, so a rank can be captured
-and restored while the others do something else.
+torch's checkpoint planner decides where a part lies in the whole, for one tensor at a time. Nothing
+here communicates, so a rank can be captured and restored while the others do something else.
 
 Private parts of torch that are used, and the versions that have them:
     DTensor._local_tensor, ._spec             2.4 … 2.13; to_local() would build a graph
@@ -13,16 +12,15 @@ Private parts of torch that are used, and the versions that have them:
 
 from __future__ import annotations
 
-import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import torch
 
 from holdfast._adapters.adapter import StoredArray
-from holdfast._errors import DamagedCheckpoint
-from holdfast._store.read.verify import StoredShard
+from holdfast._adapters.numpy import fill_whole
 from holdfast.torch.adapter import ADAPTER, dtype_of
 
 try:
@@ -33,9 +31,6 @@ except ImportError:  # 2.4
     from torch.distributed._tensor import DTensor, Replicate
 
     _KNOWS_STRIDES = False
-
-if TYPE_CHECKING:  # takes long to import, and most runs shard nothing
-    from torch.distributed.checkpoint.metadata import Metadata
 
 _NAME = "tensor"  # each is planned by itself, so any name does
 _MOST_LAYOUTS = 4096
@@ -208,63 +203,18 @@ def _part(stored: StoredArray, offsets: list[int], like: torch.Tensor, path: str
             return ADAPTER.read_array(stored.own.spec, stored.own.data)
     target = torch.empty(sizes, dtype=dtype_of(stored.description["dtype"]))
     if target.numel() > 0:
-        # A tensor of the same name on another mesh is another tensor.
-        mesh = stored.description.get("mesh")
-        _fill(target, like, [p for p in stored.parts() if p.description.get("mesh") == mesh], path)
+        # Bytes are moved: NumPy lacks some types. A tensor of the same name on another mesh is
+        # another tensor.
+        mesh, item = stored.description.get("mesh"), f"V{target.element_size()}"
+        boxes = (
+            ((tuple(about["offsets"]), tuple(about["sizes"])), part.data)
+            for part in stored.parts()
+            if (about := part.description).get("mesh") == mesh
+        )
+        parts = ((box, np.frombuffer(data, item).reshape(box[1])) for box, data in boxes)
+        whole = np.frombuffer(ADAPTER.bytes_of(target), item).reshape(tuple(sizes))
+        fill_whole(whole, (tuple(offsets), tuple(sizes)), parts, path)
     return target
-
-
-def _fill(
-    target: torch.Tensor, like: torch.Tensor, parts: Sequence[StoredShard], path: str
-) -> None:
-    """Copy every stored part to its place, as torch's planner says."""
-    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-
-    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    planner.set_up_planner({_NAME: like}, _metadata(parts, like), is_coordinator=False)
-    filled = torch.zeros(target.shape, dtype=torch.bool)
-    count = 0
-    for item in planner.create_local_plan().items:
-        number = item.storage_index.index
-        assert number is not None
-        source = ADAPTER.read_array(parts[number].spec, parts[number].data)
-        source = _narrowed(source, item.storage_offsets, item.lengths)
-        _narrowed(target, item.dest_offsets, item.lengths).copy_(source)
-        _narrowed(filled, item.dest_offsets, item.lengths).fill_(True)
-        count += math.prod(item.lengths)
-    # The planner neither reports missing parts nor overlapping ones.
-    if count != target.numel() or not filled.all():
-        raise DamagedCheckpoint(
-            f"{path}: the stored parts of this sharded tensor are not the whole tensor: "
-            f"{int(filled.sum())} of the {target.numel()} values that are needed here are there, "
-            f"{count} in all.\n"
-            "Nothing was deleted; resume with as many ranks as wrote it, or from another folder."
-        )
-
-
-def _metadata(parts: Sequence[StoredShard], like: torch.Tensor) -> Metadata:
-    from torch.distributed.checkpoint.metadata import (
-        ChunkStorageMetadata,
-        Metadata,
-        TensorProperties,
-        TensorStorageMetadata,
-    )
-
-    chunks = [
-        ChunkStorageMetadata(
-            offsets=torch.Size(part.description["offsets"]),
-            sizes=torch.Size(part.description["sizes"]),
-        )
-        for part in parts
-    ]
-    properties = TensorProperties(dtype=like.dtype)
-    return Metadata({_NAME: TensorStorageMetadata(properties, like.size(), chunks)})
-
-
-def _narrowed(tensor: torch.Tensor, offsets: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:
-    for axis, (offset, length) in enumerate(zip(offsets, lengths, strict=True)):
-        tensor = tensor.narrow(axis, offset, length)
-    return tensor
 
 
 @torch.no_grad()

@@ -8,7 +8,6 @@ there.
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from types import FrameType
@@ -19,14 +18,10 @@ import transformers.trainer
 from transformers import Trainer, TrainerCallback
 
 from holdfast._errors import HoldfastError
-from holdfast._run.driver import run_maker
-from holdfast._run.run import Run
-from holdfast._settings import Settings
+from holdfast._run.driver import RunCallback
 from holdfast._text import say
-from holdfast.rules import Rule
 from holdfast.transformers.training import Training
 
-_OURS = ("model", "optimizer", "scheduler", "scaler", "trainer")
 _MOST_FRAMES = 6  # up from an event to the trainer that it comes from
 # The methods of a Trainer that are replaced or called; an epoch is a method since version 5.4.
 USED_METHODS = (
@@ -43,7 +38,7 @@ USED_METHODS = (
 USED_COUNTS = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "current_flos")
 
 
-class Callback(TrainerCallback):
+class Callback(RunCallback, TrainerCallback):
     """Makes `trainer.train()` a run that stops at a step and resumes in the middle of an epoch.
 
     >>> trainer = Trainer(model, args, callbacks=[Callback("runs/a")])  # doctest: +SKIP
@@ -54,22 +49,8 @@ class Callback(TrainerCallback):
     receives what the trainer logs, except times and speeds.
     """
 
-    def __init__(
-        self,
-        folder: str | os.PathLike[str],
-        *,
-        settings: Settings | None = None,
-        stop_when: Rule | None = None,
-        **more_state: Any,
-    ) -> None:
-        options = {"settings": settings, "stop_when": stop_when, **more_state}
-        self.make_run = run_maker("holdfast.transformers.Callback", _OURS, folder, **options)
-        self._training: Training | None = None
-
-    @property
-    def run(self) -> Run | None:
-        """The run, while `trainer.train()` trains: for `run.stop()`, `run.log`, `run.save()`."""
-        return None if self._training is None else self._training.run
+    name = "holdfast.transformers.Callback"
+    kept = ("model", "optimizer", "scheduler", "scaler", "trainer")
 
     # -- what the trainer calls ----------------------------------------------------------
 
@@ -81,11 +62,7 @@ class Callback(TrainerCallback):
 
         def train(batch_size: int | None = None, **named: Any) -> Any:
             callbacks = trainer.callback_handler.callbacks
-            if sum(isinstance(each, Callback) for each in callbacks) > 1:
-                raise HoldfastError(
-                    "two holdfast.transformers.Callback in one Trainer: each would count the "
-                    "steps.\nGive it one."
-                )
+            self.refuse_another(callbacks)
             if self not in callbacks:
                 return inner(batch_size, **named)  # the script has removed it
             if named.get("trial") is not None:

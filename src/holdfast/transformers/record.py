@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from transformers.trainer_callback import ExportableState
 
-from holdfast._run.driver import keeps_state
+from holdfast._adapters.adapter import has_state
 from holdfast._text import unique_names
 
 # The fields of TrainerState that training changes; the script sets the others.
@@ -69,7 +69,7 @@ class TrainerRecord:
             "stops": [control.should_training_stop, control.should_epoch_stop],
             "callbacks": {
                 name: callback.state_dict()
-                if keeps_state(callback)
+                if has_state(callback)
                 else callback.state()["attributes"]
                 for name, callback in self._stateful_callbacks().items()
             },
@@ -128,7 +128,7 @@ class TrainerRecord:
             control.should_training_stop, control.should_epoch_stop = self._stored["stops"]
         stored = self._stored["callbacks"]
         for name, callback in self._stateful_callbacks().items():
-            if name in stored and keeps_state(callback):
+            if name in stored and has_state(callback):
                 callback.load_state_dict(stored[name])
             elif name in stored:
                 # Its arguments stay those of this script: a patience may have been raised.
@@ -143,7 +143,7 @@ class TrainerRecord:
         return unique_names(
             (type(callback).__name__, callback)
             for callback in self._trainer.callback_handler.callbacks
-            if keeps_state(callback) or isinstance(callback, ExportableState)
+            if has_state(callback) or isinstance(callback, ExportableState)
         )
 
 

@@ -239,7 +239,10 @@ class Training:
             self._close_lap()
             used = updates * trainer.args.gradient_accumulation_steps
         else:
-            used = self._used_batches(named["steps_in_epoch"])
+            length = self._driver.feed_length
+            left = None if length is None else length - run.batch
+            # As the trainer counts them.
+            used = run.batch if left is None else max(0, named["steps_in_epoch"] - left)
         named["train_dataloader"] = TrainLoader(self._take)
         named["resume_from_checkpoint"] = "the run" if used else None
         named["epochs_trained"] = epoch
@@ -285,12 +288,6 @@ class Training:
         self._ahead = next(self._lap, _END)
         if begins and record.behind:
             self._load_rng(self._resume_path)
-
-    def _used_batches(self, in_epoch: int) -> int:
-        """The used batches of this epoch, as the trainer counts them."""
-        run = self._opened
-        length = self._driver.feed_length
-        return run.batch if length is None else max(0, in_epoch - (length - run.batch))
 
     def _take(self) -> Any:
         """Pass the boundary of the last step, and return the next batch."""
