@@ -13,12 +13,10 @@ import numpy as np
 
 from holdfast._adapters.adapter import has_state
 from holdfast._errors import HoldfastError
-from holdfast._store.format.checksum import digest
 from holdfast._text import unique_names
 
 _NOT_KEPT = frozenset({"params", "model", "_model"})
 _SKIP = object()
-_LARGE = 1 << 20
 
 
 class Others:
@@ -109,19 +107,10 @@ def _plain(value: Any, depth: int = 0) -> Any:
     return _SKIP
 
 
-class _Large(tuple[Any, ...]):
-    """Shape, type and checksum of an array that is too large for a second copy."""
-
-    @classmethod
-    def of(cls, array: np.ndarray[Any, Any]) -> _Large:
-        data = np.ascontiguousarray(array).view(np.uint8).data
-        return cls((array.shape, array.dtype, digest(data)))
-
-
 def _noted(value: Any) -> Any:
     """A copy that `_same` can compare with later."""
     if isinstance(value, np.ndarray):
-        return _Large.of(value) if value.nbytes > _LARGE and value.ndim else value.copy()
+        return value.copy()
     if isinstance(value, list | tuple):
         return type(value)(map(_noted, value))
     if isinstance(value, dict):
@@ -130,8 +119,6 @@ def _noted(value: Any) -> Any:
 
 
 def _same(one: Any, other: Any) -> bool:
-    if isinstance(other, _Large):
-        return isinstance(one, np.ndarray) and _Large.of(one) == other
     if type(one) is not type(other):
         return False
     if isinstance(one, np.ndarray):

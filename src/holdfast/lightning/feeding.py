@@ -7,16 +7,14 @@ batch is made when Lightning takes it, not at the boundary.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from holdfast._errors import name_place
-from holdfast._run.data.course import Lap, Position
-from holdfast._run.data.feed import Feed, FeedAround, Seeds, SideBySide, apart, mix_all
+from holdfast._run.data.course import Lap
+from holdfast._run.data.feed import Feed, FeedAround, Seeds, apart, mix_all
 from holdfast._run.data.session_feeds import Feeds
 
 _END = object()
@@ -45,15 +43,9 @@ class LightningData:
     def holdfast_feed(self, feeds: Feeds) -> Feed:
         combined = self.combined
         loaders = tuple(combined.flattened)
-        inner: Feed
         if len(loaders) == 1 or combined._mode == "min_size":
-            inner = feeds.of(loaders)
-        else:
-            each = [feeds.of((loader,)) for loader in loaders]
-            if any(feed.usual_length is None for feed in each):
-                return FitFeed(feeds.of((_Combined(combined),)), self, lambda batch: batch)
-            inner = InTurn(each, cycles=combined._mode == "max_size_cycle")
-        return FitFeed(inner, self, self._combine)
+            return FitFeed(feeds.of(loaders), self, self._combine)
+        return FitFeed(feeds.of((_Combined(combined),)), self, lambda batch: batch)
 
     def _combine(self, batch: Any) -> Any:
         flat = list(batch) if len(self.combined.flattened) > 1 else [batch]
@@ -61,7 +53,10 @@ class LightningData:
 
 
 class _Combined:
-    """Loaders of unknown length, as Lightning iterates over them, without its counts."""
+    """Loaders that do not end together, as Lightning iterates over them, without its counts.
+
+    Some begin again in the middle of an epoch, so a restart reads all from its beginning.
+    """
 
     def __init__(self, combined: Any) -> None:
         self._combined = combined
@@ -119,61 +114,6 @@ class FitFeed(FeedAround):
             except Exception as error:  # raised again, with the position in its text
                 name_place(error, lap.epoch, number)
                 raise
-
-
-class InTurn(SideBySide):
-    """Several loaders until the longest ends; the others begin again, or give None."""
-
-    def __init__(self, feeds: list[Feed], *, cycles: bool) -> None:
-        super().__init__(feeds, feeds[0].context)
-        self._cycles = cycles
-        self.length = self.usual_length = max(feed.usual_length or 0 for feed in feeds)
-
-    def open(self, lap: Lap, seeds: Seeds) -> Iterator[Any]:
-        opened = [self._open_one(number, lap, seeds) for number in range(len(self._feeds))]
-        self.length = self.usual_length
-        return self._each(opened, lap.batches_to_skip)
-
-    def state(self) -> Any:
-        return None
-
-    def _each(self, opened: list[Iterator[Any]], number: int) -> Iterator[Any]:
-        while number < (self.length or 0):
-            yield [next(batches) for batches in opened]
-            number += 1
-
-    def _open_one(self, which: int, lap: Lap, seeds: Seeds) -> Iterator[Any]:
-        """One loader from this batch on, without an end.
-
-        Its first pass draws as any lap does. Each later pass draws from seeds of its own, so that
-        a fit can resume in it.
-        """
-        feed, behind = self._feeds[which], lap.batches_to_skip
-        length = feed.usual_length or 0
-        turn, skip = divmod(behind, length) if length else (0, 0)
-        if turn and not self._cycles:
-            return itertools.repeat(None)
-        return self._go_round(which, turn, self._begin(which, turn, skip, lap, seeds), lap, seeds)
-
-    def _go_round(
-        self, which: int, turn: int, batches: Iterator[Any], lap: Lap, seeds: Seeds
-    ) -> Iterator[Any]:
-        while True:
-            count = 0
-            for batch in batches:
-                yield batch
-                count += 1
-            if not self._cycles or not count:
-                yield from itertools.repeat(None)
-            turn += 1
-            batches = self._begin(which, turn, 0, lap, seeds)
-
-    def _begin(self, which: int, turn: int, skip: int, lap: Lap, seeds: Seeds) -> Iterator[Any]:
-        goal = Position(lap.epoch, lap.number, skip, world=self.context.world) if skip else None
-        part = Lap(lap.epoch, lap.number, goal=goal)
-        own = mix_all(seeds, which, turn)
-        with contextlib.nullcontext() if turn == 0 else apart(own):
-            return self._feeds[which].open(part, own)
 
 
 class LengthOnly:

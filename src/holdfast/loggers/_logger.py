@@ -44,9 +44,8 @@ class Logger:
     def __init__(
         self, run: Run, kind: str, package: str, *, target: str, options: dict[str, Any]
     ) -> None:
-        from holdfast._run.driver import (
-            LoopDriver,
-        )  # loads the run, which the process that logs does not need
+        # It loads the run, which the process that logs does not need.
+        from holdfast._run.driver import LoopDriver
 
         self._driver = driver = LoopDriver(run)
         self._label = LABELS[kind]
@@ -56,7 +55,14 @@ class Logger:
                 "Make it inside of `with holdfast.Run(…) as run:`."
             )
         _require(package, kind, type(self).__name__)
-        plan = _checked(type(self).__name__, {"kind": kind, "target": target, "options": options})
+        plan = {"kind": kind, "target": target, "options": options}
+        try:
+            json.dumps(plan)
+        except (TypeError, ValueError) as error:
+            raise SettingsError(
+                f"{type(self).__name__}(run, …): an argument cannot be written as JSON ({error}).\n"
+                "It goes to another process: give numbers, texts, lists and dicts."
+            ) from error
         # A proof repeats the training, and its values do not belong into a curve.
         if driver.rank or current_prove_config() is not None:
             return
@@ -116,10 +122,14 @@ class Logger:
         """A row that has other values than numbers, or comes after such a row."""
         *place, held = row
         values = {name: begin_reading(value, for_rule=False) for name, value in held.items()}
-        if self._waiting or any(type(value) is not float for value in values.values()):
-            self._wait((*place, values))
-        else:
-            self._append((*place, values))
+        self._waiting.append((*place, values))
+        if len(self._waiting) > _MOST_WAITING:
+            self._waiting.popleft()
+            self._lose()
+        now = time.monotonic()
+        if len(self._waiting) == 1 or now > self._next_poll:
+            self._next_poll = now + _POLL_SECONDS
+            self._read(waits=False)
 
     def _wait_for_arrival(self, step: int, held: dict[str, Any]) -> None:
         """Ignore rows before the stored position: the previous attempt has logged them."""
@@ -127,22 +137,6 @@ class Logger:
             before, self._listens = self._listens, self._listener()
             self._driver.log.replace(before, self._listens)
             self._listens(step, held)
-
-    def _append(self, row: tuple[Any, ...]) -> None:
-        if len(self._rows) < _MOST_ROWS:
-            self._rows.append(row)
-        else:
-            self._lose()
-
-    def _wait(self, row: tuple[Any, ...]) -> None:
-        self._waiting.append(row)
-        if len(self._waiting) > _MOST_WAITING:
-            self._waiting.popleft()
-            self._lose()
-        now = time.monotonic()
-        if now > self._next_poll:
-            self._next_poll = now + _POLL_SECONDS
-            self._read(waits=False)
 
     def _read(self, *, waits: bool) -> None:
         """Queue the rows whose values have arrived; with `waits`, wait for all."""
@@ -159,7 +153,10 @@ class Logger:
                 with contextlib.suppress(Exception):
                     values[name] = value.value()
             self._waiting.popleft()
-            self._append((*place, values))
+            if len(self._rows) < _MOST_ROWS:
+                self._rows.append((*place, values))
+            else:
+                self._lose()
 
     def _lose(self) -> None:
         if not self._lost:
@@ -206,17 +203,14 @@ class Logger:
 
     def close(self) -> None:
         """End it before the run ends."""
-        self._end(0)
-
-    def _end(self, status: int) -> None:
-        self.begin_end(status)
-        self.wait_for_end()
+        self.__exit__(None, None, None)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        self._end(status_of(error))
+        self.begin_end(status_of(error))
+        self.wait_for_end()
 
 
 def _require(package: str, extra: str, name: str) -> None:
@@ -226,15 +220,3 @@ def _require(package: str, extra: str, name: str) -> None:
     # A folder of that name, such as the one that wandb creates, is not a package.
     if spec is None or spec.origin is None:
         raise ImportError(not_installed(f"holdfast.loggers.{name}", package, extra))
-
-
-def _checked(name: str, plan: dict[str, Any]) -> dict[str, Any]:
-    """The plan, if it can be sent to another process."""
-    try:
-        json.dumps(plan)
-    except (TypeError, ValueError) as error:
-        raise SettingsError(
-            f"{name}(run, …): an argument cannot be written as JSON ({error}).\n"
-            "It goes to another process: give numbers, texts, lists and dicts."
-        ) from error
-    return plan

@@ -47,9 +47,6 @@ class Memory:
         self._last: dict[str, list[int]] = {}  # by name: its last mark, and how many values there
         self._here: dict[str, list[int]] = {}  # the same, in this attempt
         self._turns: list[Row] = []  # logged between the last step of an epoch and its end
-        self._load()
-
-    def _load(self) -> None:
         try:
             known = json.loads(read_plain(self._path))
             if known["target"] != self._target:
@@ -178,29 +175,20 @@ class EventFiles(Sink):
         self._file = (self._folder / f"{name}.{os.getpid()}").open("ab", buffering=0)
         self._memory.stamp = stamp
         self._size = 0
-        restart = self._proto.SessionLog(status=self._proto.SessionLog.START)
-        self._append(
-            [
-                self._proto.Event(wall_time=time.time(), file_version="brain.Event:2"),
-                self._proto.Event(wall_time=time.time(), step=self._step, session_log=restart),
-            ]
-        )
+        restart, now = self._proto.SessionLog(status=self._proto.SessionLog.START), time.time()
+        version = self._proto.Event(wall_time=now, file_version="brain.Event:2")
+        begin = self._proto.Event(wall_time=now, step=self._step, session_log=restart)
+        self._append([version, begin])
         self.write(replayed)
 
     def write(self, rows: list[Row]) -> None:
         summary = self._summary.Summary
-        self._append(
-            [
-                self._proto.Event(
-                    wall_time=row["t"],
-                    step=row["s"],
-                    summary=summary(
-                        value=[summary.Value(tag=n, simple_value=v) for n, v in row["v"].items()]
-                    ),
-                )
-                for row in rows
-            ]
-        )
+        events = []
+        for row in rows:
+            values = [summary.Value(tag=n, simple_value=v) for n, v in row["v"].items()]
+            about = summary(value=values)
+            events.append(self._proto.Event(wall_time=row["t"], step=row["s"], summary=about))
+        self._append(events)
 
     def _append(self, events: list[Any]) -> None:
         buffer = io.BytesIO()
@@ -237,27 +225,20 @@ class WandBRun(Sink):
         self._plan, self._memory = plan, memory
         options = plan["options"]
         self._init: dict[str, Any] = dict(options["init"])
-        self._is_first = not memory.id
+        is_first, step = not memory.id, plan["mark"] // 2
         memory.id = str(self._init.pop("id", None) or memory.id or secrets.token_hex(5))
-        self._step = plan["mark"] // 2
         self._wandb: Any = importlib.import_module("wandb")
         self._run: Any = None
-        self.rewinds = bool(options["rewind"]) and not self._is_first and self._step > 0
-        if self.rewinds:
-            self.rewinds = self._is_rewound()
-
-    def _is_rewound(self) -> bool:
-        where = f"{self._memory.id}?_step={self._step - 1}"
-        try:
-            self._run = self._begin(resume_from=where)
-        except Exception as error:  # noqa: BLE001  any error of the package: continue without
-            tell(
-                self._plan,
-                f"could not be rewound ({first_line(error)}). Steps that were logged before are "
-                "not logged again.",
-            )
-            return False
-        return True
+        if options["rewind"] and not is_first and step > 0:
+            try:
+                self._run = self._begin(resume_from=f"{memory.id}?_step={step - 1}")
+                self.rewinds = True
+            except Exception as error:  # noqa: BLE001  any error of the package: continue without
+                tell(
+                    plan,
+                    f"could not be rewound ({first_line(error)}). Steps that were logged before "
+                    "are not logged again.",
+                )
 
     def open(self, replayed: list[Row]) -> None:
         if self._run is None:
@@ -278,16 +259,10 @@ class WandBRun(Sink):
     def _begin(self, **how: Any) -> Any:
         given = {"dir": self._plan["loggers"], "name": Path(self._plan["folder"]).name}
         init = {**given, **self._init, **how}
-        settings: Any = self._wandb.Settings(
-            **{
-                # It must measure and show the training process, not this one.
-                "console": "off",
-                "x_stats_pid": self._plan["parent"],
-                "program": self._plan["script"] or None,
-                **(init.pop("settings", None) or {}),
-            }
-        )
-        return self._wandb.init(**init, settings=settings)
+        # It must measure and show the training process, not this one.
+        ours = {"x_stats_pid": self._plan["parent"], "program": self._plan["script"] or None}
+        settings = {"console": "off", **ours, **(init.pop("settings", None) or {})}
+        return self._wandb.init(**init, settings=self._wandb.Settings(**settings))
 
     def write(self, rows: list[Row]) -> None:
         for row in rows:
@@ -305,8 +280,6 @@ class MLflowRun(Sink):
     MLflow cannot forget steps, so no step is logged twice. If the previous process was killed,
     MLflow is asked what it has.
     """
-
-    rewinds = False
 
     def __init__(self, plan: dict[str, Any], memory: Memory) -> None:
         self._plan, self._memory = plan, memory
@@ -327,8 +300,10 @@ class MLflowRun(Sink):
         memory, client = self._memory, self._client
         if memory.id and self._is_there():
             client.update_run(memory.id, status="RUNNING")
-            if not memory.is_whole:
-                self._ask_how_far()
+            if not memory.is_whole:  # ask what it has
+                for name in client.get_run(memory.id).data.metrics:
+                    for value in client.get_metric_history(memory.id, name):
+                        memory.know_step(name, value.step)
         else:
             memory.id = self._create()
 
@@ -350,11 +325,6 @@ class MLflowRun(Sink):
         tags = {"mlflow.source.name": self._plan["script"], "holdfast.folder": folder}
         run = client.create_run(experiment, run_name=run_name, tags={**tags, **options["tags"]})
         return str(run.info.run_id)
-
-    def _ask_how_far(self) -> None:
-        for name in self._client.get_run(self._memory.id).data.metrics:
-            for value in self._client.get_metric_history(self._memory.id, name):
-                self._memory.know_step(name, value.step)
 
     def write(self, rows: list[Row]) -> None:
         if rows is not self._rows:  # else this is another try, and some values are logged
@@ -389,9 +359,8 @@ class MLflowRun(Sink):
 def _allowed(name: str) -> str:
     """The nearest name that is a plain relative path: some stores of MLflow use it as one."""
     parts = _FORBIDDEN.sub("_", name[:_LONGEST_NAME]).split("/")
-    return (
-        "/".join("_" * len(part) if part in (".", "..") else part for part in parts if part) or "_"
-    )
+    safe = ("_" * len(part) if part in (".", "..") else part for part in parts if part)
+    return "/".join(safe) or "_"
 
 
 SINKS = {"tensorboard": EventFiles, "wandb": WandBRun, "mlflow": MLflowRun}

@@ -243,7 +243,6 @@ def test_ctrl_c_that_has_ended_a_check_ends_the_examination(tmp_path, how):
         Question(program, seconds=30.0).answer()
 
 
-
 def test_the_state_of_many_ranks_is_counted_by_host(tmp_path):
     layout = RunLayout(tmp_path)
     sizes = [1000, 1001, 1002, 1003]
