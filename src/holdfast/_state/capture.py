@@ -26,7 +26,7 @@ import json
 import math
 import struct
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -280,11 +280,9 @@ class Encoder:
         """Called with every value that contains no tensor."""
         return encoded
 
-    def state_of(self, value: Any) -> Any:
+    def ask(self, value: Any, state_of: Callable[[Any], Any]) -> Any:
+        """The state of an object or a generator."""
         return state_of(value)
-
-    def generator_state(self, adapter: Adapter, value: Any) -> Any:
-        return adapter.generators.generator_state(value)
 
     def encode(self, value: Any, path: str) -> Any:
         if type(value) in PLAIN_TYPES:
@@ -308,8 +306,13 @@ class Encoder:
         return encoded
 
     def _array(self, adapter: Adapter, value: Any, path: str) -> dict[str, Any]:
-        name = self._name_elsewhere(adapter, value)
-        return {"$t": self._tensor(adapter, value, path)} if name is None else {"$r": name}
+        key = adapter.alias_key(value) if self._elsewhere else None
+        name = self._elsewhere.get(key)
+        if name is None:
+            return {"$t": self._tensor(adapter, value, path)}
+        self.left_out.add(name)
+        self.on_tensor(adapter, key, None)
+        return {"$r": name}
 
     def _encode_compound(self, value: Any, path: str) -> Any:
         if isinstance(value, dict):
@@ -321,7 +324,7 @@ class Encoder:
         if isinstance(value, tuple):
             return {"$tuple": self._items(value, path)}
         if is_stateful(value):
-            return {"$state": self.encode(self.state_of(value), path)}
+            return {"$state": self.encode(self.ask(value, state_of), path)}
         if (adapter := node_adapter(value)) is not None:
             parts = adapter.node_parts(value)
             return {"$node": {k: self.encode(item, f"{path}.{k}") for k, item in parts.items()}}
@@ -330,7 +333,7 @@ class Encoder:
             if found is not None:
                 return self.plain(found)
             if adapter.generators.is_generator(value):
-                state = self.generator_state(adapter, value)
+                state = self.ask(value, adapter.generators.generator_state)
                 return {"$generator": self.encode(state, path)}
         if isinstance(value, set | frozenset):
             tag = "$set" if isinstance(value, set) else "$frozenset"
@@ -367,16 +370,6 @@ class Encoder:
     def key(self, value: Any, path: str) -> Any:
         """Encode what belongs to the form of the tree, not to its values."""
         return self.encode(value, path)
-
-    def _name_elsewhere(self, adapter: Adapter, value: Any) -> str | None:
-        if not self._elsewhere:
-            return None
-        key = adapter.alias_key(value)
-        name = self._elsewhere.get(key)
-        if name is not None:
-            self.left_out.add(name)
-            self.on_tensor(adapter, key, None)
-        return name
 
     def on_tensor(self, adapter: Adapter, key: Hashable | None, number: int | None) -> None:
         """Called for every tensor in order."""

@@ -326,13 +326,9 @@ class _Recorder(Encoder):
         self._solid -= 1
         return encoded
 
-    def state_of(self, value: Any) -> Any:
+    def ask(self, value: Any, state_of: Callable[[Any], Any]) -> Any:
         known = self._walk.states.get(id(value))
-        return super().state_of(value) if known is None else known[1]
-
-    def generator_state(self, adapter: Adapter, value: Any) -> Any:
-        known = self._walk.states.get(id(value))
-        return super().generator_state(adapter, value) if known is None else known[1]
+        return state_of(value) if known is None else known[1]
 
     def on_tensor(self, adapter: Adapter, key: Hashable | None, number: int | None) -> None:
         self.adapters.append(adapter)

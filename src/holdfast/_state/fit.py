@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from holdfast._adapters.adapter import Unfit
 from holdfast._adapters.registry import adapter_of, adapters, array_adapter, generators_of
 from holdfast._errors import StateMismatch
 from holdfast._state.capture import is_stateful, node_adapter, parts_of
@@ -49,28 +50,12 @@ def check_fit(
     stored = head["tree"]["state"]
     for spec in {(each.kind, each.dtype, each.item_bytes): each for each in specs}.values():
         _check_type(f"{spec.name}: stored", spec.kind, spec.dtype, spec.item_bytes)
-    for name, encoded in stored.items() if _has_shards(stored) else ():
+    for name, encoded in stored.items():
         for path, leaf in tensor_leaves(encoded, name):
             if (parts := leaf.get("$shard")) is not None:
                 # Of a sharded tensor this rank may have stored nothing.
                 _check_type(f"{path}: stored in parts", parts.get("kind", "torch"), parts["dtype"])
     _FitCheck(specs, head).check(stored, state)
-
-
-def _has_shards(stored: Any) -> bool:
-    """Whether any tensor is sharded; without the paths, which take long for very many tensors."""
-    level = [stored]
-    while level:
-        below: list[Any] = []
-        for each in level:
-            if type(each) is list:
-                below += each
-            elif type(each) is dict:
-                if "$shard" in each:
-                    return True
-                below += each.values() if "$t" not in each else ()
-        level = below
-    return False
 
 
 def _check_type(what: str, kind: str, dtype: str, item_bytes: int | None = None) -> None:
@@ -110,47 +95,53 @@ def name_all(label: str, names: list[str]) -> list[str]:
     return [f"  {label}: {each}" for each in counted[:_LINES]] + more
 
 
+def mismatch(
+    unfit: Unfit,
+    first: str,
+    last: str,
+    tell: Callable[[str, list[str]], list[str]],
+    more: Mapping[str, list[str]] | None = None,
+) -> StateMismatch:
+    """An error that names all that does not fit, between its first and its last line."""
+    groups = {
+        "not in the checkpoint": unfit.missing,
+        "only in the checkpoint": unfit.unexpected,
+        "changed": unfit.changed,
+        **(more or {}),
+    }
+    lines = [line for what, names in groups.items() if names for line in tell(what, names)]
+    return StateMismatch(
+        "\n".join([first, *lines, last]),
+        missing=tuple(unfit.missing),
+        unexpected=tuple(unfit.unexpected),
+        reshaped=tuple(unfit.changed),
+    )
+
+
 class _FitCheck:
     def __init__(self, specs: Sequence[TensorSpec], head: Mapping[str, Any]) -> None:
         self._specs = specs
         self._head = head
-        self.missing: list[str] = []
-        self.unexpected: list[str] = []
-        self.reshaped: list[str] = []
+        self._unfit = Unfit()
 
     def check(self, stored: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-        self.unexpected += [name for name in stored if name not in state]
-        self.missing += [name for name in state if name not in stored]
-        for name, encoded in stored.items():
-            if name in state:
-                self._check(encoded, state[name], name)
+        unfit = self._unfit
+        self._check_parts(stored, state, "")
         then, now = self._head.get("classes", {}), class_names(state)
-        self.reshaped += [
+        unfit.changed += [
             f"{path} (was a {then[path]}, is a {name})"
             for path, name in now.items()
             if then.get(path, name) != name
         ]
-        if not (self.missing or self.unexpected or self.reshaped):
-            return
-        lines = ["the checkpoint does not fit the state that Run was given:"]
-        for what, names in (
-            ("not in the checkpoint", self.missing),
-            ("only in the checkpoint", self.unexpected),
-            ("changed", self.reshaped),
-        ):
-            lines += name_all(what, names)
-        lines.append(
-            "The checkpoint is left as it was: go back to the state it was made from, "
-            "or use a new folder.\n"
-            "To keep what fits: holdfast export FOLDER old.pt, then see docs/adopt.md, "
-            '"After a change of the model".'
-        )
-        raise StateMismatch(
-            "\n".join(lines),
-            missing=tuple(self.missing),
-            unexpected=tuple(self.unexpected),
-            reshaped=tuple(self.reshaped),
-        )
+        if unfit.missing or unfit.unexpected or unfit.changed:
+            raise mismatch(
+                unfit,
+                "the checkpoint does not fit the state that Run was given:",
+                "The checkpoint is left as it was: go back to the state it was made from, or use a "
+                "new folder.\nTo keep what fits: holdfast export FOLDER old.pt, then see "
+                'docs/adopt.md, "After a change of the model".',
+                name_all,
+            )
 
     def _check(self, encoded: Any, live: Any, path: str) -> None:
         kind = next(iter(encoded), "") if isinstance(encoded, dict) else ""
@@ -160,21 +151,21 @@ class _FitCheck:
             self._check_object(encoded["$state"], live, path)
         elif kind == "$generator":
             if generators_of(live) is None:
-                self.reshaped.append(f"{path} (was a random generator, is a {_type(live)})")
+                self._unfit.changed.append(f"{path} (was a random generator, is a {_type(live)})")
         elif kind == "$node":
             # A value that is rebuilt must have exactly the parts that it had.
             if (adapter := node_adapter(live)) is None:
-                self.reshaped.append(f"{path} (was made of parts, is a {_type(live)})")
+                self._unfit.changed.append(f"{path} (was made of parts, is a {_type(live)})")
             else:
                 self._check_parts(encoded["$node"], adapter.node_parts(live), path)
         elif is_stateful(live) or generators_of(live) or node_adapter(live) is not None:
-            self.reshaped.append(f"{path} (was a plain value, is a {_type(live)})")
+            self._unfit.changed.append(f"{path} (was a plain value, is a {_type(live)})")
         elif kind in ("$t", "$shard"):
             if isinstance(live, dict | list | tuple) and live:
-                self.reshaped.append(f"{path} (was an array, is a {_type(live)})")
+                self._unfit.changed.append(f"{path} (was an array, is a {_type(live)})")
             self._check_array(encoded, live, path)
         elif _is_value_array(live) and list(_entries(encoded)):
-            self.reshaped.append(f"{path} (was made of parts, is a {_type(live)})")
+            self._unfit.changed.append(f"{path} (was made of parts, is a {_type(live)})")
         elif (
             kind == "$tuple"
             and isinstance(live, tuple)
@@ -182,7 +173,7 @@ class _FitCheck:
             and len(live) != (was := len(encoded[kind]))
         ):
             of = f"{_type(live)} of {len(live)}"
-            self.reshaped.append(f"{path} (was made of {was} parts, is a {of})")
+            self._unfit.changed.append(f"{path} (was made of {was} parts, is a {of})")
         else:
             self._check_container(dict(_entries(encoded)), dict(_live_entries(live)), path)
 
@@ -192,17 +183,19 @@ class _FitCheck:
             if key in live:
                 self._check(item, live[key], f"{path}.{key}")
             elif _needs_object(item):
-                self.unexpected.append(f"{path}.{key}")
-        self.missing += [
+                self._unfit.unexpected.append(f"{path}.{key}")
+        self._unfit.missing += [
             f"{path}.{key}" for key, item in live.items() if key not in stored and _is_needed(item)
         ]
 
-    def _check_parts(self, stored: dict[str, Any], parts: dict[str, Any], path: str) -> None:
-        self.unexpected += [f"{path}.{key}" for key in stored if key not in parts]
-        self.missing += [f"{path}.{key}" for key in parts if key not in stored]
+    def _check_parts(self, stored: Mapping[str, Any], parts: Mapping[str, Any], path: str) -> None:
+        """Exactly these parts: those of the state itself, of an object, of a value made again."""
+        dot = f"{path}." if path else ""
+        self._unfit.unexpected += [f"{dot}{key}" for key in stored if key not in parts]
+        self._unfit.missing += [f"{dot}{key}" for key in parts if key not in stored]
         for key, item in stored.items():
             if key in parts:
-                self._check(item, parts[key], f"{path}.{key}")
+                self._check(item, parts[key], f"{dot}{key}")
 
     def _check_array(self, encoded: Any, live: Any, path: str) -> None:
         if (adapter := array_adapter(live)) is not None:
@@ -213,7 +206,7 @@ class _FitCheck:
 
     def _check_object(self, encoded: Any, live: Any, path: str) -> None:
         if not is_stateful(live):
-            self.reshaped.append(f"{path} (had a state_dict, is a {_type(live)})")
+            self._unfit.changed.append(f"{path} (had a state_dict, is a {_type(live)})")
             return
         parts = parts_of(live)
         if parts is not None:
@@ -228,8 +221,8 @@ class _FitCheck:
                 for key, item in _items(encoded)
             }
             stored = {key: item for key, item in found.items() if item is not None}
-            self.missing += [f"{path}.{key}" for key in strict if key not in stored]
-            self.unexpected += [f"{path}.{key}" for key in stored if key not in strict]
+            self._unfit.missing += [f"{path}.{key}" for key in strict if key not in stored]
+            self._unfit.unexpected += [f"{path}.{key}" for key in stored if key not in strict]
             for key, item in stored.items():
                 if key not in strict:
                     continue
@@ -251,7 +244,7 @@ class _FitCheck:
             if any(a.takes_size(live, size) for a in adapters()):
                 now_size = size
         if (dtype, size) != (now_dtype, now_size):
-            self.reshaped.append(f"{path} ({dtype} {size} → {now_dtype} {now_size})")
+            self._unfit.changed.append(f"{path} ({dtype} {size} → {now_dtype} {now_size})")
 
 
 def _spec(name: str, value: Any) -> TensorSpec:
@@ -367,7 +360,7 @@ def _choose(
             places.update(found)
     if not _is_apart([(address, view.nbytes) for address, view in places.values()]):
         places, filled = {}, []
-    tensors = _made_ahead(specs, set(kept_by_objects(stored, state)) - places.keys())
+    tensors = made_ahead(specs, set(kept_by_objects(stored, state)) - places.keys())
     for number, tensor in tensors.items():
         places[number] = adapter_of(specs[number].kind).receiving().memory_of(tensor)
     return Placement(
@@ -437,7 +430,7 @@ def kept_by_objects(stored: Mapping[str, Any], state: Mapping[str, Any]) -> Iter
         yield from {leaf["$t"]: None for leaf in leaves}
 
 
-def _made_ahead(specs: tuple[TensorSpec, ...], numbers: Collection[int]) -> dict[int, Any]:
+def made_ahead(specs: tuple[TensorSpec, ...], numbers: Collection[int]) -> dict[int, Any]:
     """New tensors; several threads make them, since an allocator may touch the memory."""
     wanted = [number for number in numbers if specs[number].kind == "torch"]
     found: dict[int, Any] = {}

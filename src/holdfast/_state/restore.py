@@ -19,7 +19,7 @@ from holdfast._adapters.adapter import Adapter, StoredArray
 from holdfast._adapters.registry import adapter_of, adapters, array_adapter, generators_of
 from holdfast._errors import DamagedCheckpoint, HoldfastError, RestoreDiffers, StateMismatch
 from holdfast._state.capture import Captured, capture, give_state, node_adapter, parts_of
-from holdfast._state.fit import check_fit, copies_of, kept_by_objects
+from holdfast._state.fit import check_fit, copies_of, kept_by_objects, made_ahead
 from holdfast._store.format.checksum import digest, digest_all, for_each
 from holdfast._store.format.image import STORED_AS, TensorSpec
 from holdfast._store.format.tree import tensor_leaves
@@ -86,17 +86,13 @@ class _Loader:
         """
         loaded = self._loaded
         self._owned = {} if loaded.placement is None else dict(loaded.placement.tensors)
+        known = loaded.sent.tensors.keys() | self._owned.keys()
+        fresh = made_ahead(loaded.plan.specs, [n for n in numbers if n not in known])
+        self._owned |= fresh
         moves: list[tuple[memoryview, memoryview]] = []
-        for number in numbers:
-            spec = loaded.plan.specs[number]
-            if spec.kind != "torch" or number in loaded.sent.tensors or number in self._owned:
-                continue
-            receiving = adapter_of("torch").receiving()
-            tensor = receiving.fresh(spec)
-            if tensor is None:
-                continue
-            self._owned[number] = tensor
-            target, source = receiving.memory_of(tensor)[1], loaded.data(number)
+        for number, tensor in fresh.items():
+            source = loaded.data(number)
+            target = adapter_of("torch").receiving().memory_of(tensor)[1]
             moves += (
                 (target[at : at + _PIECE_BYTES], source[at : at + _PIECE_BYTES])
                 for at in range(0, source.nbytes, _PIECE_BYTES)

@@ -25,7 +25,7 @@ from holdfast._state.capture import (
     state_of,
 )
 from holdfast._state.capture_cache import OBJECTS
-from holdfast._state.fit import name_some
+from holdfast._state.fit import mismatch, name_some
 from holdfast._state.restore import decode_state
 from holdfast._store.format.checksum import digest_all
 from holdfast._store.format.image import TensorSpec
@@ -137,14 +137,9 @@ def _match(
             is_same_type = now.dtype == then.dtype or now.kind != then.kind
             if not is_same_type or (now.shape, now.item_bytes) != (then.shape, then.item_bytes):
                 reshaped.append(_describe_change(now.name, then, now))
-    _refuse(
-        adopted,
-        matched.missing,
-        matched.unexpected,
-        reshaped + matched.unlike,
-        matched.unused,
-        build="Build the objects as they were (a Keras model: call it once before Run)",
-    )
+    unfit = Unfit(matched.missing, matched.unexpected, reshaped + matched.unlike)
+    build = "Build the objects as they were (a Keras model: call it once before Run)"
+    _refuse(adopted, unfit, matched.unused, build)
     return matched, captured, sources
 
 
@@ -167,35 +162,20 @@ def _number(loaded: Loaded, source: int, name: str, live: Any) -> Any:
 
 def _refuse(
     adopted: dict[str, Any],
-    missing: list[str],
-    unexpected: list[str],
-    reshaped: list[str],
+    unfit: Unfit,
     unused: list[str],
-    *,
     build: str = "Build the objects as they were",
     fresh: str = "--fresh NAME",
 ) -> None:
-    if not (missing or unexpected or reshaped):
-        return
-    lines = [f"the adopted checkpoint {adopted['from']} does not fit the state that Run was given:"]
-    for what, names in (
-        ("not in the checkpoint", missing),
-        ("only in the checkpoint", unexpected),
-        ("changed", reshaped),
-        ("names that Run does not have", unused),
-    ):
-        if names:
-            lines.append(f"  {what}: {name_some(names)}")
-    lines.append(
-        f"Nothing was changed. {build}, or adopt into a new folder, with --name NEW=OLD for "
-        f"another name and {fresh} for what is to start over."
-    )
-    raise StateMismatch(
-        "\n".join(lines),
-        missing=tuple(missing),
-        unexpected=tuple(unexpected),
-        reshaped=tuple(reshaped),
-    )
+    if unfit.missing or unfit.unexpected or unfit.changed:
+        raise mismatch(
+            unfit,
+            f"the adopted checkpoint {adopted['from']} does not fit the state that Run was given:",
+            f"Nothing was changed. {build}, or adopt into a new folder, with --name NEW=OLD for "
+            f"another name and {fresh} for what is to start over.",
+            lambda what, names: [f"  {what}: {name_some(names)}"],
+            {"names that Run does not have": unused},
+        )
 
 
 def _lines(begun: list[str], unused: list[str]) -> list[str]:
@@ -248,14 +228,7 @@ def _overlay(
     unused = [name for name in stored if name not in state or name in fresh]
     unfit = overlay.unfit
     whole = " ".join(f"--fresh {name}" for name in unfit.missing if "." not in name)
-    _refuse(
-        adopted,
-        unfit.missing,
-        unfit.unexpected,
-        unfit.changed,
-        unused,
-        fresh=whole or "--fresh NAME",
-    )
+    _refuse(adopted, unfit, unused, fresh=whole or "--fresh NAME")
     encoder = _PlaceholderEncoder({}, {})
     tree = encoder.tree(made, None)
     return Captured(tree, encoder.specs, encoder.values), fresh, unused
