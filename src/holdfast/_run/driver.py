@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -107,6 +107,12 @@ class LoopDriver:
         self._session.phases.expect(self._run.step + 1)
         self._session.boundary.set_next_due_step()
 
+    def log_numbers(self, values: Mapping[str, Any]) -> None:
+        """Log what of these is a number; one on a device is not read yet."""
+        numbers = {name: value for name, value in values.items() if is_number(value)}
+        if numbers:
+            self._run.log(**numbers)
+
     def hide_progress(self) -> None:
         """The trainer shows its own."""
         self._session.progress.close()
@@ -165,6 +171,13 @@ def replace_method(stack: ExitStack, place: Any, name: str, ours: Callable[..., 
         stack.callback(vars(place).pop, name, None)
     setattr(place, name, functools.partial(ours, original))
     return original
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value, perhaps of a framework, is one number without dimensions."""
+    if isinstance(value, bool | int | float):
+        return True
+    return hasattr(value, "__float__") and tuple(getattr(value, "shape", (1,))) == ()
 
 
 def do_nothing(*_: Any, **__: Any) -> None:

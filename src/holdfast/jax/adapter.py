@@ -117,15 +117,13 @@ class JaxAdapter(Adapter):
 
     def copy_all(self, targets: Sequence[shared.Array], values: Sequence[Any]) -> None:
         for value in values:  # start all copies before waiting for the first
-            if not isinstance(value, jax.Array):
-                value.start_copies()
-            else:
-                arrays.numbers_of(value).copy_to_host_async()
+            for piece in [value] if isinstance(value, jax.Array) else value.pieces:
+                arrays.numbers_of(piece).copy_to_host_async()
         for target, value in zip(targets, values, strict=True):
-            if not isinstance(value, jax.Array):
-                value.copy_to(target)
-            else:
+            if isinstance(value, jax.Array):
                 arrays.copy_to(target, value)
+            else:  # what this process holds of an array
+                value.copy_to(target)
 
     def bytes_of(self, value: Any) -> memoryview:
         if not isinstance(value, jax.Array):

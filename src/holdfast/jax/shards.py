@@ -48,10 +48,6 @@ class ArrayPart:
         ]
         return views[0] if len(views) == 1 else memoryview(b"".join(views))
 
-    def start_copies(self) -> None:
-        for piece in self.pieces:
-            arrays.numbers_of(piece).copy_to_host_async()
-
 
 def _part(pieces: Sequence[Any], dtype: str, item_bytes: int) -> ArrayPart:
     if len(pieces) == 1:
@@ -89,11 +85,8 @@ def shard_of(value: Any, *, replicas: bool) -> tuple[dict[str, Any], ArrayPart |
 
 def assemble(stored: StoredArray, near: object, path: str) -> tuple[Any, ArrayPart] | None:
     """A stored array, sharded as `near` is, and the part that is here."""
-    about, shape, item_bytes = (
-        stored.description,
-        shared.shape_of(stored),
-        shared.item_bytes_of(stored),
-    )
+    about, shape = stored.description, shared.shape_of(stored)
+    item_bytes = shared.item_bytes_of(stored)
     dtype, where = str(about["dtype"]), str(about.get("where", ""))
     sharding = arrays.layout(where, near, is_in_parts=not stored.is_whole)
     pieces: dict[Box, shared.Array] = {}

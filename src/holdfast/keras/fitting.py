@@ -20,7 +20,7 @@ import keras
 from keras.src.trainers.epoch_iterator import EpochIterator
 
 from holdfast._errors import HoldfastError
-from holdfast._run.driver import LoopDriver
+from holdfast._run.driver import LoopDriver, is_number
 from holdfast._text import count, say
 from holdfast.keras.adapter import is_whole, settle_waiting
 from holdfast.keras.fit_data import BatchCounter, FitData
@@ -108,6 +108,9 @@ def _number_of_fit(run: Any) -> int:
 class _Fit:
     """One call of model.fit."""
 
+    _others: Others  # from begin() on
+    _data: FitData  # the same, unless there is nothing left to fit
+
     def __init__(self, run: Any, model: Any, frame: FrameType) -> None:
         self._run = run
         self._driver = LoopDriver(run)
@@ -145,11 +148,9 @@ class _Fit:
         prepare(callbacks, is_resumed=self._is_resumed)
         self._others_list = [each for each in callbacks if not isinstance(each, Callback)]
         self._verbose = self._list.params.get("verbose")
-        self._others: Others | None = None
         self._loop: Iterator[int] | None = None
         self._lap: Any = None
         self._phase: Any = None
-        self._data: FitData | None = None
         self._logs: dict[str, Any] = {}  # of the last batch, in this attempt or the previous one
         self._last = _Last(self)
         callbacks.append(self._last)
@@ -185,7 +186,6 @@ class _Fit:
         self._model._initial_epoch = (epoch - record["base"] + self._initial) or None
 
     def _pass_over(self, made: int) -> None:
-        assert self._others is not None
         self._others.load(self._record.get("others", {}))
         self._driver.pass_over()
         folder = self._driver.folder
@@ -194,8 +194,6 @@ class _Fit:
 
     def _recall(self) -> None:
         """Restore everything except what run.epochs restores."""
-        assert self._others is not None
-        assert self._data is not None
         if not is_whole(self._model):
             self._model._symbolic_build(data_batch=self._data.example())
         settle_waiting(self._model)
@@ -212,10 +210,10 @@ class _Fit:
         if self._loop is None:
             return
         self._end_lap()
-        assert self._data is not None
         self._data.end_epoch()
         # The values of the last batch are logged already: a rule would count them twice.
-        self._log({name: value for name, value in logs.items() if name not in self._logs})
+        new = {name: value for name, value in logs.items() if name not in self._logs}
+        self._driver.log_numbers(new)
         self._logs = {}
         if self._model.stop_training or epoch + 1 >= self._epochs:
             return  # what follows belongs to the last epoch too
@@ -249,7 +247,6 @@ class _Fit:
     def _batches(self) -> Iterator[tuple[int, int, Any]]:
         """The iterations of the fit, in place of EpochIterator's own."""
         run, data, model = self._run, self._data, self._model
-        assert data is not None
         size = self._source.steps_per_execution
         self._lap = run.batches(BatchCounter(data), accumulate=size)
         is_stopped = model.stop_training or self._record.pop("stop_training", False)
@@ -297,7 +294,6 @@ class _Fit:
 
         Not inside the generator: run.batches warns of a generator, which may take batches early.
         """
-        assert self._data is not None
         with self._data.lock:
             return next(self._lap, self) is not self
 
@@ -306,7 +302,6 @@ class _Fit:
         lap = self._lap
         if lap is None:
             return
-        assert self._data is not None
         if self._model.stop_training:
             self._log_batch()
             self._data.use(self._source.steps_per_execution)
@@ -334,30 +329,17 @@ class _Fit:
         logs = self._frame.f_locals.get("logs")
         if isinstance(logs, dict) and logs:
             self._logs = logs
-            self._log(logs)
-
-    def _log(self, logs: dict[str, Any]) -> None:
-        numbers = {name: value for name, value in logs.items() if _is_number(value)}
-        if numbers:
-            self._run.log(**numbers)  # a value on a device is not read yet
+            self._driver.log_numbers(logs)
 
     def _store(self) -> None:
         """Write the position into the record, which is part of every snapshot."""
-        assert self._others is not None
-        assert self._data is not None
         self._record.update(
             data=self._data.position(),
             others=self._others.state(),
-            logs={name: float(v) for name, v in self._logs.items() if _is_number(v)},
+            logs={name: float(v) for name, v in self._logs.items() if is_number(v)},
             stop_training=bool(self._model.stop_training),
             num_batches=self._source._num_batches,
         )
-
-
-def _is_number(value: Any) -> bool:
-    if isinstance(value, bool | int | float):
-        return True
-    return hasattr(value, "__float__") and tuple(getattr(value, "shape", (1,))) == ()
 
 
 def _is_among(model: Any, values: list[Any]) -> bool:

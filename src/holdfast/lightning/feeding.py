@@ -28,17 +28,15 @@ class Promise:
     is_last: bool
 
 
+@dataclass(eq=False)
 class LightningData:
     """What `run.batches` is given: the loaders of one fit."""
 
-    def __init__(
-        self, combined: Any, length: int | None, unflatten: Callable[[list[Any], Any], Any]
-    ) -> None:
-        self.combined = combined
-        self._unflatten = unflatten
-        self.length = length  # of an epoch, as Lightning counts it
-        self.first_epoch = 0  # where Lightning's own checkpoint has begun the run
-        self.behind = 0  # batches of the first epoch that were used before the run began
+    combined: Any
+    length: int | None  # of an epoch, as Lightning counts it
+    unflatten: Callable[[list[Any], Any], Any]
+    first_epoch: int  # where Lightning's own checkpoint has begun the run
+    behind: int  # batches of the first epoch that were used before the run began
 
     def holdfast_feed(self, feeds: Feeds) -> Feed:
         combined = self.combined
@@ -49,17 +47,17 @@ class LightningData:
 
     def _combine(self, batch: Any) -> Any:
         flat = list(batch) if len(self.combined.flattened) > 1 else [batch]
-        return self._unflatten(flat, self.combined._spec)
+        return self.unflatten(flat, self.combined._spec)
 
 
+@dataclass(eq=False)
 class _Combined:
     """Loaders that do not end together, as Lightning iterates over them, without its counts.
 
     Some begin again in the middle of an epoch, so a restart reads all from its beginning.
     """
 
-    def __init__(self, combined: Any) -> None:
-        self._combined = combined
+    _combined: Any
 
     def __iter__(self) -> Iterator[Any]:
         for batch, *_ in self._combined:
@@ -116,11 +114,11 @@ class FitFeed(FeedAround):
                 raise
 
 
+@dataclass(eq=False)
 class LengthOnly:
     """In place of a loader while Lightning asks for its length: iterating would start workers."""
 
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
+    _loader: Any
 
     def __iter__(self) -> Iterator[Any]:
         return iter(())

@@ -215,8 +215,9 @@ class Fit:
         combined.flattened = list(self._loaders)
         length = self._loop.max_batches
         unflatten = part_of(self._trainer, "utilities.combined_loader").tree_unflatten
-        data = LightningData(combined, None if math.isinf(length) else int(length), unflatten)
-        data.first_epoch, data.behind = self._state.first_epoch, self._state.behind
+        length = None if math.isinf(length) else int(length)
+        begins = self._state.first_epoch, self._state.behind
+        data = LightningData(combined, length, unflatten, *begins)
         self._fetcher = self._loop._data_fetcher = Fetcher(
             data, self._driver.show_batch, lambda: (self._opened.epoch, self._opened.batch)
         )
@@ -349,9 +350,7 @@ class Fit:
         known = self._trainer._logger_connector._callback_metrics
         fresh = {name: v for name, v in known.items() if self._seen.get(name) is not v}
         self._seen = dict(known)
-        numbers = {name: v for name, v in fresh.items() if tuple(getattr(v, "shape", ())) == ()}
-        if numbers:
-            self._opened.log(**numbers)  # a value on a device is not read yet
+        self._driver.log_numbers(fresh)
 
 
 def _forget_restart(loop: Any) -> None:

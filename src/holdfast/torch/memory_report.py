@@ -12,7 +12,7 @@ import linecache
 import re
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
@@ -124,13 +124,11 @@ def largest_tensors(
     until: float,
 ) -> tuple[list[dict[str, Any]], int]:
     """What holds most of a device's memory, the largest first, and the total found."""
-    names = StorageNames(device)
-    names.learn_state(state)
-    names.learn_frames(views)
+    names, tensors = _storage_names(device, views, state)
     groups: dict[Any, dict[str, Any]] = {}
     storages: set[int] = set()
     seen = 0
-    tensors = [*names.tensors, *_live_tensors(until)]
+    tensors += _live_tensors(until)
     for tensor in tensors:
         with contextlib.suppress(Exception):  # some kinds of tensors have no storage
             if tensor.device != device:
@@ -141,7 +139,7 @@ def largest_tensors(
             storages.add(storage._cdata)
             size_bytes = storage.nbytes()
             seen += size_bytes
-            group, name = names.of(storage._cdata)
+            group, name = names.get(storage._cdata, (None, None))
             shape, dtype = list(tensor.shape), str(tensor.dtype).removeprefix("torch.")
             entry = groups.setdefault(
                 group or (tuple(shape), dtype),
@@ -174,15 +172,11 @@ def _shown(entry: dict[str, Any]) -> dict[str, Any]:
 
 def _live_tensors(until: float) -> list[torch.Tensor]:
     """Every tensor that Python knows, as far as the time allows."""
-    kinds: dict[type, bool] = {}
-    found = []
-    objects = gc.get_objects()
+    found, objects = [], gc.get_objects()
+    # Not isinstance, which calls the object.
+    kinds = {kind for kind in set(map(type, objects)) if torch.Tensor in kind.__mro__}
     for number, each in enumerate(objects):
-        kind = type(each)  # not isinstance, which calls the object
-        is_tensor = kinds.get(kind)
-        if is_tensor is None:
-            is_tensor = kinds[kind] = issubclass(kind, torch.Tensor)
-        if is_tensor:
+        if type(each) in kinds:
             found.append(each)
         if number % _AT_ONCE == 0 and time.monotonic() > until:
             break
@@ -197,37 +191,28 @@ View = tuple[CodeType, int, dict[str, Any], dict[str, Any]]  # see _run/exit/lea
 Named = tuple[str, str | None, Any]  # its group, its own name, the tensor
 
 
-class StorageNames:
-    """The storages of one device, each under its first name."""
+def _storage_names(
+    device: torch.device, views: list[View], state: Mapping[str, Any]
+) -> tuple[dict[int, tuple[str, str | None]], list[torch.Tensor]]:
+    """The group and the name of each known storage of a device, and the tensors with one.
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._names: dict[int, tuple[str, str | None]] = {}
-        self.tensors: list[torch.Tensor] = []
-
-    def of(self, storage: int) -> tuple[str | None, str | None]:
-        """The group of a storage, and its own name."""
-        return self._names.get(storage, (None, None))
-
-    def learn_state(self, state: Mapping[str, Any]) -> None:
-        """Learn the names in the run's state."""
-        for name, value in state.items():
-            self._learn(_of_value(name, value, ""))
-
-    def learn_frames(self, views: Iterable[View]) -> None:
-        """Learn the variables on the way to an exception, the innermost first."""
-        for code, line, variables, _ in reversed(list(views)):
-            place = f" ({Path(code.co_filename).name}:{line} in {code.co_name})"
-            for name, value in variables.items():
-                self._learn(_of_value(name, value, place))
-
-    def _learn(self, named: Iterator[Named]) -> None:
+    Names in the run's state come first, then variables on the way to the exception, the innermost
+    first.
+    """
+    named = [_of_value(name, value, "") for name, value in state.items()]
+    for code, line, variables, _ in reversed(views):
+        place = f" ({Path(code.co_filename).name}:{line} in {code.co_name})"
+        named += [_of_value(name, value, place) for name, value in variables.items()]
+    names: dict[int, tuple[str, str | None]] = {}
+    tensors = []
+    for each in named:
         with contextlib.suppress(Exception):  # objects of any kind are inspected
-            for group, name, tensor in named:
+            for group, name, tensor in each:
                 with contextlib.suppress(Exception):  # continue with the others
-                    if tensor.device == self._device:
-                        self._names.setdefault(tensor.untyped_storage()._cdata, (group, name))
-                        self.tensors.append(tensor)
+                    if tensor.device == device:
+                        names.setdefault(tensor.untyped_storage()._cdata, (group, name))
+                        tensors.append(tensor)
+    return names, tensors
 
 
 def _of_value(name: str, value: Any, place: str) -> Iterator[Named]:

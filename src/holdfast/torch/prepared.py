@@ -41,21 +41,19 @@ def set_epoch(source: Any, epoch: int) -> None:
 
 def share_generator(source: Any) -> None:
     """Give the sampler's generator the state of rank 0's, before that is captured."""
-    if "generator" in (source.rng_types or ()):
-        _synchronize(source, ["generator"])
+    _synchronize(source, [each for each in source.rng_types or () if each == "generator"])
 
 
 def share_globals(source: Any) -> None:
     """Synchronize what `Accelerator(rng_types=…)` asks for, at the beginning of each pass."""
-    kinds = [each for each in source.rng_types or () if each != "generator"]
-    if kinds:
-        _synchronize(source, kinds)
+    _synchronize(source, [each for each in source.rng_types or () if each != "generator"])
 
 
 def _synchronize(source: Any, kinds: list[str]) -> None:
-    from accelerate.utils import synchronize_rng_states
+    if kinds:
+        from accelerate.utils import synchronize_rng_states
 
-    synchronize_rng_states(kinds, source.synchronized_generator)
+        synchronize_rng_states(kinds, source.synchronized_generator)
 
 
 def put_in_place(source: Any, batch: Any) -> Any:

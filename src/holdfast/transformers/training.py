@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import transformers.trainer as trainer_module
@@ -36,12 +36,12 @@ _NONE = object()
 _NOT_LOGGED = ("epoch", "total_flos", "num_input_tokens_seen")
 
 
+@dataclass(eq=False)
 class TrainData:
     """What `run.batches` is given: the loader of one epoch."""
 
-    def __init__(self, loader: Any, first_epoch: int) -> None:
-        self._loader = loader
-        self._first_epoch = first_epoch
+    _loader: Any
+    _first_epoch: int
 
     def holdfast_feed(self, feeds: Feeds) -> Feed:
         return TrainFeed(feeds.of((self._loader,)), self._first_epoch)
@@ -61,11 +61,11 @@ class TrainFeed(FeedAround):
         return batches
 
 
+@dataclass(eq=False)
 class TrainLoader:
     """The loader that the Trainer gets: an iterator over the batches of `run.batches`."""
 
-    def __init__(self, take: Callable[[], Any]) -> None:
-        self._take = take
+    _take: Callable[[], Any]
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -77,11 +77,11 @@ class TrainLoader:
         return batch
 
 
+@dataclass(eq=False)
 class _FirstEpoch:
     """The epoch to begin with: the Trainer prints it before the run opens, and uses it after."""
 
-    def __init__(self, find: Callable[[], int]) -> None:
-        self._find = find
+    _find: Callable[[], int]
 
     def __index__(self) -> int:
         return self._find()
@@ -345,15 +345,9 @@ class Training:
             return evaluate(*arguments, **named)
 
     def log(self, logs: dict[str, Any]) -> None:
-        if self.run is None or self._is_passed_over:
-            return
-        numbers = {
-            name: value
-            for name, value in without_times(logs).items()
-            if name not in _NOT_LOGGED and isinstance(value, int | float)
-        }
-        if numbers:
-            self.run.log(**numbers)
+        if self.run is not None and not self._is_passed_over:
+            logs = without_times(logs)
+            self._driver.log_numbers({n: v for n, v in logs.items() if n not in _NOT_LOGGED})
 
     @property
     def _opened(self) -> Run:
