@@ -46,7 +46,6 @@ _NEEDS = {
 
 
 def has_state(value: object) -> bool:
-    """Whether an object has state_dict() and load_state_dict()."""
     methods = (getattr(value, name, None) for name in ("state_dict", "load_state_dict"))
     return all(map(callable, methods))
 

@@ -176,7 +176,6 @@ Array = np.ndarray[Any, Any]
 def spec_of(
     name: str, kind: str, dtype: str, item_bytes: int, shape: Sequence[int], device: str = ""
 ) -> TensorSpec:
-    """The description of an array in C order."""
     return TensorSpec(
         name=name,
         kind=kind,
@@ -205,7 +204,6 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def view(data: memoryview, spec: TensorSpec) -> Array:
-    """The stored values, in the memory that they are in."""
     dtype = numpy_dtype(spec.dtype)
     if spec.size_bytes == 0:
         return np.empty(spec.shape, dtype)

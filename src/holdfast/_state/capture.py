@@ -214,7 +214,6 @@ def capture(
 
 
 def refuse_unstorable(state: Mapping[str, Any]) -> None:
-    """Raise UnstorableState if any of the state cannot be captured."""
     for name, value in state.items():
         for adapter in adapters():
             reason = adapter.objects.refuse(value)
@@ -281,7 +280,6 @@ class Encoder:
         return encoded
 
     def ask(self, value: Any, state_of: Callable[[Any], Any]) -> Any:
-        """The state of an object or a generator."""
         return state_of(value)
 
     def encode(self, value: Any, path: str) -> Any:

@@ -237,8 +237,6 @@ _dump = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 class CaptureCache:
-    """Captures one state again and again."""
-
     print = ""  # as of Shares: there is nothing that ranks must agree on
 
     def __init__(self) -> None:

@@ -64,7 +64,6 @@ def decode_extra(loaded: Loaded) -> dict[str, Any]:
 
 
 def decode_state(loaded: Loaded) -> dict[str, Any]:
-    """The stored states as containers, values and new tensors, without any object."""
     loader = _Loader(loaded)
     stored = loaded.head["tree"]["state"]
     return {name: loader.value(item, name, borrowed=False) for name, item in stored.items()}

@@ -363,7 +363,6 @@ def _below(stored: Any, path: str) -> Any:
 
 
 def _plain(live: Any, stored: Any) -> Any:
-    """A plain value; from an array without dimensions its number."""
     if type(live) in (int, float, bool) and _array_adapter(stored) and stored.ndim == 0:
         value = stored.item()
         return type(live)(value) if type(live)(value) == value else value

@@ -26,7 +26,6 @@ _NUMBER_BYTES = 4  # of the numbers behind keys
 
 
 def setting(name: str) -> Any:
-    """One of JAX's settings, as it is for this thread."""
     return getattr(jax.config, name, None)
 
 
@@ -64,7 +63,6 @@ def refuse_unreadable(value: Any) -> None:
 
 
 def describe(name: str, value: Any) -> TensorSpec:
-    """The description of a whole array."""
     refuse_unreadable(value)
     numbers = _name_and_size(value.dtype)
     dtype = f"key<{jax.random.key_impl(value)}>" if numbers is None else numbers[0]
@@ -120,7 +118,6 @@ def numpy_view(spec: TensorSpec, data: memoryview) -> shared.Array:
 
 
 def read(value: Any) -> shared.Array:
-    """The values of an array on the host; keys as opaque items."""
     numbers = np.asarray(numbers_of(value))
     if not is_key(value):
         return numbers

@@ -19,7 +19,6 @@ _TREES = ("_METADATA", "manifest.ocdbt", "checkpoint")  # a stored tree has at l
 
 
 def is_tree(folder: Path) -> bool:
-    """Whether a folder is one stored tree."""
     return any((folder / name).is_file() for name in _TREES)
 
 

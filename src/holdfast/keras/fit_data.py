@@ -74,8 +74,6 @@ class BatchCounter:
 
 
 class FitData:
-    """The batches of one fit."""
-
     def __init__(
         self, run: Any, epoch_iterator: Any, stored: Any, store: Callable[[], None]
     ) -> None:
@@ -136,7 +134,6 @@ class FitData:
             self.iterator = self._source.open(self._pass, self.used, seeds)
 
     def use(self, batches: int) -> None:
-        """These are trained."""
         self.used += batches
         self._done += batches
 
@@ -153,7 +150,6 @@ class FitData:
         self._done = 0
 
     def end_pass(self) -> None:
-        """The iterator has ended."""
         self.iterator = None
         self._pass += 1
         self.used = 0
@@ -424,7 +420,6 @@ class Indexed(FitSource):
 
 
 def source_of(run: Any, epochs: Any, lock: Any) -> FitSource:
-    """The source for the data that fit was given."""
     backend = keras.backend.backend()
     kinds: dict[Any, Any] = {data_adapters.PyDatasetAdapter: Indexed}
     default: Any = FitSource

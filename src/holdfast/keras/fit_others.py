@@ -20,8 +20,6 @@ _SKIP = object()
 
 
 class Others:
-    """The callbacks of one fit other than ours."""
-
     def __init__(self, callbacks: list[Any]) -> None:
         self._named = unique_names(
             (type(callback).__name__, callback)

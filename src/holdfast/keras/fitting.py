@@ -106,8 +106,6 @@ def _number_of_fit(run: Any) -> int:
 
 
 class _Fit:
-    """One call of model.fit."""
-
     _others: Others  # from begin() on
     _data: FitData  # the same, unless there is nothing left to fit
 

@@ -35,8 +35,6 @@ _EXIT_SECONDS = 20.0
 
 
 class Fit:
-    """What a callback does in one call of `trainer.fit`."""
-
     _driver: LoopDriver  # of the run, once it is open
 
     def __init__(self, callback: Any, trainer: Any) -> None:

@@ -116,7 +116,6 @@ class FitState:
     # -- loops -------------------------------------------------------------------------
 
     def counts(self) -> dict[str, Any]:
-        """The counts of the loops."""
         found = {path: progress.state_dict() for path, progress in _progress(self._trainer)}
         found["_batches_that_stepped"] = self._trainer.fit_loop.epoch_loop._batches_that_stepped
         return found

@@ -82,7 +82,6 @@ class Writer:
             self._receive()
 
     def send(self) -> None:
-        """Write as much as the pipe takes now."""
         with self._lock:
             while not (self.is_gone or self._is_closed) and (self._unsent or self._take()):
                 try:

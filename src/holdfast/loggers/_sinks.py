@@ -84,7 +84,6 @@ class Memory:
         return {**row, "v": fresh}
 
     def record(self, rows: list[Row]) -> None:
-        """These rows were logged."""
         for row in rows:
             for name in row["v"]:
                 mark, count = self._last.get(name, [-1, 0])
@@ -126,8 +125,6 @@ def encodable(name: str) -> str:
 
 
 class Sink:
-    """Where rows go."""
-
     rewinds = False  # True if the service can forget steps, so that they are logged again
 
     def name(self, given: str) -> str:

@@ -17,8 +17,6 @@ _MOST_WAITING = 256  # steps whose values have not arrived from a device
 
 @dataclass(frozen=True)
 class RuleVerdict:
-    """Why a rule stops the run."""
-
     outcome: str
     reason: str
     step: int  # in which the values were logged
@@ -32,8 +30,6 @@ class RuleVerdict:
 
 
 class Judge:
-    """The rules of one attempt of a run."""
-
     def __init__(self, rule: Rule | None, world: int = 1) -> None:
         self._rule = None if rule is None else rule.fresh()
         self._world = world
@@ -90,7 +86,6 @@ class Judge:
         return lacks
 
     def state(self) -> dict[str, Any]:
-        """What the next attempt needs."""
         if self._rule is None:
             return {}
         states = {key: leaf.state() for key, leaf in self._keys.items()}
@@ -164,7 +159,6 @@ def _is_ready(logged: list[tuple[str, float | Reading]]) -> bool:
 
 
 def checked_rule(given: object) -> Rule | None:
-    """Check what a run was given as `stop_when`."""
     if given is None or isinstance(given, Rule):
         return given
     if isinstance(given, type) and issubclass(given, Rule):

@@ -35,7 +35,6 @@ class Rule:
         raise NotImplementedError
 
     def leaves(self) -> Iterator[Leaf]:
-        """The single rules of which it consists."""
         raise NotImplementedError
 
     def holding(self) -> list[Leaf]:
@@ -44,8 +43,6 @@ class Rule:
 
 
 class Leaf(Rule):
-    """A single rule, and what it has observed."""
-
     metric = ""  # the one that decides, if there is one
     keeps: ClassVar[dict[str, str]] = {}  # attributes by their names in a checkpoint
     uses_all = False  # True if it uses the newest values of all metrics
@@ -88,7 +85,6 @@ class Leaf(Rule):
         """Forget everything."""
 
     def uses(self, name: str) -> bool:
-        """Whether it uses the values of this metric."""
         return name == self.metric
 
     def observe(self, name: str, value: float, step: int) -> None:
@@ -101,11 +97,9 @@ class Leaf(Rule):
         """All values of a step were observed."""
 
     def holds(self) -> bool:
-        """Whether it stops the run."""
         raise NotImplementedError
 
     def because(self) -> str:
-        """Why, with the numbers."""
         raise NotImplementedError
 
     def state(self) -> dict[str, Any]:
@@ -113,7 +107,6 @@ class Leaf(Rule):
         return {name: plain(getattr(self, own)) for name, own in self.keeps.items()}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` has returned."""
         for name, own in self.keeps.items():
             value = state[name]
             setattr(self, own, float(value) if isinstance(value, str) else value)

@@ -21,8 +21,6 @@ _NAMED = 8
 
 @dataclass(frozen=True)
 class Bundle:
-    """A checkpoint of TensorFlow."""
-
     prefix: str
     graph: Graph  # each variable is named after its key in the checkpoint
     values: dict[str, Any]  # tensors by that key

@@ -155,7 +155,6 @@ class Habits:
         return not self.generates and (not self.draws_seeded or self.draws_in_parallel)
 
     def warnings(self) -> list[str]:
-        """What cannot be the same after a restart."""
         lines = []
         if self.draws_seeded and self.draws_in_parallel:
             lines.append(
@@ -290,7 +289,6 @@ def is_hidden_draw(op: str) -> bool:
 
 
 def hidden_draws(nodes: Iterable[Any]) -> list[str]:
-    """Such ops among the nodes of a graph."""
     return sorted({node.op for node in nodes if is_hidden_draw(node.op)})
 
 

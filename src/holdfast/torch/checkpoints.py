@@ -67,7 +67,6 @@ def read_file(path: Path) -> Any:
 
 
 def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a file, in memory."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         table = json.loads(file.read(length)) if length <= path.stat().st_size else None

@@ -375,7 +375,6 @@ class WaitMeter:
         return steps, waited, step_seconds
 
     def close(self) -> None:
-        """Remove the clocks."""
         for source in self._sources:
             source.close()
         self._sources.clear()

@@ -8,7 +8,6 @@ import torch.distributed
 
 
 def rank_and_size() -> tuple[int, int] | None:
-    """Of the default process group, if there is one."""
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return None
     return torch.distributed.get_rank(), torch.distributed.get_world_size()
@@ -28,5 +27,4 @@ class GroupStore:
         return bool(self._store.check(keys))
 
     def get(self, keys: list[str]) -> list[bytes]:
-        """The values of keys that exist."""
         return [bytes(self._store.get(key)) for key in keys]

@@ -54,7 +54,6 @@ def is_loader(source: object) -> bool:
 
 
 def way_of(loader: DataLoader[Any]) -> str:
-    """How a position in this loader is restored."""
     data = loader.dataset
     if not isinstance(data, IterableDataset) and can_be_copied(loader):
         return SKIPS
@@ -220,7 +219,6 @@ class Drawing:
 
 
 def _length_of_draw(drawn: Any) -> int:
-    """The number of samples of a batch; -1 if it is unknown."""
     return len(drawn) if hasattr(drawn, "__len__") else -1
 
 
@@ -511,8 +509,6 @@ def share_of(loader: DataLoader[Any], world: int) -> Share | None:
 
 @dataclass(frozen=True)
 class Share:
-    """One rank's share of an order."""
-
     sampler: Any
     batches: Any  # the batch sampler; None if there are no batches
     rank: int

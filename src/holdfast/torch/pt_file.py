@@ -24,7 +24,6 @@ _TORCH_NAMES = {stored: name for name, stored in STORED_AS.items()}
 
 
 def write_pt(file: IO[bytes], value: Any) -> None:
-    """Write a tree of plain containers and tensors."""
     torch.save(value, file)
 
 

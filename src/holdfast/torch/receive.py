@@ -176,8 +176,6 @@ def differ(live: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
 
 
 class SentTensors(NamedTuple):
-    """What was sent to the device."""
-
     whole: torch.Tensor  # one allocation
     raw: list[torch.Tensor]  # the bytes of each
     digests: list[bytes]  # of the bytes on the host; empty if not asked for

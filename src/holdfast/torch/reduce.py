@@ -50,7 +50,6 @@ def _address_by_name(backend: str) -> str:
 
 
 def _choose_device(backend: str) -> torch.device:
-    """Where the numbers of this rank are."""
     if "nccl" not in backend or not torch.cuda.device_count():
         return torch.device("cpu")
     now = variables.of_ranks()

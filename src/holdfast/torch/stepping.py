@@ -23,7 +23,6 @@ def hear_steps(hear: Callable[[Any], None]) -> Callable[[], None]:
 
 
 def class_name(value: object) -> str | None:
-    """The class of an optimizer or a scheduler; None for anything else."""
     if isinstance(value, torch.optim.Optimizer):
         inner = getattr(value, "optimizer", value)  # Accelerate wraps it
         return type(inner if isinstance(inner, torch.optim.Optimizer) else value).__name__

@@ -89,7 +89,6 @@ class TrainerRecord:
 
     @property
     def global_step(self) -> int:
-        """The optimizer steps that were made."""
         if self._stored is None:
             return int(self._trainer.state.global_step)
         return int(self._stored["state"]["global_step"])

@@ -91,8 +91,6 @@ class _FirstEpoch:
 
 
 class Training:
-    """What a callback does in one call of `trainer.train()`."""
-
     _driver: LoopDriver  # of the run, once it is open
 
     def __init__(self, callback: Any, trainer: Any) -> None:
