@@ -264,26 +264,16 @@ class CaptureCache:
                 return self._plan.captured(walk)
             self._moves += self._plan.has_moved
         with without_collector():
-            recorder = _Recorder(self._specs, elsewhere or {}, walk)
-            return self._record(recorder, _dump(recorder.tree(state, extra)), walk, elsewhere)
-
-    def _record(
-        self, recorder: _Recorder, text: str, walk: Walk, elsewhere: Mapping[Hashable, str] | None
-    ) -> Captured:
-        self._plan = None
-        if not walk.is_whole:
-            filled = _fill(_cut(text), recorder.plain_values)
-            left_out = len(recorder.left_out)
-            return Captured(None, recorder.specs, recorder.values, left_out, text=filled)
-        plan = _CapturePlan(walk, recorder, text, elsewhere)
-        if not recorder.agrees():
-            self._failures += 1
-            walk.plain_values = recorder.plain_values
-            return plan.captured(walk, recorder.values)
-        self._failures = 0
-        plan.learn(walk, always_move=self._moves >= _MOST_MOVES)
-        self._plan = plan
-        return plan.captured(walk)
+            recorder, self._plan = _Recorder(self._specs, elsewhere or {}, walk), None
+            template = _cut(_dump(recorder.tree(state, extra)))
+            if walk.is_whole and recorder.agrees():
+                self._failures = 0
+                always_move = self._moves >= _MOST_MOVES
+                self._plan = _CapturePlan(walk, recorder, template, elsewhere, always_move)
+                return self._plan.captured(walk)
+            self._failures += walk.is_whole
+            left_out, text = len(recorder.left_out), _fill(template, recorder.plain_values)
+            return Captured(None, recorder.specs, recorder.values, left_out, text=text)
 
 
 class _Recorder(Encoder):
@@ -357,9 +347,14 @@ class _CapturePlan:
     """What a walk must find for the previous capture to be reusable."""
 
     def __init__(
-        self, walk: Walk, recorder: _Recorder, text: str, elsewhere: Mapping[Hashable, str] | None
+        self,
+        walk: Walk,
+        recorder: _Recorder,
+        template: tuple[list[str], list[int]],
+        elsewhere: Mapping[Hashable, str] | None,
+        always_move: bool,
     ) -> None:
-        self._template = _cut(text)
+        self._template = template
         self._form = walk.form
         self._met = walk.adapters
         self._types = list(map(type, walk.leaves))
@@ -381,17 +376,13 @@ class _CapturePlan:
             for leaf, number in enumerate(self._numbers)
             if number is not None and leaf != firsts[number]
         }
-        self._addresses: list[int] | None = None
-
-    def learn(self, walk: Walk, *, always_move: bool) -> None:
-        """Remember where the tensors are, unless they are expected to move."""
-        kinds = frozenset() if always_move else walk.exact_types
         # Each tensor once; those behind the state belong to generators, which are always new.
-        firsts: dict[int, int] = {}
+        places: dict[int, int] = {}
         for place, leaf in enumerate(walk.leaves[: walk.of_state]):
-            firsts.setdefault(id(leaf), place)
+            places.setdefault(id(leaf), place)
+        kinds = frozenset() if always_move else walk.exact_types
         keys, types = self._keys, self._types
-        stable = [at for at in firsts.values() if keys[at] is not None and types[at] in kinds]
+        stable = [at for at in places.values() if keys[at] is not None and types[at] in kinds]
         self._guard_stable(stable, walk.leaves)
 
     def _guard_stable(self, stable: list[int], leaves: list[Any]) -> None:
@@ -471,10 +462,9 @@ class _CapturePlan:
             self._keys[leaf] = key
         return True
 
-    def captured(self, walk: Walk, values: list[Any] | None = None) -> Captured:
-        if values is None:
-            leaves = walk.leaves
-            values = leaves if self._takes_all else [leaves[leaf] for leaf in self._firsts]
+    def captured(self, walk: Walk) -> Captured:
+        leaves = walk.leaves
+        values = leaves if self._takes_all else [leaves[leaf] for leaf in self._firsts]
         text, addresses = _fill(self._template, walk.plain_values), self._addresses
         return Captured(None, self._specs, values, self._left_out, text=text, addresses=addresses)
 

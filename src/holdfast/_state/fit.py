@@ -210,7 +210,7 @@ class _FitCheck:
             return
         parts = parts_of(live)
         if parts is not None:
-            self._check_parts(dict(_items(encoded)), parts, path)
+            self._check_parts(_items(encoded), parts, path)
             return
         for adapter in adapters():
             strict = adapter.objects.copied_into(live) or adapter.objects.strict_tensors(live)
@@ -218,7 +218,7 @@ class _FitCheck:
                 continue
             found = {
                 key: item if isinstance(item, dict) and "$t" in item else _one_tensor(item)
-                for key, item in _items(encoded)
+                for key, item in _items(encoded).items()
             }
             stored = {key: item for key, item in found.items() if item is not None}
             self._unfit.missing += [f"{path}.{key}" for key in strict if key not in stored]
@@ -318,12 +318,9 @@ def _type(value: Any) -> str:
     return type(value).__name__
 
 
-def _items(encoded: Any) -> Iterable[tuple[str, Any]]:
-    if not isinstance(encoded, dict):
-        return []
-    if "$odict" in encoded:
-        return [(key, item) for key, item in encoded["$odict"] if isinstance(key, str)]
-    return [(key, item) for key, item in encoded.items() if not key.startswith("$")]
+def _items(encoded: Any) -> dict[str, Any]:
+    """The parts by name of an object's encoded state."""
+    return {key: item for key, item in _entries(encoded) if isinstance(key, str)}
 
 
 # -- Memory of live objects that a stored state is read into while it is checked -------------------

@@ -420,8 +420,7 @@ class Assembler:
             for path, leaf in tensor_leaves(encoded, name)
         }
         found: list[str] = []
-        views: list[memoryview] = []
-        hashed: list[str] = []
+        pairs: list[tuple[str, memoryview, bytes]] = []
         for path, then in self._expected.items():
             if path not in now:
                 found.append(f"{path} (lost)")
@@ -433,12 +432,10 @@ class Assembler:
             if spec is None or (spec.dtype, spec.shape) != (then.dtype, then.shape):
                 found.append(f"{path} (stored as {then.dtype}, now of another type or sharding)")
                 continue
-            views.append(adapter_of(spec.kind).bytes_of(captured.values[number]))
-            hashed.append(path)
-        for path, actual in zip(hashed, digest_all(views), strict=True):
-            if actual != self._expected[path].digest:
-                found.append(f"{path} (other values)")
-        return found
+            pairs.append(
+                (path, adapter_of(spec.kind).bytes_of(captured.values[number]), then.digest)
+            )
+        return found + _unlike(pairs)
 
 
 # -- Whether objects hold what they were given: captured again, and compared bit by bit ------------
@@ -487,8 +484,7 @@ def _compare_tensors(stored: set[int], captured: Captured, loaded: Loaded) -> li
     """The stored tensors that are lost, or whose type or values differ now."""
     now = {spec.name: index for index, spec in enumerate(captured.specs)}
     differing: list[str] = []
-    views: list[memoryview] = []
-    expected: list[tuple[str, bytes]] = []
+    expected: list[tuple[str, memoryview, bytes]] = []
     pairs: list[tuple[str, Any, Any]] = []
     sent = loaded.sent.tensors if loaded.sent.is_untouched else {}
     placement = loaded.placement
@@ -512,11 +508,9 @@ def _compare_tensors(stored: set[int], captured: Captured, loaded: Loaded) -> li
         if then in sent and adapter_of(old.kind).receiving().is_comparable(live, sent[then]):
             pairs.append((old.name, live, sent[then]))
             continue
-        views.append(adapter_of(new.kind).bytes_of(live))
-        expected.append((old.name, loaded.digests[old.name]))
-    for (name, then_digest), actual in zip(expected, digest_all(views), strict=True):
-        if then_digest != actual:
-            differing.append(f"{name} (other values)")
+        view = adapter_of(new.kind).bytes_of(live)
+        expected.append((old.name, view, loaded.digests[old.name]))
+    differing += _unlike(expected)
     if pairs:
         unlike = adapter_of("torch").receiving().differing([pair[1:] for pair in pairs])
         names = (name for name, _, _ in pairs)
@@ -524,6 +518,13 @@ def _compare_tensors(stored: set[int], captured: Captured, loaded: Loaded) -> li
             f"{name} (other values)" for name, is_so in zip(names, unlike, strict=True) if is_so
         ]
     return differing
+
+
+def _unlike(pairs: list[tuple[str, memoryview, bytes]]) -> list[str]:
+    """Those whose bytes have another digest now."""
+    now = digest_all([view for _, view, _ in pairs])
+    found = zip(pairs, now, strict=True)
+    return [f"{name} (other values)" for (name, _, then), actual in found if actual != then]
 
 
 def _tensors_of_other_replicas(then: Any, now: Any) -> Iterator[int]:
