@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from holdfast.loggers import _child, _sinks
-from holdfast.loggers._sinks import Memory
+from holdfast.loggers import _child
+from holdfast.loggers._child import Memory
 
 
 def row(mark, **values):
@@ -46,7 +46,7 @@ def serve(tmp_path, monkeypatch):
     """Let rows go through the process that logs, to this sink."""
 
     def go(sink, *messages):
-        monkeypatch.setitem(_sinks.SINKS, "stand_in", lambda plan, memory: sink)
+        monkeypatch.setitem(_child.SINKS, "stand_in", lambda plan, memory: sink)
         read, write = os.pipe()
         os.write(write, b"".join(json.dumps(each).encode() + b"\n" for each in messages))
         os.close(write)
@@ -94,5 +94,5 @@ def test_all_rows_share_one_patience_after_the_end(monkeypatch, capfd):
 
 @pytest.mark.parametrize("name", ["loss", "\udc80x", "é"])
 def test_every_name_can_be_written(name):
-    _sinks.encodable(name).encode()
-    assert len(_sinks.encodable(name)) == len(name)
+    _child.encodable(name).encode()
+    assert len(_child.encodable(name)) == len(name)

@@ -18,10 +18,9 @@ from holdfast._errors import install_command
 from holdfast._run.driver import LoopDriver
 from holdfast._run.metric_log import MetricLog
 from holdfast.loggers import _logger
+from holdfast.loggers._child import Memory
 from holdfast.loggers._logger import Logger
-from holdfast.loggers._sinks import Memory
-from holdfast.rules._judge import Judge
-from holdfast.rules._reading import begin_reading
+from holdfast.rules._judge import Judge, begin_reading
 
 
 def row(mark, _between=False, **values):
@@ -277,7 +276,7 @@ def test_only_the_first_rank_logs(open_run, monkeypatch):
 @pytest.mark.layer("loggers")
 def test_a_record_that_a_full_disk_cuts_short_is_cut_off_again(tmp_path, monkeypatch):
     pytest.importorskip("tensorboard", reason="pip install 'holdfast[tensorboard]'")
-    from holdfast.loggers._sinks import EventFiles
+    from holdfast.loggers._child import EventFiles
 
     plan = {"options": {"folder": str(tmp_path / "tb")}, "attempt": 1, "mark": 0}
     files = EventFiles(plan, memory_at(tmp_path))
@@ -305,7 +304,7 @@ def test_a_record_that_a_full_disk_cuts_short_is_cut_off_again(tmp_path, monkeyp
 @pytest.mark.layer("loggers")
 def test_a_later_file_has_a_later_name_whatever_the_clock_says(tmp_path):
     pytest.importorskip("tensorboard", reason="pip install 'holdfast[tensorboard]'")
-    from holdfast.loggers._sinks import EventFiles
+    from holdfast.loggers._child import EventFiles
 
     memory = memory_at(tmp_path)
     memory.stamp = 9_000_000_000  # another machine's clock is far ahead

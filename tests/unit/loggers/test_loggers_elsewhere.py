@@ -11,7 +11,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from holdfast.loggers._sinks import Memory
+from holdfast.loggers._child import Memory
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def wandb(monkeypatch):
 
 
 def open_wandb(told, tmp_path, memory, mark, rewind=False, **init):
-    from holdfast.loggers._sinks import WandBRun
+    from holdfast.loggers._child import WandBRun
 
     sink = WandBRun(plan_for(told, tmp_path, mark, rewind=rewind, init=init), memory)
     sink.open(memory.rewind(mark) if sink.rewinds else [])
@@ -180,7 +180,7 @@ def open_mlflow(monkeypatch, told, tmp_path):
         monkeypatch.setitem(sys.modules, module.__name__, module)
 
     def begin(memory):
-        from holdfast.loggers._sinks import MLflowRun
+        from holdfast.loggers._child import MLflowRun
 
         options = {"tracking_uri": "http://x", "experiment": "e", "run_name": None, "tags": {}}
         sink = MLflowRun(plan_for(told, tmp_path, 0, **options), memory)
