@@ -150,9 +150,7 @@ class JaxAdapter(Adapter):
         self.item_bytes(dtype)
 
     def sharding(self) -> Sharding:
-        from holdfast.jax import shards
-
-        return shards
+        return arrays
 
     # -- Pytrees: immutable values made of parts ------------------------------------
     # What a node has besides its parts (static fields, functions, an optimizer's
