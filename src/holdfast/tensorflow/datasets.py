@@ -155,43 +155,44 @@ class Habits:
         return not self.generates and (not self.draws_seeded or self.draws_in_parallel)
 
     def warnings(self) -> list[str]:
-        lines = []
-        if self.draws_seeded and self.draws_in_parallel:
-            lines.append(
+        said = (
+            (
+                self.draws_seeded and self.draws_in_parallel,
                 f"the dataset draws random numbers by {', '.join(self.draws)} in parallel calls: "
                 "which element gets which differs in every attempt.\n"
                 "To be exact, use tf.random.stateless_… with seeds from the data, for example of "
-                "Dataset.random(seed), or no num_parallel_calls."
-            )
-        if self.draws_variables and self.runs_ahead:
-            lines.append(
+                "Dataset.random(seed), or no num_parallel_calls.",
+            ),
+            (
+                self.draws_variables and self.runs_ahead,
                 "the dataset draws from a tf.random.Generator ahead of the batch that is used: "
                 "after a restart it is not where it was.\n"
                 "To be exact, use tf.random.stateless_… with seeds from the data, for example of "
-                "Dataset.random(seed)."
-            )
-        if self.writes_variables:
-            lines.append(
+                "Dataset.random(seed).",
+            ),
+            (
+                self.writes_variables,
                 "the dataset changes variables, as random layers of Keras do, and TensorFlow does "
                 "so ahead of the batch that is used: after a restart they are not where they "
                 "were.\n"
                 "To be exact, call the layer in the training step, or use tf.random.stateless_… "
-                "with seeds from the data, for example of Dataset.random(seed)."
-            )
-        if self.calls_python:
-            lines.append(
+                "with seeds from the data, for example of Dataset.random(seed).",
+            ),
+            (
+                self.calls_python,
                 "the dataset calls Python code, and TensorFlow does so ahead of the batch that is "
                 "used: what that code draws from global generators (random, np.random) is "
                 "something else after a restart.\n"
                 "To be exact, let it draw from a generator of its own, np.random.default_rng(seed),"
-                " and not in parallel calls. Code that draws nothing is exact."
-            )
-        if not self.is_ordered:
-            lines.append(
+                " and not in parallel calls. Code that draws nothing is exact.",
+            ),
+            (
+                not self.is_ordered,
                 "the dataset's order is not deterministic, as it was told: which batch comes "
-                "next depends on what is ready first, in every attempt."
-            )
-        return lines
+                "next depends on what is ready first, in every attempt.",
+            ),
+        )
+        return [text for holds, text in said if holds]
 
     def _examine(self, dataset: Any) -> None:
         kind = type(dataset).__name__

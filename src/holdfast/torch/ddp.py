@@ -187,10 +187,9 @@ def replicated_keys(
 ) -> Replicated:
     """What the ranks need to store only once: `alias_key(tensor) in replicated_keys(…)`.
 
-    Those are the parameters of modules that are summed over the whole world, and what torch's own
-    optimizers keep for them. Buffers are not: running statistics differ between ranks. Make a new
-    one after a restore, when the state has other objects (`run.update`), and when `is_current()` is
-    False; an old one does not contain what is new.
+    The parameters of modules that are summed over the whole world, and what torch's own optimizers
+    keep for them. Not buffers: running statistics differ between ranks. It does not contain what is
+    new since: make a new one after a restore, after `run.update`, and if not `is_current()`.
 
     Not detectable from one rank: a frozen parameter that is changed from the rank's own batches, or
     a learning rate that follows its own loss.
@@ -346,12 +345,7 @@ _UNSETTLED = 2  # the first steps wait for the rank that was started last
 
 
 class WaitMeter:
-    """Reads how long this rank has waited; between two reads it costs only DDP's own log.
-
-    >>> meter = WaitMeter(find_ddp(state))  # doctest: +SKIP
-    >>> meter.read()  # at any boundary; None if no step was timed since  # doctest: +SKIP
-    (5, 0.0512, 0.0634)
-    """
+    """Reads how long this rank has waited; between two reads it costs only DDP's own log."""
 
     def __init__(self, modules: Sequence[DistributedDataParallel]) -> None:
         timed = [module for module in modules if getattr(module, "logger", None) is not None]
@@ -359,9 +353,9 @@ class WaitMeter:
         self._read_at = time.perf_counter()
 
     def read(self) -> tuple[int, float, float] | None:
-        """The steps since the last sample, and of the newest: seconds waited, seconds in all.
+        """The steps since the last sample; of the newest: seconds waited, and in all.
 
-        It is one sample, not an average.
+        None if no step was timed since.
         """
         steps, waited = 0, 0.0
         for source in self._sources:
