@@ -278,7 +278,7 @@ class _Overlay:
         if of_torch is not None and of_torch.is_module(live):
             known = (self.unfit, self._known, self._array)
             return _Placeholder("$state", of_torch.module_state(live, stored, path, *known))
-        if of_torch is not None and of_torch.is_optimizer(live):
+        if of_torch is not None:
             modules = [v for v in _objects(self._state) if of_torch.is_module(v)]
             names = of_torch.names_of_parameters(modules)
             made = of_torch.optimizer_state(live, stored, names, path, self.unfit)
@@ -412,7 +412,7 @@ def _torch_match(live: Any) -> Any:
         return None
     from holdfast.torch import match
 
-    return match if match.is_module(live) or match.is_optimizer(live) else None
+    return match if match.is_known(live) else None
 
 
 def _type(value: Any) -> str:

@@ -7,6 +7,7 @@ optimizer by its role and the weight that it belongs to.
 
 from __future__ import annotations
 
+import json
 import re
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -257,17 +258,10 @@ def _cannot_build(layer: Any) -> StateMismatch:
 def _build_config(model: Any) -> Any:
     try:
         config = model.get_build_config()
-    except Exception:  # noqa: BLE001  a user's method may fail
+        json.dumps(config)
+    except Exception:  # noqa: BLE001  a user's method may fail, or return objects
         return None
-    return config if _is_plain(config) else None
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, dict):
-        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
-    if isinstance(value, list | tuple):
-        return all(_is_plain(item) for item in value)
-    return value is None or isinstance(value, bool | int | float | str)
+    return config
 
 
 def _with_tuples(config: Any) -> Any:

@@ -382,9 +382,5 @@ def repeated_axes(shape: Sequence[int], strides: Sequence[int]) -> list[int]:
 
 
 def _device_modules() -> dict[str, Any]:
-    found = {}
-    for name in ("cuda", "xpu", "mps"):
-        module = getattr(torch, name, None)
-        if module is not None and module.is_available():
-            found[name] = module
-    return found
+    modules = {name: getattr(torch, name, None) for name in ("cuda", "xpu", "mps")}
+    return {name: each for name, each in modules.items() if each and each.is_available()}

@@ -105,7 +105,7 @@ def read_dcp(folder: Path) -> dict[str, Any]:
     places: dict[str, list[tuple[tuple[int, ...], Any]]] = {}
     for index, info in table.storage_data.items():
         places.setdefault(index.fqn, []).append((tuple(index.offset or ()), info))
-    tree: dict[str, Any] = {}
+    tree: dict[Any, Any] = {}
     for name, about in table.state_dict_metadata.items():
         pieces = [(offset, _piece(folder, info)) for offset, info in places.get(name, [])]
         if hasattr(about, "chunks"):
@@ -114,7 +114,11 @@ def read_dcp(folder: Path) -> dict[str, Any]:
             value = pieces[0][1]
         else:
             raise Incomplete(f"{name} is not there")
-        _put(tree, (table.planner_data or {}).get(name, (name,)), value)
+        *folders, last = (table.planner_data or {}).get(name, (name,))
+        place = tree
+        for key in folders:
+            place = place.setdefault(key, {})
+        place[last] = value
     found: dict[str, Any] = _listed(tree)
     return found
 
@@ -148,12 +152,6 @@ def _whole(name: str, about: Any, pieces: list[tuple[tuple[int, ...], Any]]) -> 
     if not filled.all():
         raise Incomplete(f"of {name} {int(filled.sum())} of {filled.numel()} values are there")
     return whole
-
-
-def _put(tree: dict[Any, Any], path: tuple[Any, ...], value: Any) -> None:
-    for key in path[:-1]:
-        tree = tree.setdefault(key, {})
-    tree[path[-1]] = value
 
 
 def _listed(tree: Any) -> Any:

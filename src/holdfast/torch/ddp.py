@@ -10,7 +10,7 @@ import gc
 import sys
 import time
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -62,10 +62,13 @@ def _wrappers(state: Mapping[str, Any]) -> list[DistributedDataParallel]:
     places: dict[int, int] = {}
     inside: list[DistributedDataParallel] = []
     for part in _parts(state):
-        for parameter in _parameters(part):
-            places.setdefault(id(parameter), len(places))
         if isinstance(part, torch.nn.Module):
             inside += [m for m in part.modules() if isinstance(m, DistributedDataParallel)]
+            parameters = list(part.parameters())
+        else:
+            parameters = [p for group in part.param_groups for p in group["params"]]
+        for parameter in parameters:
+            places.setdefault(id(parameter), len(places))
     candidates = {id(m): m for m in [*inside, *_alive(DistributedDataParallel)]}
     found = []
     for module in candidates.values():
@@ -82,12 +85,6 @@ def _parts(value: Any, depth: int = 0) -> Iterator[torch.nn.Module | Optimizer]:
     elif depth < _DEPTH and isinstance(value, Mapping | list | tuple):
         for item in value.values() if isinstance(value, Mapping) else value:
             yield from _parts(item, depth + 1)
-
-
-def _parameters(part: torch.nn.Module | Optimizer) -> Iterable[torch.Tensor]:
-    if isinstance(part, torch.nn.Module):
-        return part.parameters()
-    return (p for group in part.param_groups for p in group["params"])
 
 
 def _alive(kind: type) -> list[Any]:

@@ -38,8 +38,8 @@ def is_module(value: object) -> bool:
     return isinstance(value, torch.nn.Module)
 
 
-def is_optimizer(value: object) -> bool:
-    return isinstance(value, torch.optim.Optimizer)
+def is_known(value: object) -> bool:
+    return isinstance(value, torch.nn.Module | torch.optim.Optimizer)
 
 
 def plain_name(name: str) -> str:

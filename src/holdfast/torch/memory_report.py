@@ -154,20 +154,20 @@ def largest_tensors(
     for entry in [each for each in ordered if each["group"] is None][:_MOST_ASKED]:
         if time.monotonic() < until and _is_held_by_graph(entry["one"], (tensors, entry)):
             entry["name"] = _OF_GRAPHS
-    return [_shown(entry) for entry in ordered], seen
+    shown = []
+    for entry in ordered:
+        name, group = entry["name"], entry["group"]
+        if group is not None and entry["count"] > 1:
+            name = group if name is None else f"{group}, the largest {name}"
+        known = {key: entry[key] for key in ("bytes", "shape", "dtype", "count")}
+        shown.append({**known, "name": name})
+    return shown, seen
 
 
 def _is_held_by_graph(tensor: torch.Tensor, ours: tuple[object, ...]) -> bool:
     """Whether no Python object refers to a tensor: then a graph of autograd holds it."""
     referrers = gc.get_referrers(tensor)
     return all(isinstance(each, FrameType) or any(each is o for o in ours) for each in referrers)
-
-
-def _shown(entry: dict[str, Any]) -> dict[str, Any]:
-    name, group = entry["name"], entry["group"]
-    if group is not None and entry["count"] > 1:
-        name = group if name is None else f"{group}, the largest {name}"
-    return {**{key: entry[key] for key in ("bytes", "shape", "dtype", "count")}, "name": name}
 
 
 def _live_tensors(until: float) -> list[torch.Tensor]:
