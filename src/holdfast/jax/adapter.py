@@ -70,8 +70,6 @@ class JaxObjects(Objects):
 
 
 class JaxGenerators(Generators):
-    # -- Settings, in place of generators -------------------------------------------
-
     def states(self, *, devices: bool) -> dict[str, Any]:  # noqa: ARG002  no devices
         # Keys are part of the user's state.
         return {"jax": {name: _setting(name) for name in _SETTINGS}}

@@ -40,8 +40,6 @@ _packed: weakref.WeakKeyDictionary[Any, datasets.Packed] = weakref.WeakKeyDictio
 
 
 class TensorFlowObjects(Objects):
-    # -- Objects --------------------------------------------------------------------
-
     # Most objects are holders: their state is that of the variables, generators and other objects
     # in them, each under its place in the holder. The place is the same in every attempt; names of
     # variables may not be.
@@ -125,8 +123,6 @@ class TensorFlowObjects(Objects):
 
 class TensorFlowGenerators(Generators):
     global_generator = "tensorflow"
-
-    # -- Random generators ----------------------------------------------------------
 
     # After `tf.random.set_seed` every eager op without a seed of its own draws one, from a Python
     # generator in the context. The op's kernel counts its draws, and is cached for the next op with

@@ -402,64 +402,57 @@ class _ModuleWaits:
             _forget_buffers(module)
 
 
-class _HostClock:
-    """Mean seconds per call."""
+class _BufferClock:
+    """Mean seconds of a call since the last read.
 
-    def __init__(self) -> None:
+    A device only queues the call: there it is the time between two events of one call, and reading
+    it does not wait.
+    """
+
+    def __init__(self, *, on_device: bool) -> None:
+        self._on_device = on_device
         self._calls, self._total = 0, 0.0
+        self._pending: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
 
     def time(self, call: Callable[[], None]) -> None:
-        begun = time.perf_counter()
-        call()
-        self._total += time.perf_counter() - begun
-        self._calls += 1
+        if not self._on_device:
+            began = time.perf_counter()
+            call()
+            self._total += time.perf_counter() - began
+            self._calls += 1
+        elif self._pending is not None:
+            call()
+        else:
+            begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begun.record()
+            call()
+            ended.record()
+            self._pending = begun, ended
 
     def seconds(self) -> float:
-        """Since the last call."""
+        if self._pending is not None and self._pending[1].query():
+            begun, ended = self._pending
+            self._pending = None
+            return float(begun.elapsed_time(ended)) / 1e3
         calls, total = self._calls, self._total
         self._calls, self._total = 0, 0.0
         return total / calls if calls else 0.0
 
 
-class _DeviceClock:
-    """The same where the host only queues the call: by two events, without waiting."""
-
-    def __init__(self) -> None:
-        self._pending: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
-
-    def time(self, call: Callable[[], None]) -> None:
-        if self._pending is not None:
-            call()
-            return
-        begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begun.record()
-        call()
-        ended.record()
-        self._pending = begun, ended
-
-    def seconds(self) -> float:
-        if self._pending is None or not self._pending[1].query():
-            return 0.0
-        begun, ended = self._pending
-        self._pending = None
-        return float(begun.elapsed_time(ended)) / 1e3
-
-
-_clocks: weakref.WeakKeyDictionary[DistributedDataParallel, _HostClock | _DeviceClock] = (
+_clocks: weakref.WeakKeyDictionary[DistributedDataParallel, _BufferClock] = (
     weakref.WeakKeyDictionary()
 )
 _untimed: Callable[[Any], None] | None = None  # DDP's own method, while ours replaces it
 
 
-def _watch_buffers(module: DistributedDataParallel) -> _HostClock | _DeviceClock | None:
+def _watch_buffers(module: DistributedDataParallel) -> _BufferClock | None:
     global _untimed
     device = module.device.type
     has_buffers = next(module.module.buffers(), None) is not None
-    if device not in ("cpu", "cuda") or not has_buffers:
+    can_be_timed = device in ("cpu", "cuda") and hasattr(module, "_sync_buffers")
+    if not has_buffers or not can_be_timed:
         return None
-    if not hasattr(DistributedDataParallel, "_sync_buffers"):
-        return None
-    clock = _clocks[module] = _HostClock() if device == "cpu" else _DeviceClock()
+    clock = _clocks[module] = _BufferClock(on_device=device == "cuda")
     if _untimed is None:
         _untimed = DistributedDataParallel._sync_buffers
         # In the class: in an instance it could not be pickled.
