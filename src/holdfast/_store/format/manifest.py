@@ -68,6 +68,15 @@ class DataFile:
         """The size of the state."""
         return sum(part.size_bytes for part in self.parts)
 
+    @property
+    def all_parts(self) -> tuple[Part, ...]:
+        return self.parts if self.wrapper is None else (self.wrapper, *self.parts)
+
+    @property
+    def all_files(self) -> list[tuple[str, int]]:
+        """The names and sizes of the files that hold the image."""
+        return [(self.name, self.size_bytes), *self.linked]
+
     def to_json(self) -> dict[str, Any]:
         """As columns: a state may have a hundred thousand parts."""
         columns = list(zip(*self.parts, strict=True)) or [()] * 5

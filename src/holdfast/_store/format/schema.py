@@ -82,19 +82,13 @@ def _check_depth(found: Any) -> None:
 
 def check_manifest(found: Manifest) -> None:
     """ValueError if a manifest is not valid."""
-    _require(
-        all(type(text) is str for text in (found.run_id, found.reason, found.holdfast)),
-        "its run, reason or version is not a text",
-    )
-    _require(
-        is_whole(found.attempt) and is_whole(found.step), "its step or attempt is not a number"
-    )
+    texts = (found.run_id, found.reason, found.holdfast)
+    _require({*map(type, texts)} == {str}, "its run, reason or version is not a text")
+    is_numbered = is_whole(found.attempt) and is_whole(found.step)
+    _require(is_numbered, "its step or attempt is not a number")
     _require(is_real(found.saved_at), "its time is not a number")
     _check_metrics(found.metrics)
-    _require(
-        found.origin is None or all(map(is_whole, found.origin)),
-        "its origin is not an attempt and a step",
-    )
+    _require(all(map(is_whole, found.origin or ())), "its origin is not an attempt and a step")
     names = [file.name for file in found.files]
     _require(len({*names}) == len(names), "two ranks have one file")
 
@@ -115,9 +109,8 @@ def is_number(value: object) -> bool:
 
 def check_file(file: DataFile) -> None:
     """ValueError if one rank's part of a manifest is not valid."""
-    parts = file.parts if file.wrapper is None else (file.wrapper, *file.parts)
+    parts, files = file.all_parts, file.all_files
     names, offsets, sizes, checksums, places = zip(*parts, strict=True) if parts else [()] * 5
-    files = [(file.name, file.size_bytes), *file.linked]
     texts = [*names, *checksums, *places, *(name for name, _ in files)]
     numbers = [*offsets, *sizes, *(size for _, size in files)]
     _require(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import select
 import subprocess
@@ -24,6 +23,7 @@ from holdfast._environment import variables
 from holdfast._environment.processes.identity import command
 from holdfast._errors import MirrorError
 from holdfast._store.commit.write import Policy
+from holdfast._store.folder import journal
 from holdfast._store.folder.plain_file import open_log
 from holdfast._store.mirror.store import MissingPlace
 from holdfast._text import cut
@@ -50,11 +50,10 @@ def start_speaker(config: dict[str, Any], log: Path | None) -> subprocess.Popen[
     """A process that uses the store, in a session of its own."""
     with contextlib.ExitStack() as stack:
         errors: IO[bytes] | int = subprocess.DEVNULL
-        if log is not None:
-            with contextlib.suppress(OSError):  # the folder has become read-only
-                errors = stack.enter_context(open_log(log))
+        with contextlib.suppress(OSError):  # the folder has become read-only
+            errors = errors if log is None else stack.enter_context(open_log(log))
         return subprocess.Popen(
-            command("holdfast._store.mirror.__main__", config),
+            command("holdfast._store.mirror.fetch", config),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -88,11 +87,9 @@ class Speaker:
             self._rest += data
             self._heard_at, self.is_over, seconds = time.monotonic(), not data, 0.0
         *lines, self._rest = self._rest.split(b"\n")
-        found = []
-        for line in lines:
-            with contextlib.suppress(ValueError):  # output of a library
-                found.append(json.loads(line))
-        return [each for each in found if isinstance(each, dict) and "kind" in each]
+        # Other lines are output of a library.
+        found = (journal.parse(line) for line in lines)
+        return [each for each in found if each is not None and "kind" in each]
 
     def answers(self, seconds: float) -> Iterator[dict[str, Any]]:
         """Its messages within this time; MirrorError if it fails, or is silent for long."""

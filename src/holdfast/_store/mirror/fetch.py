@@ -7,40 +7,43 @@ stays, and a chunk in it that fits its checksum is complete.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from holdfast._errors import DamagedCheckpoint, FolderError, MirrorError
+from holdfast._errors import DamagedCheckpoint, FolderError, HoldfastError, MirrorError
 from holdfast._store.commit.fault_points import fault_point
 from holdfast._store.commit.retention import Kept
 from holdfast._store.folder.atomic import publish_folder, remove_folder, sync_folder, write_atomic
 from holdfast._store.folder.layout import MANIFEST, RunLayout
 from holdfast._store.folder.lineage import is_on_line
 from holdfast._store.folder.plain_file import open_plain
+from holdfast._store.format import manifest
 from holdfast._store.format.checksum import digest
-from holdfast._store.mirror.child import NO_ROOM, why
+from holdfast._store.mirror.child import NO_ROOM, Service, describe_trouble, why
 from holdfast._store.mirror.index import (
     IndexedFile,
     MirrorIndex,
-    PartsCheck,
-    StoredFile,
     checksum_of,
-    files_of,
+    manifest_key,
     read_at,
-    read_chunks,
 )
-from holdfast._store.mirror.store import MirrorStore
-from holdfast._store.mirror.uploader import THREADS
+from holdfast._store.mirror.store import MirrorStore, open_store
+from holdfast._store.mirror.uploader import THREADS, Uploader, locked, tell
 from holdfast._store.read.files import place_of
+from holdfast._store.read.verify import check_file
 from holdfast._text import size as in_words
 
-_PAUSES_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
+_PAUSES_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -99,28 +102,32 @@ def _fetch(
     is_here = FolderError(f"{layout.folder}: step {wanted.step} is here already.")
     if final.exists():
         raise is_here
-    raw, manifest = index.whole(name)
-    indexed = {file.name: file for file in index.files(name)}
-    files = files_of(manifest)
-    total = sum(file.size_bytes for file in files)
+    try:
+        raw = index.store.get(manifest_key(name))
+    except FileNotFoundError as error:
+        raise DamagedCheckpoint(f"{name}: the manifest is missing.") from error
+    files = manifest.parse(raw, f"{index.store.address}: {name}").files
+    sizes = dict(pair for file in files for pair in file.all_files)
+    indexed = [file for file in index.files(name) if file.name in sizes]
+    if {file.name: file.size_bytes for file in indexed} != sizes:
+        raise DamagedCheckpoint(f"{name}: the index and the manifest differ.")
+    total = sum(sizes.values())
     part = layout.fetching(final)
-    came, seen = 0, 0
+    came = done = 0
+
+    def arrived(size_bytes: int) -> None:
+        nonlocal done
+        done += size_bytes  # without a lock: a lost update only delays the display
+        progress(done, total)
+
     with _room_for(layout, wanted.step, total, part):
         part.mkdir(parents=True, exist_ok=True)
+        for found in indexed:
+            came += _fetch_file(index.store, place_of(part, found.name), found, arrived)
         for file in files:
-            found = indexed.get(file.name)
-            if found is None or found.size_bytes != file.size_bytes:
-                raise DamagedCheckpoint(
-                    f"{name}: the index and the manifest differ on {file.name}."
-                )
-            path = place_of(part, file.name)
-
-            def report(done: int, before: int = seen) -> None:
-                progress(before + done, total)
-
-            came += _fetch_file(index.store, path, found, report)
-            _check(path, file, report)
-            seen += file.size_bytes
+            # The waiting process would take silence for a hang.
+            if damage := check_file(part, file, lambda: progress(total, total)):
+                raise DamagedCheckpoint(f"{name}/{file.name}: {damage[0]}.")
         fault_point("mirror-fetched")
         write_atomic(part / MANIFEST, raw)
         sync_folder(part)
@@ -158,14 +165,13 @@ def _room_for(layout: RunLayout, step: int, total: int, part: Path) -> Iterator[
 
 
 def _fetch_file(
-    store: MirrorStore, path: Path, file: IndexedFile, progress: Callable[[int], None]
+    store: MirrorStore, path: Path, file: IndexedFile, arrived: Callable[[int], None]
 ) -> int:
     """Fill a file with its chunks; returns how many bytes were fetched."""
     descriptor = open_plain(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         if os.fstat(descriptor).st_size != file.size_bytes:
             os.ftruncate(descriptor, file.size_bytes)
-        done = [0]
 
         def fetch_chunk(chunk: tuple[str, int, int]) -> int:
             key, offset, size = chunk
@@ -174,11 +180,10 @@ def _fetch_file(
                 data = _get(store, key)
                 if len(data) != size or digest(data).hex() != checksum_of(key):
                     raise DamagedCheckpoint(f"{store.address}: {key} is damaged.")
-                came = len(data)
-                _write_at(descriptor, data, offset)
+                while came < size:
+                    came += os.pwrite(descriptor, memoryview(data)[came:], offset + came)
                 fault_point("mirror-fetched-piece")
-            done[0] += size  # without a lock: a lost update only delays the display
-            progress(done[0])
+            arrived(size)
             return came
 
         with ThreadPoolExecutor(THREADS) as pool:
@@ -191,8 +196,7 @@ def _fetch_file(
 
 def _get(store: MirrorStore, key: str) -> bytes:
     """A chunk, in spite of a network that fails now and then."""
-    pauses = list(_PAUSES_SECONDS)
-    while True:
+    for pause in _PAUSES_SECONDS:
         try:
             return store.get(key)
         except FileNotFoundError as error:
@@ -200,27 +204,83 @@ def _get(store: MirrorStore, key: str) -> bytes:
         except PermissionError:
             raise
         except Exception as error:
-            if not pauses:
+            if not pause:
                 raise
-            pause = pauses.pop(0)
             print(f"{key}: {why(error)}; trying again in {pause} s", file=sys.stderr)
             time.sleep(pause)
+    raise AssertionError("the last try returns or raises")
 
 
-def _write_at(descriptor: int, data: bytes, offset: int) -> None:
-    view = memoryview(data)
-    while view:
-        count = os.pwrite(descriptor, view, offset)
-        view, offset = view[count:], offset + count
+# -- The process that uses a store; `child.py` starts it ---------------------------------------
+# It sends messages as lines of JSON on its standard output; all else goes into a log.
+
+_TELL_SECONDS = 1.0
+# When memory runs out, the copy must be killed before the training.
+_OOM_SCORE = 300
+# Less than a worker of a data loader, but still progress where all cores are busy.
+_NICE = 5
 
 
-def _check(path: Path, file: StoredFile, progress: Callable[[int], None]) -> None:
-    check = PartsCheck(file)
-    descriptor = open_plain(path)
+def main(config_text: str) -> None:
+    config = json.loads(config_text)
+    os.chdir("/")
+    with contextlib.suppress(OSError, ValueError):
+        score = Path("/proc/self/oom_score_adj")
+        score.write_text(str(min(1000, int(score.read_text()) + _OOM_SCORE)))
+    if config["task"] == "serve":
+        os.nice(_NICE)  # not where a start waits for it
+        Uploader(Service(**config["service"]), tell).serve()
+        return
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        for data in read_chunks(descriptor, file.size_bytes, 8 << 20):
-            check.update(data)
-            progress(file.size_bytes)  # else the waiting process takes this for a hang
-        check.finish()
-    finally:
-        os.close(descriptor)
+        _look_or_fetch(config)
+    except HoldfastError as error:
+        tell("failed", text=str(error))
+    except Exception as error:  # noqa: BLE001  a store may raise anything: the parent is told
+        traceback.print_exc()
+        tell("failed", text=describe_trouble(config["address"], error))
+
+
+def _end_with_parent() -> None:
+    """The parent is gone, perhaps by a signal: the next start must not find this process."""
+    with contextlib.suppress(OSError):
+        while os.read(0, 4096):
+            pass
+    os._exit(1)
+
+
+def _look_or_fetch(config: dict[str, Any]) -> None:
+    index = MirrorIndex(open_store(config["address"]))
+    run_id = index.identity()
+    if run_id is None:
+        tell("empty")
+        return
+    if config.get("run_id") not in (None, run_id):
+        tell("other")  # the uploader will say so
+        return
+    found = candidates(index)
+    newest = found[0].step if found else None
+    tell("held", run_id=run_id, attempts=index.newest_attempt(), newest=newest)
+    if config["task"] == "look":
+        return
+    told_at = 0.0
+    damaged = []
+
+    def progress(done: int, total: int) -> None:
+        nonlocal told_at
+        if time.monotonic() - told_at > _TELL_SECONDS:
+            told_at = time.monotonic()
+            tell("under-way", done_bytes=done, total_bytes=total)
+
+    def tell_damage(name: str, text: str) -> None:
+        damaged.append(name)
+        tell("damaged", name=name, text=text)
+
+    layout = RunLayout(Path(config["folder"]))
+    with locked(layout, waits=True):
+        done = fetch_newest(index, layout, tell_damage, progress)
+    if done is not None:
+        tell("fetched", **vars(done))
+    else:
+        # Checkpoints that cannot be read still show that the run has begun.
+        tell("nothing", damaged=len({*damaged, *index.damaged}), strange=len(index.strange))

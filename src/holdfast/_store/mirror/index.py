@@ -19,8 +19,8 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,19 +36,16 @@ from holdfast._store.format import manifest
 from holdfast._store.format.checksum import digest
 from holdfast._store.format.manifest import Manifest, Part
 from holdfast._store.mirror.store import MirrorStore
-from holdfast._store.read.files import all_files, name_part
+from holdfast._store.read.files import name_part
 
 FORMAT = 1
 IDENTITY = "run.json"
 CLAIMS = "attempts/"
+CLAIM = CLAIMS + "{:04d}.{}.json"
 CHUNKS = "pieces/"
 CHECKPOINTS = "checkpoints/"
 _CLAIM = re.compile(r"attempts/(\d{4,})\.([0-9a-f]{16})\.json")
 _MANIFEST = re.compile(rf"checkpoints/(step-\d{{12}}-a\d{{4,}}(?:-turn)?)/{re.escape(MANIFEST)}")
-
-
-def claim_key(attempt: int, folder: str) -> str:
-    return f"{CLAIMS}{attempt:04d}.{folder}.json"
 
 
 def chunk_key(checksum: str, size_bytes: int) -> str:
@@ -83,15 +80,6 @@ def checkpoint_of(key: str) -> str | None:
 
 
 @dataclass(frozen=True)
-class StoredFile:
-    """One file of a checkpoint folder, and what must be in it."""
-
-    name: str
-    size_bytes: int
-    parts: tuple[Part, ...]
-
-
-@dataclass(frozen=True)
 class IndexedFile:
     """One file in a mirror."""
 
@@ -108,25 +96,13 @@ class IndexedFile:
             yield chunk_key(checksum, size), offset, size
 
 
-def files_of(manifest: Manifest) -> list[StoredFile]:
-    """The files in a checkpoint's folder, linked ones too."""
-    found = []
-    for file in manifest.files:
-        parts = [*file.parts] if file.wrapper is None else [file.wrapper, *file.parts]
-        for name, size_bytes in all_files(file):
-            wanted = "" if name == file.name else name
-            own = tuple(part for part in parts if part.file == wanted)
-            found.append(StoredFile(name, size_bytes, own))
-    return found
-
-
 class PartsCheck:
     """Checks the parts of a file while it is read from first to last."""
 
-    def __init__(self, file: StoredFile) -> None:
-        self._file = file
+    def __init__(self, name: str, size_bytes: int, parts: Iterable[Part]) -> None:
+        self.name, self.size_bytes = name, size_bytes
         self._at = 0
-        ordered = sorted(file.parts, key=lambda part: part.offset, reverse=True)
+        ordered = sorted(parts, key=lambda part: part.offset, reverse=True)
         self._waiting = [part for part in ordered if part.size_bytes]
         self._open: list[tuple[Part, Any]] = []
 
@@ -143,16 +119,24 @@ class PartsCheck:
             if last > end:
                 still.append((part, hasher))
             elif hasher.hexdigest() != part.checksum:
-                raise DamagedCheckpoint(f"{self._file.name}: {name_part(part.name)} is damaged.")
+                raise DamagedCheckpoint(f"{self.name}: {name_part(part.name)} is damaged.")
         self._open = still
 
     def finish(self) -> None:
         """After the last byte: DamagedCheckpoint if a part is missing."""
-        if self._waiting or self._open or self._at != self._file.size_bytes:
+        if self._waiting or self._open or self._at != self.size_bytes:
             raise DamagedCheckpoint(
-                f"{self._file.name}: ends after {self._at} bytes, the manifest says "
-                f"{self._file.size_bytes}."
+                f"{self.name}: ends after {self._at} bytes, the manifest says {self.size_bytes}."
             )
+
+
+def checks_of(manifest: Manifest) -> list[PartsCheck]:
+    """One for each file in a checkpoint's folder, linked ones too."""
+    return [
+        PartsCheck(name, size, [p for p in file.all_parts if (p.file or file.name) == name])
+        for file in manifest.files
+        for name, size in file.all_files
+    ]
 
 
 def read_chunks(descriptor: int, size_bytes: int, piece_bytes: int) -> Iterator[bytes]:
@@ -178,13 +162,9 @@ def read_at(descriptor: int, offset: int, wanted: int) -> bytes:
 
 def encode_index(files: list[IndexedFile]) -> bytes:
     """The index, with its own checksum in the first line."""
+    names = ("name", "size_bytes", "piece_bytes")
     rows = [
-        {
-            "name": file.name,
-            "size_bytes": file.size_bytes,
-            "piece_bytes": file.piece_bytes,
-            "pieces": "".join(file.checksums),
-        }
+        {**{name: getattr(file, name) for name in names}, "pieces": "".join(file.checksums)}
         for file in files
     ]
     body = json.dumps({"format": FORMAT, "files": rows}).encode()
@@ -239,8 +219,7 @@ class Holder:
 
     @classmethod
     def of(cls, layout: RunLayout, run_id: str, attempt: int) -> Holder:
-        identity = read_json(layout.identity)
-        mark = f"{run_id} {identity.get('created')}".encode()
+        mark = f"{run_id} {read_json(layout.identity).get('created')}".encode()
         folder = hashlib.blake2b(mark, digest_size=8).hexdigest()
         return cls(run_id, attempt, folder, lives_elsewhere(layout))
 
@@ -248,16 +227,16 @@ class Holder:
         return folder == self.folder or attempt <= self.known_before
 
 
-@dataclass
 class MirrorIndex:
     """The checkpoints of a mirror; nothing is read twice."""
 
-    store: MirrorStore
-    _heads: dict[str, Manifest] = field(default_factory=dict)  # without their files
-    _indexes: dict[str, list[IndexedFile]] = field(default_factory=dict)
-    # As of the last listing: checkpoints with a damaged manifest, and of another version.
-    damaged: list[str] = field(default_factory=list)
-    strange: list[str] = field(default_factory=list)
+    def __init__(self, store: MirrorStore) -> None:
+        self.store = store
+        self._heads: dict[str, Manifest] = {}  # without their files
+        self._indexes: dict[str, list[IndexedFile]] = {}
+        # As of the last listing: checkpoints with a damaged manifest, and of another version.
+        self.damaged: list[str] = []
+        self.strange: list[str] = []
 
     def identity(self) -> str | None:
         """The id of the run whose mirror this is; None if it is empty."""
@@ -294,7 +273,7 @@ class MirrorIndex:
         if holder.folder not in self.claims().get(holder.attempt, ()):
             self.check(holder, is_new=True)
             told = json.dumps({"host": host_name(), "time": time.time()}) + "\n"
-            self.store.put(claim_key(holder.attempt, holder.folder), told.encode())
+            self.store.put(CLAIM.format(holder.attempt, holder.folder), told.encode())
         self.check(holder)
 
     def check(self, holder: Holder, *, is_new: bool = False) -> None:
@@ -327,7 +306,7 @@ class MirrorIndex:
     def drop_old_claims(self, holder: Holder) -> None:
         """Remove the claims of earlier attempts of the same folder."""
         self.store.remove(
-            claim_key(attempt, folder)
+            CLAIM.format(attempt, folder)
             for attempt, folders in self.claims().items()
             for folder in folders
             if attempt < holder.attempt and holder.knows(attempt, folder)
@@ -337,7 +316,7 @@ class MirrorIndex:
         host = "another machine"
         # The name only improves the message.
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            host = str(json.loads(self.store.get(claim_key(attempt, folder)))["host"])
+            host = str(json.loads(self.store.get(CLAIM.format(attempt, folder)))["host"])
         return TakenOver(
             f"{self.store.address}: attempt {attempt} of this run, in a folder of {host}, has "
             "taken this mirror over; nothing is copied from here any more.\n"
@@ -366,7 +345,8 @@ class MirrorIndex:
                 path = Path(name)
                 found.append(Kept(head.step, head.attempt, path, head.metrics, head.reason))
         for name in {*self._heads, *self._indexes} - {each.path.name for each in found}:
-            self.forget(name)
+            self._heads.pop(name, None)
+            self._indexes.pop(name, None)
         return sorted(found, key=lambda each: (each.attempt, each.step, each.path.name))
 
     def head(self, name: str) -> Manifest:
@@ -378,14 +358,6 @@ class MirrorIndex:
             self._heads[name] = found
         return self._heads[name]
 
-    def whole(self, name: str) -> tuple[bytes, Manifest]:
-        """A checkpoint's manifest, as bytes and parsed."""
-        try:
-            raw = self.store.get(manifest_key(name))
-        except FileNotFoundError as error:
-            raise DamagedCheckpoint(f"{name}: the manifest is missing.") from error
-        return raw, manifest.parse(raw, f"{self.store.address}: {name}")
-
     def files(self, name: str) -> list[IndexedFile]:
         """The files of a checkpoint and their chunks; DamagedCheckpoint if that is not known."""
         if name not in self._indexes:
@@ -396,15 +368,6 @@ class MirrorIndex:
                 raise DamagedCheckpoint(f"{where}: the index is missing.") from error
             self._indexes[name] = decode_index(data, where)
         return self._indexes[name]
-
-    def remember(self, name: str, head: Manifest, files: list[IndexedFile]) -> None:
-        """A checkpoint that has just been copied."""
-        self._heads[name] = replace(head, files=())
-        self._indexes[name] = files
-
-    def forget(self, name: str) -> None:
-        self._heads.pop(name, None)
-        self._indexes.pop(name, None)
 
     def size_bytes(self, name: str) -> int | None:
         """The size of all files of a checkpoint; None if it is not known."""

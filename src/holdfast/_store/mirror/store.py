@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from holdfast._store.folder.atomic import write_atomic
 
@@ -22,28 +22,6 @@ class StoredObject(NamedTuple):
 
     size_bytes: int
     md5: str | None = None  # where the store itself has computed one
-
-
-class MirrorStore(Protocol):
-    """One mirror."""
-
-    @property
-    def address(self) -> str: ...
-
-    def put(self, key: str, data: bytes) -> None:
-        """MirrorStore bytes, in place of others."""
-
-    def get(self, key: str) -> bytes:
-        """What is stored; FileNotFoundError if there is nothing."""
-
-    def list(self, prefix: str) -> dict[str, StoredObject]:
-        """All keys that begin with a folder's name."""
-
-    def remove(self, keys: Iterable[str]) -> None:
-        """Remove what is there of these."""
-
-    def tidy(self, prefix: str) -> None:
-        """Remove what a killed put has left, which `list` does not show."""
 
 
 class MissingPlace(OSError):
@@ -59,12 +37,10 @@ class FolderStore:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-
-    @property
-    def address(self) -> str:
-        return str(self._folder)
+        self.address = str(folder)
 
     def put(self, key: str, data: bytes) -> None:
+        """Store bytes, in place of others."""
         path = self._folder / key
         self._refuse_missing_place()
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -72,6 +48,7 @@ class FolderStore:
         _forget(path)
 
     def get(self, key: str) -> bytes:
+        """What is stored; FileNotFoundError if there is nothing."""
         try:
             return (self._folder / key).read_bytes()
         except FileNotFoundError:
@@ -79,26 +56,22 @@ class FolderStore:
             raise
 
     def list(self, prefix: str) -> dict[str, StoredObject]:
+        """All keys that begin with a folder's name, and what a killed put has left there."""
         found = {}
         for folder, _, names in os.walk(self._folder / prefix, onerror=_refuse_unlisted):
-            for name in names:
-                path = Path(folder) / name
-                if not name.startswith("."):  # else it is being written
-                    with contextlib.suppress(FileNotFoundError):
-                        key = path.relative_to(self._folder).as_posix()
-                        found[key] = StoredObject(path.stat().st_size)
+            for path in (Path(folder) / name for name in names):
+                with contextlib.suppress(FileNotFoundError):  # removed in between
+                    key = path.relative_to(self._folder).as_posix()
+                    found[key] = StoredObject(path.stat().st_size)
         return found
 
     def remove(self, keys: Iterable[str]) -> None:
+        """Remove what is there of these."""
         for key in keys:
             path = self._folder / key
             path.unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # others are in it
                 path.parent.rmdir()
-
-    def tidy(self, prefix: str) -> None:
-        for path in (self._folder / prefix).glob(".*.part"):
-            path.unlink(missing_ok=True)
 
     def _refuse_missing_place(self) -> None:
         if not self._folder.parent.exists():
@@ -130,12 +103,6 @@ def folder_of(address: str) -> Path | None:
     return Path(address.removeprefix("file://")) if address.startswith("file://") else None
 
 
-def open_store(address: str) -> MirrorStore:
-    """The mirror at an address, which need not be there yet."""
-    folder = folder_of(address)
-    return RemoteStore(address) if folder is None else FolderStore(folder)
-
-
 # These have no folders; making one may make a bucket, which only its owner should do.
 _BUCKETS = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "oci", "b2", "r2", "hf")
 _MD5 = re.compile(r"[0-9a-f]{32}")
@@ -144,7 +111,7 @@ _S3 = {"config_kwargs": {"connect_timeout": 10, "read_timeout": 30, "retries": {
 
 
 class RemoteStore:
-    """An object store, or another place behind an address of fsspec: only this class imports it."""
+    """The same in an object store, or behind another address of fsspec, which only it imports."""
 
     def __init__(self, address: str) -> None:
         import fsspec.config  # slow, and often not installed
@@ -164,21 +131,24 @@ class RemoteStore:
         self._root = str(root).rstrip("/")
 
     def put(self, key: str, data: bytes) -> None:
-        path = self._path(key)
+        path = f"{self._root}/{key}"
         if self._has_folders:
             self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
         self._files.pipe_file(path, data)
 
     def get(self, key: str) -> bytes:
         try:
-            return bytes(self._files.cat_file(self._path(key)))
+            return bytes(self._files.cat_file(f"{self._root}/{key}"))
         except FileNotFoundError as error:
-            _refuse_missing_bucket(error)
+            # A missing object is normal; a missing bucket is a typo.
+            answer = getattr(error.__cause__, "response", None)
+            if isinstance(answer, dict) and answer.get("Error", {}).get("Code") == "NoSuchBucket":
+                raise MissingPlace("there is no such bucket") from error
             raise
 
     def list(self, prefix: str) -> dict[str, StoredObject]:
         self._files.invalidate_cache()
-        top = self._path(prefix).rstrip("/")
+        top = f"{self._root}/{prefix}".rstrip("/")
         try:
             found = self._walk(top) if self._has_folders else self._files.find(top, detail=True)
         except FileNotFoundError:
@@ -204,7 +174,7 @@ class RemoteStore:
         return found
 
     def remove(self, keys: Iterable[str]) -> None:
-        paths = [self._path(key) for key in keys]
+        paths = [f"{self._root}/{key}" for key in keys]
         if not paths:
             return
         try:
@@ -214,19 +184,6 @@ class RemoteStore:
                 with contextlib.suppress(FileNotFoundError):
                     self._files.rm_file(path)
 
-    def tidy(self, prefix: str) -> None:
-        """Nothing: an object store keeps no half of an object."""
-
-    def _path(self, key: str) -> str:
-        return f"{self._root}/{key}"
-
-
-def _refuse_missing_bucket(error: FileNotFoundError) -> None:
-    """A missing object is normal; a missing bucket is a typo."""
-    answer = getattr(error.__cause__, "response", None)
-    if isinstance(answer, dict) and answer.get("Error", {}).get("Code") == "NoSuchBucket":
-        raise MissingPlace("there is no such bucket") from error
-
 
 def _md5_of(info: dict[str, Any]) -> str | None:
     """S3 reports the MD5 of an object as its tag, Google in a field of its own."""
@@ -234,3 +191,12 @@ def _md5_of(info: dict[str, Any]) -> str | None:
         return base64.b64decode(coded).hex()
     tag = str(info.get("ETag") or "").strip('"')
     return tag if _MD5.fullmatch(tag) else None
+
+
+MirrorStore = FolderStore | RemoteStore
+
+
+def open_store(address: str) -> MirrorStore:
+    """The mirror at an address, which need not be there yet."""
+    folder = folder_of(address)
+    return RemoteStore(address) if folder is None else FolderStore(folder)

@@ -17,7 +17,6 @@ import json
 import os
 import select
 import sys
-import threading
 import time
 import traceback
 from collections import deque
@@ -46,12 +45,11 @@ from holdfast._store.mirror.index import (
     IndexedFile,
     MirrorIndex,
     PartsCheck,
-    StoredFile,
     checkpoint_of,
+    checks_of,
     checksum_of,
     chunk_key,
     encode_index,
-    files_of,
     index_key,
     manifest_key,
     read_chunks,
@@ -147,7 +145,7 @@ class Uploader:
                 # Not earlier: the chunks of a cut upload belong to no checkpoint yet.
                 if state[1] != self._voids:
                     self._prune(index)
-                self._publish()
+                self._publish(index)
                 self._settled = state
                 return True
             self._copy(index, wanted)
@@ -177,11 +175,17 @@ class Uploader:
             self._moved_at = now = time.monotonic()
             if now - self._told_at > _TELL_SECONDS:
                 self._told_at = now
-                self._publish({"step": wanted.step, "done_bytes": done, "total_bytes": total})
+                step = wanted.step
+                self._write_record({"step": step, "done_bytes": done, "total_bytes": total})
 
-        upload = Upload(index, folder, self._verified, progress)
+        def may_commit() -> None:
+            index.enter(self._holder)  # again: the mirror may have been emptied by hand
+            if is_void(void_steps(self._layout), wanted.attempt, wanted.step):
+                # A rule has called it bad, and it was set aside.
+                raise FileNotFoundError(str(folder))
+
         try:
-            figures = upload.run(lambda: self._may_commit(index, wanted))
+            figures = Upload(index, folder, self._verified, progress).run(may_commit)
         except DamagedCheckpoint as error:
             if folder.exists():
                 self._broken.add(folder.name)
@@ -200,14 +204,8 @@ class Uploader:
             raise
         figures["seconds"] = round(time.monotonic() - began, 3)
         journal.append(self._layout.journal, "mirrored", address=self._service.address, **figures)
-        self._publish()
+        self._publish(index)
         self._tell("mirrored", **figures)
-
-    def _may_commit(self, index: MirrorIndex, wanted: Kept) -> None:
-        index.enter(self._holder)  # again: the mirror may have been emptied by hand
-        if is_void(void_steps(self._layout), wanted.attempt, wanted.step):
-            # A rule has called it bad, and it was set aside.
-            raise FileNotFoundError(str(wanted.path))
 
     def _prune(self, index: MirrorIndex) -> None:
         service = self._service
@@ -215,26 +213,25 @@ class Uploader:
         gone = prune(index, self._holder, self._layout, service.keep_last, service.best)
         if gone:
             journal.append(self._layout.journal, "mirror-removed", names=sorted(gone))
-        self._publish()
+        self._publish(index)
 
     # -- The record for `holdfast status` -------------------------------------------------
 
-    def _publish(self, under_way: dict[str, int] | None = None) -> None:
-        """Write the record; `holdfast status` reads it and asks no store."""
-        if self._index is not None and under_way is None:
-            held = self._index.checkpoints()
-            self.record["checkpoints"] = [
-                {
-                    "name": each.path.name,
-                    "step": each.step,
-                    "attempt": each.attempt,
-                    "size": self._index.size_bytes(each.path.name) or 0,
-                }
-                for each in held
-            ]
-            newest = self._index.head(held[-1].path.name) if held else None
-            self.record["newest_saved_at"] = None if newest is None else newest.saved_at
-        self._write_record(under_way)
+    def _publish(self, index: MirrorIndex) -> None:
+        """Write what the mirror has; `holdfast status` reads it and asks no store."""
+        held = index.checkpoints()
+        self.record["checkpoints"] = [
+            {
+                "name": each.path.name,
+                "step": each.step,
+                "attempt": each.attempt,
+                "size": index.size_bytes(each.path.name) or 0,
+            }
+            for each in held
+        ]
+        newest = index.head(held[-1].path.name).saved_at if held else None
+        self.record["newest_saved_at"] = newest
+        self._write_record()
 
     def _write_record(self, under_way: dict[str, int] | None = None) -> None:
         self.record |= {"time": time.time(), "under_way": under_way, "trouble": self._trouble}
@@ -254,8 +251,7 @@ class Uploader:
         if self._trouble:
             self._trouble = ""
             journal.append(self._layout.journal, "mirror-goes-on")
-            with contextlib.suppress(Exception):  # the record is only for display
-                self._publish()
+            self._write_record()
             self._tell("well")
 
 
@@ -319,15 +315,13 @@ class Upload:
         verified: set[str],
         progress: Callable[[int, int], None],
     ) -> None:
-        self._index = index
         self._store = index.store
         self._folder = folder
         self._verified = verified  # chunks that this process knows to be complete there
         self._progress = progress
         self._chunk_bytes = variables.whole_number("HOLDFAST_MIRROR_PIECE_BYTES") or _CHUNK_BYTES
         self._sent: dict[str, str] = {}  # by key, the MD5 of what was sent
-        self._done = self._total = 0  # bytes
-        self._lock = threading.Lock()
+        self._done = self._total = 0  # bytes; without a lock, since they are only for display
 
     def run(self, may_commit: Callable[[], None]) -> dict[str, Any]:
         """Copy it; `may_commit` raises if it must not count any more. Returns what it took.
@@ -336,22 +330,25 @@ class Upload:
         """
         raw = manifest.read_raw(self._folder)
         found = manifest.parse(raw, str(self._folder))
-        files = files_of(found)
-        self._total = sum(file.size_bytes for file in files)
+        checks = checks_of(found)
+        self._total = sum(check.size_bytes for check in checks)
+        indexed: list[IndexedFile] = []
         with contextlib.ExitStack() as stack:
             # Open all files first: the run may remove the folder during the upload.
             opened = []
-            for file in files:
-                path = place_of(self._folder, file.name)
+            for check in checks:
+                path = place_of(self._folder, check.name)
                 if not self._folder.exists():
                     raise FileNotFoundError(str(self._folder))
-                opened.append((file, open_file(path, file.size_bytes)))
+                opened.append((check, open_file(path, check.size_bytes)))
                 stack.callback(os.close, opened[-1][1])
-            held = self._store.list(CHUNKS)
-            indexed: list[IndexedFile] = []
-            _in_threads(self._send_chunk, self._chunks(opened, held, indexed))
+            chunks = self._chunks(opened, self._store.list(CHUNKS), indexed)
+            _in_threads(self._send_chunk, chunks)
         fault_point("mirror-sent")
-        self._verify_sent()
+        if self._sent:  # compare it with what the store reports, or returns
+            held = self._store.list(CHUNKS)
+            sent = ((key, held.get(key), md5) for key, md5 in self._sent.items())
+            _in_threads(self._verify_chunk, sent)
         self._store.put(index_key(self._folder.name), encode_index(indexed))
         fault_point("mirror-indexed")
         may_commit()
@@ -359,7 +356,6 @@ class Upload:
         if self._store.get(manifest_key(self._folder.name)) != raw:
             raise StoreDiffers(f"{self._store.address} gives back another manifest")
         fault_point("mirror-committed")
-        self._index.remember(self._folder.name, found, indexed)
         return {
             "step": found.step,
             "attempt": found.attempt,
@@ -370,37 +366,32 @@ class Upload:
 
     def _chunks(
         self,
-        opened: list[tuple[StoredFile, int]],
+        opened: list[tuple[PartsCheck, int]],
         held: dict[str, StoredObject],
         indexed: list[IndexedFile],
     ) -> Iterator[tuple[str, bytes, StoredObject | None]]:
         """The chunks of all files, each checked; `indexed` gets what the files consist of."""
         size = self._chunk_bytes
-        for file, descriptor in opened:
-            check = PartsCheck(file)
+        for check, descriptor in opened:
             checksums = []
-            for data in read_chunks(descriptor, file.size_bytes, size):
+            for data in read_chunks(descriptor, check.size_bytes, size):
                 check.update(data)
                 checksums.append(digest(data).hex())
                 key = chunk_key(checksums[-1], len(data))
                 yield key, data, held.get(key)
             check.finish()
-            indexed.append(IndexedFile(file.name, file.size_bytes, size, tuple(checksums)))
+            indexed.append(IndexedFile(check.name, check.size_bytes, size, tuple(checksums)))
 
     def _send_chunk(self, key: str, data: bytes, held: StoredObject | None) -> None:
-        with self._lock:
-            is_there = key in self._sent or (held is not None and key in self._verified)
+        is_there = key in self._sent or (held is not None and key in self._verified)
         if not is_there:
             md5 = hashlib.md5(data, usedforsecurity=False).hexdigest()
             is_there = held is not None and self._is_whole(key, held, md5)
             if not is_there:
                 self._store.put(key, data)
-                with self._lock:
-                    self._sent[key] = md5
-        with self._lock:
-            self._done += len(data)
-            done = self._done
-        self._progress(done, self._total)
+                self._sent[key] = md5
+        self._done += len(data)
+        self._progress(self._done, self._total)
         if not is_there:
             fault_point("mirror-piece")
 
@@ -416,16 +407,8 @@ class Upload:
                 return False
             if digest(found).hex() != checksum_of(key):
                 return False
-        with self._lock:
-            self._verified.add(key)
+        self._verified.add(key)
         return True
-
-    def _verify_sent(self) -> None:
-        """Compare all that was sent with what the store reports, or returns."""
-        if self._sent:
-            held = self._store.list(CHUNKS)
-            sent = ((key, held.get(key), md5) for key, md5 in self._sent.items())
-            _in_threads(self._verify_chunk, sent)
 
     def _verify_chunk(self, key: str, held: StoredObject | None, md5: str) -> None:
         if held is None or not self._is_whole(key, held, md5):
@@ -495,21 +478,15 @@ def prune(
         index.store.remove([manifest_key(name)])
         fault_point("mirror-half-removed")
         index.store.remove([index_key(name)])
-        index.forget(name)
     if not index.strange:  # else the chunks that those need are unknown
-        _sweep(index, needed)
+        # Chunks that no checkpoint needs, of removed checkpoints and unfinished uploads.
+        listed = index.store.list(CHECKPOINTS)
+        complete = {checkpoint_of(key) for key in listed}
+        stray = [key for key in listed if key.split("/")[1] not in complete]
+        idle = [key for key in index.store.list(CHUNKS) if key not in needed]
+        with contextlib.suppress(FileNotFoundError):
+            index.store.remove([*stray, *idle])
     index.drop_old_claims(holder)
     if lost:
         raise StoreDiffers(f"{index.store.address} has lost pieces of {', '.join(lost)}")
     return gone
-
-
-def _sweep(index: MirrorIndex, needed: set[str]) -> None:
-    """Remove chunks that no checkpoint needs, of removed checkpoints and unfinished uploads."""
-    keys = index.store.list(CHECKPOINTS)
-    present = {checkpoint_of(key) for key in keys}
-    stray = [key for key in keys if key.split("/")[1] not in present]
-    idle = [key for key in index.store.list(CHUNKS) if key not in needed]
-    with contextlib.suppress(FileNotFoundError):
-        index.store.remove([*stray, *idle])
-    index.store.tidy(CHUNKS)

@@ -16,14 +16,12 @@ from typing import NamedTuple
 import xxhash
 
 from holdfast._errors import DamagedCheckpoint
-from holdfast._store.format.checksum import digest
+from holdfast._store.format.checksum import digest, portions
 from holdfast._store.format.threads import run_all
 
 _PIECE_BYTES = 1 << 20  # about what the cache of a core holds
 _LONG_BYTES = 32 << 20  # by several threads
 _LONG_PIECE_BYTES = 8 << 20
-_BATCH_BYTES = 4 << 20  # small ones together: taking a turn costs more than their work
-_BATCH = 512
 _WORTH_RELEASING_BYTES = 1 << 14  # below it a plain copy is over before another thread could run
 _MOST_THREADS = 8
 
@@ -54,20 +52,12 @@ def copy_checked(
             compare(each, _copy_one(each))
 
     works: list[Callable[[], None]] = []
-    few: list[CheckedCopy] = []
-    few_bytes = 0
-    for each in copies:
-        size = each.source.nbytes
-        if size >= _LONG_BYTES:
-            works += _long_works(each, compare)
-            continue
-        few.append(each)
-        few_bytes += size
-        if few_bytes >= _BATCH_BYTES or len(few) >= _BATCH:
-            works.append(lambda taken=few: copy_few(taken))  # type: ignore[misc]  # a default
-            few, few_bytes = [], 0
-    if few:
-        works.append(lambda: copy_few(few))
+    for numbers in portions([each.source.nbytes for each in copies]):
+        few = [copies[number] for number in numbers]
+        if few[0].source.nbytes >= _LONG_BYTES:
+            works += _long_works(few[0], compare)
+        else:
+            works.append(functools.partial(copy_few, few))
     run_all(works, min(os.cpu_count() or 1, _MOST_THREADS))
 
 

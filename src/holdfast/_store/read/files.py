@@ -36,15 +36,6 @@ from holdfast._store.read.checked_copy import InOrder, move
 _LOWEST_BIT = bytes(value & 1 for value in range(256))  # the other bits are undefined
 
 
-def ask_for_large_pages(mapped: mmap.mmap) -> None:
-    """Huge pages: a first touch costs a fraction of that of small ones."""
-    if hasattr(mmap, "MADV_HUGEPAGE") and len(mapped) >= 4 << 20:
-        try:
-            mapped.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:
-            return  # the kernel has none
-
-
 def resident_pages(descriptor: int, size_bytes: int) -> bytes:
     """A byte for each page of a file: 1 if it is in the page cache."""
     count = -(-size_bytes // PAGE)
@@ -78,7 +69,7 @@ class RankFiles:
     def __init__(self, folder: Path, file: DataFile) -> None:
         self._file = file
         self._sources: dict[str, _Source] = {}
-        for name, size_bytes in all_files(file):
+        for name, size_bytes in file.all_files:
             path = place_of(folder, name)
             self._sources["" if name == file.name else name] = _Source(path, size_bytes)
 
@@ -93,7 +84,7 @@ class RankFiles:
         by_source: dict[str, list[_Wanted]] = {}
         for number in numbers:
             part = parts[number]
-            source, target = self._source_of(part), (targets or {}).get(number)
+            source, target = self._sources[part.file], (targets or {}).get(number)
             found[number] = view = source.view(part) if target is None else target
             wanted = _Wanted(source, part, view, is_elsewhere=target is not None)
             by_source.setdefault(part.file, []).append(wanted)
@@ -111,7 +102,7 @@ class RankFiles:
         """Check the header of a file that holds only some of the image."""
         wrapper = self._file.wrapper
         if wrapper is not None:
-            source = self._source_of(wrapper)
+            source = self._sources[wrapper.file]
             wanted = _Wanted(source, wrapper, source.view(wrapper), is_elsewhere=False)
             self._read_all({wrapper.file: [wanted]})
 
@@ -120,9 +111,6 @@ class RankFiles:
         """All memory that contains what was read without a target."""
         return [source.buffer for source in self._sources.values()]
 
-    def _source_of(self, part: Part) -> _Source:
-        return self._sources[part.file]
-
     def _read_all(self, by_source: Mapping[str, list[_Wanted]]) -> None:
         pieces: list[_FilePiece] = []
         for name, wanted in by_source.items():
@@ -130,11 +118,6 @@ class RankFiles:
         rooms = threading.local()
         threads = min(_MOST_THREADS, max(_LEAST_THREADS, os.cpu_count() or 1))
         run_all([functools.partial(piece.read, rooms) for piece in pieces], threads)
-
-
-def all_files(file: DataFile) -> list[tuple[str, int]]:
-    """The names and sizes of the files that hold a rank's image."""
-    return [(file.name, file.size_bytes), *file.linked]
 
 
 def place_of(folder: Path, name: str) -> Path:
@@ -211,14 +194,17 @@ class _Source:
                     os.close(descriptor)
 
     @functools.cached_property
-    def _whole(self) -> memoryview:
+    def pages(self) -> memoryview:
         mapped = mmap.mmap(-1, max(1, -(-self.size_bytes // PAGE)) * PAGE)
-        ask_for_large_pages(mapped)
+        if hasattr(mmap, "MADV_HUGEPAGE") and len(mapped) >= 4 << 20:
+            # A first touch of huge pages costs a fraction of that of small ones.
+            with contextlib.suppress(OSError):  # the kernel has none
+                mapped.madvise(mmap.MADV_HUGEPAGE)
         return memoryview(mapped)
 
     @property
     def buffer(self) -> memoryview:
-        return self._whole[: self.size_bytes]
+        return self.pages[: self.size_bytes]
 
     def view(self, part: Part) -> memoryview:
         return self.buffer[part.offset : self._end_of(part)]
@@ -239,8 +225,8 @@ class _Source:
         for each in wanted:
             first = bisect.bisect_right(starts, each.start) - 1
             last = bisect.bisect_left(starts, each.end) - 1
-            if first != last:
-                each.hash_in_order()
+            if first != last:  # it arrives in several pieces in any order
+                each.in_order = InOrder(each.view, each.compare)
             for piece in pieces[first : last + 1]:
                 piece.wanted.append(each)
         self._choose_how(pieces)
@@ -257,10 +243,6 @@ class _Source:
         for piece in pieces:
             held = pages[piece.start // PAGE : -(-piece.end // PAGE)]
             piece.is_direct = self._direct >= 0 and sum(held) * 2 < len(held)
-
-    def fill_in_place(self, piece: _FilePiece) -> None:
-        """Fill a piece of the mapping."""
-        self.fill(self._whole[piece.start : piece.end], piece)
 
     def fill(self, room: memoryview, piece: _FilePiece) -> None:
         """Fill memory of whole pages with a piece."""
@@ -300,20 +282,16 @@ class _Wanted:
         self.start, self.size_bytes = part.offset, part.size_bytes
         self.end = part.offset + part.size_bytes
         self._source = source
-        self._in_order: InOrder | None = None
-
-    def hash_in_order(self) -> None:
-        """It arrives in several pieces in any order."""
-        self._in_order = InOrder(self.view, self._compare)
+        self.in_order: InOrder | None = None
 
     def arrived(self, start: int, end: int) -> None:
         """These bytes of the file are in `view`."""
-        if self._in_order is None:
-            self._compare(digest(self.view))
+        if self.in_order is None:
+            self.compare(digest(self.view))
         else:
-            self._in_order.arrived(start - self.start, end - self.start)
+            self.in_order.arrived(start - self.start, end - self.start)
 
-    def _compare(self, actual: bytes) -> None:
+    def compare(self, actual: bytes) -> None:
         if actual.hex() != self.part.checksum:
             raise DamagedCheckpoint(
                 f"{self._source.path}: {name_part(self.part.name)} has checksum "
@@ -333,7 +311,7 @@ class _FilePiece:
 
     def read(self, rooms: threading.local) -> None:
         if not any(each.is_elsewhere for each in self.wanted):
-            self.source.fill_in_place(self)
+            self.source.fill(self.source.pages[self.start : self.end], self)
         elif (
             self.is_direct or len(self.wanted) > 1 + (self.end - self.start) // _WORTH_A_READ_BYTES
         ):
@@ -361,16 +339,13 @@ class _FilePiece:
 
 def _spans(parts: list[Part]) -> Iterator[tuple[int, int]]:
     """The pages of these parts, in pieces; gaps between parts are not read."""
-    start = end = 0
+    runs: list[tuple[int, int]] = []
     for part in parts:
         first, last = part.offset // PAGE * PAGE, -(-(part.offset + part.size_bytes) // PAGE) * PAGE
-        if first > end:
-            yield from _cut(start, end)
-            start = first
-        end = max(end, last)
-    yield from _cut(start, end)
-
-
-def _cut(start: int, end: int) -> Iterator[tuple[int, int]]:
-    for at in range(start, end, _PIECE_BYTES):
-        yield at, min(at + _PIECE_BYTES, end)
+        if runs and first <= runs[-1][1]:
+            first, before = runs.pop()
+            last = max(before, last)
+        runs.append((first, last))
+    for start, end in runs:
+        for at in range(start, end, _PIECE_BYTES):
+            yield at, min(at + _PIECE_BYTES, end)

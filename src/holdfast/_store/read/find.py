@@ -102,18 +102,18 @@ def set_aside_unfinished(layout: RunLayout, say: Callable[[str], None]) -> None:
         with contextlib.suppress(OSError):
             where = move_aside(partial, layout.set_aside)
             say(f"an unfinished checkpoint was set aside: {where}")
-            journal.append(
-                layout.journal, "set-aside", name=partial.name, where=str(where), why="unfinished"
-            )
+            _note_aside(layout, partial, where, "unfinished")
 
 
 def set_aside_bad(layout: RunLayout, say: Callable[[str], None]) -> None:
     """Move checkpoints that a rule has called bad out of the way."""
     for before, where in set_aside_void(layout):
         say(f"a rule has called {before.name} bad; it was set aside: {where}")
-        journal.append(
-            layout.journal, "set-aside", name=before.name, where=str(where), why="called bad"
-        )
+        _note_aside(layout, before, where, "called bad")
+
+
+def _note_aside(layout: RunLayout, before: Path, where: Path | str, why: str) -> None:
+    journal.append(layout.journal, "set-aside", name=before.name, where=str(where), why=why)
 
 
 def find_newest(
@@ -321,7 +321,5 @@ def report_damage(
     with contextlib.suppress(OSError):
         where = move_aside(candidate.folder, layout.set_aside)
     say(f"{error} It was set aside ({where}); looking for the previous one.")
-    journal.append(
-        layout.journal, "set-aside", name=candidate.folder.name, where=str(where), why=str(error)
-    )
+    _note_aside(layout, candidate.folder, where, str(error))
     return 1

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from holdfast._errors import DamagedCheckpoint
 from holdfast._store.format.checksum import digest
 from holdfast._store.format.image import ImagePlan
 from holdfast._store.format.manifest import DataFile
 from holdfast._store.format.tree import replace_tag, tensor_leaves
-from holdfast._store.read.files import all_files, name_part, open_file, place_of, read_range
+from holdfast._store.read.files import name_part, open_file, place_of, read_range
 from holdfast._store.read.verify import (
     ChoosePlaces,
     Loaded,
@@ -30,28 +30,13 @@ from holdfast._store.read.verify import (
 )
 
 
-class RankState(Protocol):
-    """What one rank stored."""
-
-    @property
-    def plan(self) -> ImagePlan: ...
-
-    @property
-    def head(self) -> dict[str, Any]: ...
-
-    @property
-    def digests(self) -> dict[str, bytes]: ...
-
-    def data(self, index: int) -> memoryview: ...
-
-
 class FileSource:
     """One rank's file; only what is needed is read, and checked."""
 
     def __init__(self, folder: Path, file: DataFile) -> None:
         self._folder = folder
         self._path = folder / file.name
-        self._sizes = dict(all_files(file))
+        self._sizes = dict(file.all_files)
         self._parts = {part.name: part for part in file.parts}
         self.digests = {part.name: bytes.fromhex(part.checksum) for part in file.parts}
 
@@ -80,6 +65,9 @@ class FileSource:
         if digest(view).hex() != part.checksum:
             raise DamagedCheckpoint(f"{path}: {name_part(name)} is damaged.")
         return view
+
+
+RankState = FileSource | Loaded  # what one rank stored
 
 
 def read_checkpoint(folder: Path, rank: int = 0, choose: ChoosePlaces | None = None) -> Loaded:
@@ -113,9 +101,16 @@ def join(sources: Sequence[RankState], own: int, places: Sequence[Any]) -> Loade
             tree, "$r", lambda name: {"$t": wanted.setdefault(name, first + len(wanted))}
         )
     specs, views, digests = list(loaded.plan.specs), [], dict(loaded.digests)
-    find = _Finder(sources)
+    numbers = functools.cache(lambda rank: _numbers_of(sources[rank]))
     for name in wanted:
-        rank, index = find.place_of(name, places[own])
+        # The rank that stored a tensor which is the same on all.
+        have_it = (n for n, each in enumerate(sources) if name in each.digests)
+        rank = next((n for n in have_it if name in numbers(n)), None)
+        if rank is None:
+            raise DamagedCheckpoint(
+                f"{places[own]}: {name} was to be stored by another rank, and is not there."
+            )
+        index = numbers(rank)[name]
         view = sources[rank].data(index)
         if digest(view) != sources[rank].digests[name]:
             raise DamagedCheckpoint(f"{places[rank]}: {name_part(name)} is damaged.")
@@ -129,39 +124,20 @@ def join(sources: Sequence[RankState], own: int, places: Sequence[Any]) -> Loade
         digests=digests,
         tensors=(*loaded.tensors, *views),
         memory=(*loaded.memory, *(view for view in views if view.nbytes)),
-        find_shards=_Shards(sources).find,
+        find_shards=_shards_of(sources),
         world=len(sources),
     )
 
 
-class _Finder:
-    """Finds the rank that stored a tensor which is the same on all."""
-
-    def __init__(self, sources: Sequence[RankState]) -> None:
-        self._sources = sources
-        self._numbers: dict[int, dict[str, int]] = {}
-
-    def place_of(self, name: str, where: Any) -> tuple[int, int]:
-        """The rank, and the number of the tensor there."""
-        for rank, source in enumerate(self._sources):
-            if rank not in self._numbers and name in source.digests:
-                names = [spec.name for spec in source.plan.specs]
-                self._numbers[rank] = {each: number for number, each in enumerate(names)}
-            if name in self._numbers.get(rank, ()):
-                return rank, self._numbers[rank][name]
-        raise DamagedCheckpoint(
-            f"{where}: {name} was to be stored by another rank, and is not there."
-        )
+def _numbers_of(source: RankState) -> dict[str, int]:
+    return {spec.name: number for number, spec in enumerate(source.plan.specs)}
 
 
-class _Shards:
+def _shards_of(sources: Sequence[RankState]) -> Callable[[str], list[StoredShard]]:
     """Finds the parts of sharded tensors; reads the trees of the other ranks once."""
 
-    def __init__(self, sources: Sequence[RankState]) -> None:
-        self._sources = sources
-
-    @functools.cached_property
-    def _leaves(self) -> list[dict[str, Any]]:
+    @functools.cache
+    def leaves() -> list[dict[str, Any]]:
         return [
             {
                 path: leaf["$shard"]
@@ -169,18 +145,19 @@ class _Shards:
                 for path, leaf in tensor_leaves(encoded, name)
                 if "$shard" in leaf
             }
-            for source in self._sources
+            for source in sources
         ]
 
-    def find(self, path: str) -> list[StoredShard]:
+    def find(path: str) -> list[StoredShard]:
         found = []
-        for source, leaves in zip(self._sources, self._leaves, strict=True):
-            description = leaves.get(path)
-            if description is not None and description["t"] is not None:
-                number = description["t"]
-                spec = source.plan.specs[number]
-                found.append(StoredShard(description, spec, functools.partial(source.data, number)))
+        for source, of_rank in zip(sources, leaves(), strict=True):
+            description = of_rank.get(path)
+            if description is not None and (number := description["t"]) is not None:
+                read = functools.partial(source.data, number)
+                found.append(StoredShard(description, source.plan.specs[number], read))
         return found
+
+    return find
 
 
 def read_world(folder: Path) -> int:

@@ -22,7 +22,7 @@ from holdfast._store.format.image import ImagePlan, TensorSpec, decode_scalars, 
 from holdfast._store.format.manifest import DataFile, Manifest, Part
 from holdfast._store.format.schema import check_head
 from holdfast._store.read.checked_copy import CheckedCopy, copy_checked
-from holdfast._store.read.files import RankFiles, all_files, cannot_read, name_part, place_of
+from holdfast._store.read.files import RankFiles, cannot_read, name_part, place_of
 
 
 @dataclass(frozen=True)
@@ -343,18 +343,26 @@ def _within(folder: Path, error: CheckpointError) -> str:
     return str(error).removeprefix(f"{folder}: ").removeprefix(f"{folder}/").rstrip(".")
 
 
-def check_file(folder: Path, file: DataFile) -> list[str]:
-    """The damage of a rank's state, in its own file and in linked ones."""
+def check_file(
+    folder: Path, file: DataFile, get_on: Callable[[], None] = lambda: None
+) -> list[str]:
+    """The damage of a rank's state, in its own file and in linked ones.
+
+    `get_on` is called meanwhile.
+    """
     with contextlib.ExitStack() as stack:
         opened: dict[str, IO[bytes]] = {}
-        for name, size_bytes in all_files(file):
+        for name, size_bytes in file.all_files:
             data = stack.enter_context(open_file(place_of(folder, name)))
             size = os.fstat(data.fileno()).st_size
             if size != size_bytes:
                 return [f"{name} has {size} bytes, the manifest says {size_bytes}"]
             opened["" if name == file.name else name] = data
-        parts = [*file.parts] if file.wrapper is None else [file.wrapper, *file.parts]
-        lines = [_describe(part) for part in parts if not _is_whole(opened[part.file], part)]
+        lines = []
+        for part in file.all_parts:
+            if not _is_whole(opened[part.file], part, get_on):
+                within = f" (in {part.file})" if part.file else ""
+                lines.append(f"{name_part(part.name)} is damaged{within}")
         if not lines:
             # Intact bytes must also be a valid state: resuming requires the same.
             ends = [*file.parts[:1], *file.parts[-1:]]
@@ -363,12 +371,7 @@ def check_file(folder: Path, file: DataFile) -> list[str]:
         return lines
 
 
-def _describe(part: Part) -> str:
-    where = f" (in {part.file})" if part.file else ""
-    return f"{name_part(part.name)} is damaged{where}"
-
-
-def _is_whole(data: IO[bytes], part: Part) -> bool:
+def _is_whole(data: IO[bytes], part: Part, get_on: Callable[[], None]) -> bool:
     hasher = xxhash.xxh3_128()
     data.seek(part.offset)
     left = part.size_bytes
@@ -378,6 +381,7 @@ def _is_whole(data: IO[bytes], part: Part) -> bool:
             return False
         hasher.update(chunk)
         left -= len(chunk)
+        get_on()
     return bool(hasher.hexdigest() == part.checksum)
 
 
