@@ -76,33 +76,19 @@ def read_changes(work_tree: Path) -> dict[str, Any]:
             stderr=subprocess.DEVNULL,
             env={**variables.child_environment(), "GIT_PAGER": "cat"},
         ) as git:
-            found = _read_some(git)
-            if found is None:
-                return {}
-            if len(found) > _MOST_DIFF_BYTES:
-                git.kill()
-                return {"dirty": True, "diff": None}
-            if git.wait(_ANSWER_SECONDS) != 0:
-                return {}
+            timer = threading.Timer(_ANSWER_SECONDS, git.kill)
+            timer.daemon = True
+            timer.start()
+            try:
+                assert git.stdout is not None
+                found = git.stdout.read(_MOST_DIFF_BYTES + 1)
+                if len(found) > _MOST_DIFF_BYTES:
+                    git.kill()
+                    return {"dirty": True, "diff": None}
+                if git.wait(_ANSWER_SECONDS) != 0:
+                    return {}
+            finally:
+                timer.cancel()
         diff = found.decode(errors="replace")
         return {"dirty": bool(diff), "diff": redact_diff(diff) if diff else None}
     return {}
-
-
-def _read_some(git: subprocess.Popen[bytes]) -> bytes | None:
-    """One byte more than is kept; None if git takes too long."""
-    is_late = threading.Event()
-
-    def end() -> None:
-        is_late.set()
-        git.kill()
-
-    timer = threading.Timer(_ANSWER_SECONDS, end)
-    timer.daemon = True
-    timer.start()
-    try:
-        assert git.stdout is not None
-        found = git.stdout.read(_MOST_DIFF_BYTES + 1)
-        return None if is_late.is_set() else found
-    finally:
-        timer.cancel()

@@ -5,30 +5,23 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from holdfast._environment.processes.cgroup import Usage
 from holdfast._store.format.image import TensorSpec, plan_image
-from holdfast._store.memory import waiting
+from holdfast._store.memory import backing, waiting
 from holdfast._store.memory.arena import Arena
 from holdfast._store.memory.waiting import claim, guard
 
 SPEC = TensorSpec("w", "numpy", "float32", "F32", (4,), None, 4, 16)
 
 
-class Calm:
-    """Pressure as a test says it."""
-
-    def __init__(self, *reasons: str) -> None:
-        self._reasons = list(reasons)
-
-    def reason(self) -> str:
-        return self._reasons.pop(0) if self._reasons else ""
-
-
 @pytest.fixture
 def quick(monkeypatch):
     monkeypatch.setattr(waiting, "_LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(waiting, "shortage", lambda _: "")
 
 
 def file(tmp_path: Path) -> Path:
@@ -62,21 +55,51 @@ def test_two_attempts_cannot_both_take_it(tmp_path):
 
 def test_it_goes_when_its_time_is_over(tmp_path, quick):
     path = file(tmp_path)
-    assert guard(path, 0.01, Calm()) == "its time is over"
+    assert guard(path, 0.01) == "its time is over"
     assert not path.exists()
 
 
-def test_it_goes_at_once_when_memory_is_short(tmp_path, quick):
+def test_it_goes_at_once_when_memory_is_short(tmp_path, quick, monkeypatch):
     path = file(tmp_path)
-    assert guard(path, 60, Calm("", "", "the cgroup is nearly full")) == "the cgroup is nearly full"
+    reasons = ["", "", "the cgroup is nearly full"]
+    monkeypatch.setattr(waiting, "shortage", lambda _: reasons.pop(0))
+    assert guard(path, 60) == "the cgroup is nearly full"
     assert not path.exists()
+
+
+GB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("machine", "cgroup", "shm", "why"),
+    [
+        ((20, 64), None, (1, 2), ""),
+        ((3, 64), None, (1, 2), "the machine's memory is nearly full"),
+        ((20, 64), (1, 8), (1, 2), ""),
+        ((20, 64), (0.5, 8), (1, 2), "the cgroup is nearly full"),
+        ((20, 64), None, (0.01, 2), "SHM is nearly full"),
+    ],
+)
+def test_memory_is_short_when_little_of_it_is_free(
+    tmp_path, monkeypatch, machine, cgroup, shm, why
+):
+    usage = None
+    if cgroup is not None:
+        used = int((cgroup[1] - cgroup[0]) * GB)
+        usage = SimpleNamespace(usage=lambda: Usage(used, 0, cgroup[1] * GB))
+    figures = dict(zip(("MemAvailable", "MemTotal"), (each * GB for each in machine), strict=True))
+    room = SimpleNamespace(f_blocks=shm[1] * GB, f_bavail=int(shm[0] * GB), f_frsize=1)
+    monkeypatch.setattr(backing, "_machine_bytes", figures.__getitem__)
+    monkeypatch.setattr(backing.MemoryCgroup, "find", lambda _: usage)
+    monkeypatch.setattr(backing.os, "statvfs", lambda _: room)
+    assert backing.shortage(tmp_path) == why.replace("SHM", str(tmp_path))
 
 
 def test_the_guard_ends_when_it_was_taken_and_removes_nothing(tmp_path, quick):
     path = file(tmp_path)
     taken = tmp_path / "taken"
     threading.Timer(0.02, lambda: path.rename(taken)).start()
-    assert guard(path, 60, Calm()) == "it was taken"
+    assert guard(path, 60) == "it was taken"
     assert taken.read_bytes() == b"slots"
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from holdfast._environment.processes.cgroup import find_folder
 from holdfast._environment.processes.proc import field, read_bytes
-from holdfast._environment.processes.stacks import PythonThread
-from holdfast._environment.processes.threads import ProcessSample, ThreadSample, is_terminal
+from holdfast._environment.processes.threads import ThreadSample, is_terminal
+from holdfast._text import real, records, text
 
 _COMPUTES_CORES = 0.2
 _WORKS_CORES = 0.02  # of a thread, other than the main one, whose stack moves
@@ -52,7 +52,7 @@ _HELD = tuple(Activity)[:5]
 
 def activity_of(look: Mapping[str, Any]) -> Activity:
     """The most telling activity of the whole tree."""
-    processes = _list(look, "processes")
+    processes = records(look.get("processes"))
     if debugger_of(look) is not None:
         return Activity.PAUSED
     if tracer_of(look) is not None:
@@ -67,7 +67,7 @@ def activity_of(look: Mapping[str, Any]) -> Activity:
     # A held child makes the trainer wait only if nothing else works.
     if (held := _held(processes[1:])) is not None:
         return held
-    if any(_text(each, "state") == "D" for each in processes):
+    if any(text(each.get("state")) == "D" for each in processes):
         return Activity.DISK
     return working or Activity.IDLE
 
@@ -82,21 +82,23 @@ def debugger_of(look: Mapping[str, Any]) -> str | None:
 
 def held_thread(look: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], Mapping[str, Any]] | None:
     """The tool by the stacks alone, with the process and its thread."""
-    for process in _list(look, "processes"):
-        for thread in _list(process, "threads"):
-            found = _debugger_in(_list(thread, "frames"))
+    for process in records(look.get("processes")):
+        for thread in records(process.get("threads")):
+            found = _debugger_in(records(thread.get("frames")))
             if found is not None:
                 return found, process, thread
+            is_reading = thread.get("call") in ("read", "select", "pselect6")
+            from_person = is_reading and is_terminal(thread.get("call_path"))
             # A shell at its prompt stops no training.
-            if thread.get("is_main") and _reads_from_person(thread) and not _is_shell(process):
+            if thread.get("is_main") and from_person and not _is_shell(process):
                 return "a prompt", process, thread
     return None
 
 
 def unread_of(look: Mapping[str, Any]) -> list[int]:
     """The descriptors (1 or 2 or both) whose output waits for a reader."""
-    for process in _list(look, "processes"):
-        for thread in _list(process, "threads"):
+    for process in records(look.get("processes")):
+        for thread in records(process.get("threads")):
             if thread.get("unread"):
                 return list(thread["unread"])
     return []
@@ -104,7 +106,7 @@ def unread_of(look: Mapping[str, Any]) -> list[int]:
 
 def tracer_of(look: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The process that is traced from outside: {"pid", "tracer", "tracer_name"}."""
-    processes = _list(look, "processes")
+    processes = records(look.get("processes"))
     ours = [each.get("pid") for each in processes]
     for each in processes:
         # A program may trace its own child as part of its work. A child that traces the first
@@ -175,10 +177,10 @@ def _debugger_in(frames: Sequence[Mapping[str, Any]]) -> str | None:
     """Only frames above the user's code count: what lies below has started that code."""
     found = set()
     for frame in frames:
-        file = _text(frame, "file")
+        file = text(frame.get("file"))
         if _is_of_script(file):
             break
-        tool = tool_that_waits(file, _text(frame, "name").rpartition(".")[2])
+        tool = tool_that_waits(file, text(frame.get("name")).rpartition(".")[2])
         if tool is not None:
             found.add(tool)
     return strongest_tool(found)
@@ -188,19 +190,14 @@ _SHELLS = ("bash", "sh", "zsh", "dash", "fish", "ksh", "tcsh", "csh")
 
 
 def _is_shell(process: Mapping[str, Any]) -> bool:
-    program = next(iter(_text(process, "command").split()), "").rpartition("/")[2]
-    return _text(process, "name") in _SHELLS or program.lstrip("-") in _SHELLS
-
-
-def _reads_from_person(thread: Mapping[str, Any]) -> bool:
-    is_reading = thread.get("call") in ("read", "select", "pselect6")
-    return is_reading and is_terminal(thread.get("call_path"))
+    program = next(iter(text(process.get("command")).split()), "").rpartition("/")[2]
+    return text(process.get("name")) in _SHELLS or program.lstrip("-") in _SHELLS
 
 
 def _held(processes: Sequence[Mapping[str, Any]]) -> Activity | None:
     if any(each.get("frozen") for each in processes):
         return Activity.FROZEN
-    if any(_text(each, "state") == "T" for each in processes):
+    if any(text(each.get("state")) == "T" for each in processes):
         return Activity.STOPPED
     return None
 
@@ -229,8 +226,8 @@ def _moves(process: Mapping[str, Any], seconds: float) -> bool:
         return True
     if _number(process, "major_faults") > _FAULTS_PER_SECOND * seconds:
         return True
-    for thread in _list(process, "threads"):
-        if not thread.get("moved") or _text(thread, "name").startswith(_OUR_THREADS):
+    for thread in records(process.get("threads")):
+        if not thread.get("moved") or text(thread.get("name")).startswith(_OUR_THREADS):
             continue
         if thread.get("is_main") or _number(thread, "cpu") > _WORKS_CORES:
             return True
@@ -242,51 +239,40 @@ def computes(process: Mapping[str, Any]) -> bool:
     cores = _number(process, "cpu")
     if cores > _COMPUTES_CORES or waiting_share(process) > _WAITS_SHARE:
         return True
-    threads = _list(process, "threads")
-    return cores > _WORKS_CORES and any(_text(each, "state") == "R" for each in threads)
+    threads = records(process.get("threads"))
+    return cores > _WORKS_CORES and any(text(each.get("state")) == "R" for each in threads)
 
 
 def waiting_share(process: Mapping[str, Any]) -> float:
     """The share of the window in which a thread was ready to run and had no processor."""
-    threads = _list(process, "threads")
-    own = [each for each in threads if not _text(each, "name").startswith(_OUR_THREADS)]
+    threads = records(process.get("threads"))
+    own = [each for each in threads if not text(each.get("name")).startswith(_OUR_THREADS)]
     return max((_number(each, "waits") for each in own), default=0.0)
 
 
 def _awake(process: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The threads that receive data or poll."""
-    threads = _list(process, "threads")
+    threads = records(process.get("threads"))
     owners = [each for each in threads if each.get("owns_gil")]
     return [
         each
         for each in owners or threads  # the others only wait for the interpreter
         if _number(each, "wakes") > _POLLS_PER_SECOND
         # Threads of libraries wake up by their own timers.
-        and (each.get("is_main") or _list(each, "frames"))
-        and not _text(each, "name").startswith(_OUR_THREADS)
+        and (each.get("is_main") or records(each.get("frames")))
+        and not text(each.get("name")).startswith(_OUR_THREADS)
     ]
 
 
 def _transfers(thread: Mapping[str, Any]) -> bool:
     """True if a thread that wakes up often transfers bytes, however slowly."""
-    frames = _list(thread, "frames")
-    in_socket = bool(frames) and _text(frames[0], "file").endswith(("/socket.py", "/ssl.py"))
+    frames = records(thread.get("frames"))
+    in_socket = bool(frames) and text(frames[0].get("file")).endswith(("/socket.py", "/ssl.py"))
     return in_socket or thread.get("call") in _TRANSFERS
 
 
-def _list(record: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    found = record.get(name)
-    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
-
-
-def _text(record: Mapping[str, Any], name: str) -> str:
-    found = record.get(name)
-    return found if isinstance(found, str) else ""
-
-
 def _number(record: Mapping[str, Any], name: str) -> float:
-    found = record.get(name)
-    return float(found) if isinstance(found, int | float) else 0.0
+    return real(record.get(name)) or 0.0
 
 
 def loop_of(look: Mapping[str, Any]) -> list[int]:
@@ -294,8 +280,8 @@ def loop_of(look: Mapping[str, Any]) -> list[int]:
 
     Empty if it leaves that function, hardly computes, or anything else moves: that is progress.
     """
-    processes = _list(look, "processes")
-    threads = _list(processes[0], "threads") if processes else []
+    processes = records(look.get("processes"))
+    threads = records(processes[0].get("threads")) if processes else []
     main = next((each for each in threads if each.get("is_main")), {})
     lines = main.get("lines")
     if not main.get("moved") or not isinstance(lines, list) or not computes(processes[0]):
@@ -328,20 +314,6 @@ def waits_between(before: ThreadSample, after: ThreadSample, window: float) -> f
 
 def rate(count: float, window: float) -> float:
     return round(max(0.0, count) / window, 3) if window > 0 else 0.0
-
-
-def wakes_between(before: ProcessSample, after: ProcessSample, window: float) -> float | None:
-    if before.wakes is None or after.wakes is None:
-        return None
-    return rate(after.wakes - before.wakes, window)
-
-
-def moved_between(thread: PythonThread, later: dict[int, PythonThread]) -> bool | None:
-    """True if a thread stood elsewhere later; None if that is not known."""
-    if not later:
-        return None
-    again = later.get(thread.ident)
-    return again is None or again.frames != thread.frames
 
 
 def is_same_function(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> bool:

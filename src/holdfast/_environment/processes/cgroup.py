@@ -7,6 +7,7 @@ So a training that reads its files again and again may fill the cgroup without d
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -48,9 +49,13 @@ class MemoryCgroup:
             return None  # it has left its cgroup, and is shown at the top of the tree
         # On a machine with both versions, memory belongs to one of them.
         for version, controller in ((1, "memory"), (2, "")):
-            for path in (path for name, path in paths if name == controller):
-                if folders := _folders(version, path, root):
-                    return cls(version, path, folders)
+            for path, top, names in _places(paths, version, controller, root):
+                levels = range(len(names), -1, -1)
+                folders = [top + "".join(f"/{name}" for name in names[:n]) for n in levels]
+                # Version 2 counts only where it is enabled, and never at the top.
+                counting = [each for each in folders if Path(each, _NAMES[version].used).exists()]
+                if counting:
+                    return cls(version, path, counting)
         return None
 
     def usage(self) -> Usage | None:
@@ -165,9 +170,8 @@ _NAMES = {
 
 def find_folder(pid: int, version: int, controller: str, root: str = "") -> str | None:
     """The folder of a process's cgroup for one controller ("" for version 2)."""
-    for path in (path for name, path in _paths(pid, root) if name == controller):
-        for top, mounted in _mounts(version, controller, root):
-            return root + top + "".join(f"/{name}" for name in _names_below(path, mounted))
+    for _, top, names in _places(_paths(pid, root), version, controller, root):
+        return top + "".join(f"/{name}" for name in names)
     return None
 
 
@@ -204,20 +208,11 @@ def cpu_quota(pid: int, root: str = "") -> dict[str, Any] | None:
     return None
 
 
-def _folders(version: int, path: str, root: str) -> list[str]:
-    """The folder of the cgroup and those above it that count memory."""
-    for place, mounted in _mounts(version, "memory", root):
-        top, names = root + place, _names_below(path, mounted)
-        found = [top + "".join(f"/{name}" for name in names[:n]) for n in range(len(names), -1, -1)]
-        # Version 2 counts only where it is enabled, and never at the top.
-        counting = [each for each in found if Path(each, _NAMES[version].used).exists()]
-        if counting:
-            return counting
-    return []
-
-
-def _mounts(version: int, controller: str, root: str) -> Iterator[tuple[str, str]]:
-    """Where cgroups with this controller are mounted, and which cgroup is at the top there."""
+def _places(
+    paths: list[tuple[str, str]], version: int, controller: str, root: str
+) -> Iterator[tuple[str, str, list[str]]]:
+    """A cgroup's path, where it may be mounted, and the names from there down to it."""
+    wanted = [path for name, path in paths if name == controller]
     mounts = read_bytes(f"{root}/proc/self/mountinfo") or b""
     for line in mounts.decode(errors="replace").splitlines():
         before, _, behind = line.partition(" - ")
@@ -228,7 +223,8 @@ def _mounts(version: int, controller: str, root: str) -> Iterator[tuple[str, str
             continue
         if version == 2 and kind[0] != "cgroup2":
             continue
-        yield decode_mount(place[4]), decode_mount(place[3])
+        for path in wanted:
+            yield path, root + decode_mount(place[4]), _names_below(path, decode_mount(place[3]))
 
 
 def _names_below(path: str, mounted: str) -> list[str]:
@@ -246,11 +242,7 @@ def _names_below(path: str, mounted: str) -> list[str]:
 
 def decode_mount(text: str) -> str:
     """A path in mountinfo without escapes: a space is \\040 there."""
-    parts = text.split("\\")
-    return parts[0] + "".join(
-        chr(int(each[:3], 8)) + each[3:] if each[:3].isdigit() else "\\" + each
-        for each in parts[1:]
-    )
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
 
 
 # -- The kernel's counters of its OOM killer: a changed count shows where memory was short ---------

@@ -18,11 +18,9 @@ from typing import Any
 from holdfast._environment.processes.activity import (
     is_frozen,
     is_same_function,
-    moved_between,
     rate,
     state_between,
     waits_between,
-    wakes_between,
 )
 from holdfast._environment.processes.cgroup import cpu_quota
 from holdfast._environment.processes.identity import host_name
@@ -224,11 +222,7 @@ class _Look:
         """True if its main thread has left the function that it was in, or that is not known."""
         first = [each for each in self._dumps[0][pid].threads if each.tid == pid]
         later = self._stands.get(pid)
-        return not later or not first or not self._stays(first[0], later)
-
-    def _stays(self, thread: PythonThread, later: list[Frames]) -> bool:
-        stands = (thread.frames == each or is_same_function(thread.frames, each) for each in later)
-        return all(stands)
+        return not later or not first or not _stays(first[0], later)
 
     def _note_how(self) -> None:
         self._error = self._dumps[0].get(self._pid, Dump(error="there is nothing to read")).error
@@ -317,6 +311,9 @@ class _Look:
         window = after.at - before.at
         main = after.main
         dump = self._dumps[0].get(pid, Dump())
+        wakes = None
+        if before.wakes is not None and after.wakes is not None:
+            wakes = rate(after.wakes - before.wakes, window)
         return {
             "pid": pid,
             "parent": after.parent,
@@ -329,7 +326,7 @@ class _Look:
             "wchan": None if main is None else main.wchan,
             "cpu": rate(after.cpu_seconds - before.cpu_seconds, window),
             "io": None if after.io is None else max(0, after.io - (before.io or 0)),
-            "wakes": wakes_between(before, after, window),
+            "wakes": wakes,
             "rss": after.rss,
             "swap": after.swap,
             "major_faults": after.major_faults - before.major_faults,
@@ -374,7 +371,7 @@ class _Look:
         """Whether it moved in any dump; `lines`: if only inside of one function, in their order."""
         stands = self._stands.get(main.tid or 0, [])
         moved = moved or (moved if not stands else any(each != main.frames for each in stands))
-        if not moved or not stands or not self._stays(main, stands):
+        if not moved or not stands or not _stays(main, stands):
             return {"moved": moved}
         return {"moved": moved, "lines": [each[0]["line"] for each in (main.frames, *stands)]}
 
@@ -416,6 +413,10 @@ def load() -> float | None:
     return None
 
 
+def _stays(thread: PythonThread, later: list[Frames]) -> bool:
+    return all(thread.frames == each or is_same_function(thread.frames, each) for each in later)
+
+
 def _is_over(sample: ProcessSample | None) -> bool:
     return sample is None or sample.state in "ZX"
 
@@ -423,7 +424,8 @@ def _is_over(sample: ProcessSample | None) -> bool:
 def _python_part(
     thread: PythonThread, later: dict[int, PythonThread], name: str | None
 ) -> dict[str, Any]:
-    moved = moved_between(thread, later)
+    again = later.get(thread.ident)  # if nothing was read later, that is not known
+    moved = (again is None or again.frames != thread.frames) if later else None
     return {"name": name, "owns_gil": thread.owns_gil, "frames": thread.frames, "moved": moved}
 
 

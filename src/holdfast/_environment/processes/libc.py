@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any
 
@@ -20,13 +21,8 @@ def c_handler(number: int) -> bytes:
     return buffer.raw[: ctypes.sizeof(ctypes.c_void_p)]
 
 
+@functools.cache
 def libc() -> Any:
-    global _loaded_libc
-    if _loaded_libc is None:
-        import ctypes
+    import ctypes
 
-        _loaded_libc = ctypes.CDLL(None)
-    return _loaded_libc
-
-
-_loaded_libc: Any = None
+    return ctypes.CDLL(None)

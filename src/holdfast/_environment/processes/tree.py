@@ -29,12 +29,14 @@ def children(pid: int) -> list[int]:
     return [*_children_of()(pid)]
 
 
-def descendants(pid: int) -> list[int]:
-    """All processes below one, each after its parent."""
+def descendants(
+    pid: int, chosen: Callable[[list[int]], list[int]] = lambda pids: [*pids]
+) -> list[int]:
+    """All processes below one, each after its parent; of each one's children those chosen."""
     children_of = _children_of()
-    found = [*children_of(pid)]
+    found = chosen(children_of(pid))
     for each in found:  # grows during the loop
-        found += children_of(each)
+        found += chosen(children_of(each))
     return found
 
 
@@ -142,10 +144,7 @@ class Tree:
 
     def look(self) -> list[int]:
         """All below it now, each after its parent; without this process and without keepers."""
-        children_of = _children_of()
-        found = self._others(children_of(self._pid))
-        for each in found:  # grows during the loop
-            found += self._others(children_of(each))
+        found = descendants(self._pid, self._others)
         self._readings = {each: self._readings[each] for each in found}
         return found
 

@@ -273,22 +273,17 @@ def submitted_options(line: str, given: Mapping[str, str]) -> list[str]:
             value = value.partition("-")[0]
         found.append(f"--{option}={value}")
     number, out = line.partition(" ")[0].partition("=")[2], output_file(line)
-    array = _array_of(line)
-    own = f"{array[0]}_{array[1]}" if array else number
+    # The numbers of the array and of the task come before the job's name.
+    array = re.match(r"JobId=\d+ ArrayJobId=(\d+) ArrayTaskId=(\d+) ", line)
+    own = f"{array[1]}_{array[2]}" if array else number
     if "output" not in given and out not in _NOTHING and not out.endswith(f"/slurm-{own}.out"):
         folder, slash, name = out.rpartition("/")
         # The number of a task stays the same, and may mean something else in a name.
-        patterns = ([(array[0], "%A")] if array else []) + [(number, "%j")]
+        patterns = ([(array[1], "%A")] if array else []) + [(number, "%j")]
         for old, pattern in patterns:
             name = re.sub(rf"(?<!\d){re.escape(old)}(?!\d)", pattern, name)
         found.append(f"--output={folder}{slash}{name}")
     return found
-
-
-def _array_of(line: str) -> tuple[str, str] | None:
-    """The number of the array and that of the task, which come before the job's name."""
-    match = re.match(r"JobId=\d+ ArrayJobId=(\d+) ArrayTaskId=(\d+) ", line)
-    return (match[1], match[2]) if match else None
 
 
 def _long_field(line: str, name: str, following: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -128,7 +127,6 @@ def _port(environment: Mapping[str, str]) -> int:
 _LAUNCHER = re.compile(
     r"(?:^|[\s/;&|])(?:torchrun|-m[\s=]*torch\.distributed\.(?:run|launch))(?=$|[\s;&|])"
 )
-_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 _MEETING = re.compile(
     r"(?:^|\s)--?(?:standalone|rdzv[-_](?:endpoint|backend)|master[-_](?:addr|port))(?=$|[\s=])"
 )
@@ -142,10 +140,7 @@ def starts_torchrun(command: Sequence[str]) -> bool:
     >>> starts_torchrun(["python", "train.py"])
     False
     """
-    pairs = itertools.pairwise(command)
-    if any(first == "-m" and second in _MODULES for first, second in pairs):
-        return True
-    return any(_LAUNCHER.search(word) for word in command)
+    return _LAUNCHER.search(" ".join(command)) is not None
 
 
 def says_where_to_meet(command: Sequence[str]) -> bool:

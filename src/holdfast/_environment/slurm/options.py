@@ -104,19 +104,12 @@ def parse_time_limit(text: str) -> float | None:
     >>> parse_time_limit("90"), parse_time_limit("1-2:30"), parse_time_limit("1:30:00")
     (5400.0, 95400.0, 5400.0)
     """
-    text = text.strip()
-    days_match = re.fullmatch(r"(\d+)-(\d+)(?::(\d+))?(?::(\d+))?", text)
-    clock_match = re.fullmatch(r"(\d+)(?::(\d+))?(?::(\d+))?", text)
-    if days_match is not None:
-        days, hours, minutes, seconds = (int(part or 0) for part in days_match.groups())
-    elif clock_match is not None and clock_match[3] is not None:
-        days = 0
-        hours, minutes, seconds = (int(part) for part in clock_match.groups())
-    elif clock_match is not None:
-        days = hours = 0
-        minutes, seconds = int(clock_match[1]), int(clock_match[2] or 0)
-    else:
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text.strip())
+    if match is None:
         return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    if match[1] is None and match[4] is None:  # without days and with one colon at most
+        hours, minutes, seconds = 0, hours, minutes
     total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
     return float(total) or None  # 0 means no limit
 

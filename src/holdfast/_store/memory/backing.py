@@ -30,6 +30,10 @@ _LEAST_RESERVE_BYTES = 32 << 20
 _LARGE_BYTES = 256 << 20
 _PATIENCE_SECONDS = 2.0
 _UNLIMITED = 1 << 60
+_LEAST_FREE_SHARE = 10  # short: less than a tenth is free …
+_LEAST_FREE_BYTES = 4 << 30  # … and less than this
+_LEAST_SHM_SHARE = 20
+_LEAST_SHM_BYTES = 256 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 NO_ROOM = (*_FULL, errno.ENOMEM)
 
@@ -210,6 +214,27 @@ def available_bytes() -> int:
     if usage is None or usage.limit is None:
         return _machine_bytes("MemAvailable")
     return min(_machine_bytes("MemAvailable"), usage.limit - usage.used)
+
+
+def shortage(shm: Path = SHM) -> str:
+    """Why memory is short now; empty if it is not.
+
+    For those whose memory is only a convenience: they give it up first.
+    """
+    free, total = _machine_bytes("MemAvailable"), _machine_bytes("MemTotal")
+    places = [("the machine's memory", free, total)]
+    cgroup = MemoryCgroup.find(os.getpid())
+    usage = None if cgroup is None else cgroup.usage()
+    if usage is not None and usage.limit is not None:
+        places.append(("the cgroup", usage.limit - usage.used, usage.limit))
+    for what, free, total in places:
+        if free < min(total // _LEAST_FREE_SHARE, _LEAST_FREE_BYTES):
+            return f"{what} is nearly full"
+    with contextlib.suppress(OSError):
+        total = os.statvfs(shm).f_blocks * os.statvfs(shm).f_frsize
+        if _room_in(shm) < min(total // _LEAST_SHM_SHARE, _LEAST_SHM_BYTES):
+            return f"{shm} is nearly full"
+    return ""
 
 
 def reserve_bytes(available: int) -> int:

@@ -23,8 +23,8 @@ from pathlib import Path
 
 from holdfast._environment import variables
 from holdfast._environment.processes.identity import command
-from holdfast._environment.processes.pressure import MemoryPressure
 from holdfast._store.folder.plain_file import open_log
+from holdfast._store.memory.backing import shortage
 
 _LOOK_SECONDS = 1.0
 _TAKEN = "it was taken"
@@ -90,13 +90,12 @@ def main(plan_text: str) -> None:
             log.write(f"{at} the arena that waited was removed: {why}\n".encode())
 
 
-def guard(path: Path, seconds: float, pressure: MemoryPressure | None = None) -> str:
+def guard(path: Path, seconds: float) -> str:
     """Wait, then remove the arena; returns why it ended."""
     deadline = time.monotonic() + seconds
-    pressure = pressure or MemoryPressure(str(path.parent))
     while path.exists():
         left = deadline - time.monotonic()
-        why = "its time is over" if left <= 0 else pressure.reason()
+        why = "its time is over" if left <= 0 else shortage(path.parent)
         if not why and signal.sigtimedwait(_ENDS, min(left, _LOOK_SECONDS)) is not None:
             why = "asked to end"
         if why:
