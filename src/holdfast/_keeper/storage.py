@@ -14,7 +14,7 @@ from pathlib import Path
 from holdfast._errors import SaveFailed
 from holdfast._keeper.writer import CheckpointWriter, Closing, WriteJob, WriteOutcome
 from holdfast._store.commit.chunks import PRIORITY
-from holdfast._store.commit.source import Hashing, KnownDigests, Ranges, Source, threads_for
+from holdfast._store.commit.source import Hashing, Ranges, Source, threads_for
 from holdfast._store.commit.write import Policy, is_replaced
 from holdfast._store.format.checksum import digest
 from holdfast._store.format.image import PAGE, header_bytes, read_extents
@@ -106,7 +106,7 @@ class HeldArena:
             if hashing is None or hashing.has_failed:
                 source = Source([self.arena.image(record.slot)], ranges)
                 if any(r.sequence == record.sequence and r.is_hashed for r in self.arena.whole()):
-                    source.hashing = KnownDigests(self.arena.digests(record.slot))
+                    source.hashing = Hashing.known(self.arena.digests(record.slot))
                 source.hashing.then = functools.partial(self.arena.set_digests, *key)
                 # The checksums of the snapshot that was in this slot before are not needed.
                 kept = {k: h for k, h in self._hashings.items() if k[0] != record.slot}

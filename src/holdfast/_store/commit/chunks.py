@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from holdfast._store.commit.write_queue import Superseded
+from holdfast._store.format.threads import start_thread
 
 # -- Background work yields to the training on the same cores -------------------------------
 # A thread's niceness counts only against threads of its own scheduling group. Where the kernel
@@ -247,9 +248,7 @@ class CommitThreads:
                 work.work()
 
         for number in range(threads):
-            try:
-                threading.Thread(target=run, daemon=True).start()
-            except RuntimeError:  # the system has no more of them
+            if start_thread(run) is None:
                 if not number:
-                    raise
+                    raise RuntimeError("no thread could be started")
                 return  # the started threads do it all; failing now would close their file

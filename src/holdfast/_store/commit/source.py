@@ -49,17 +49,20 @@ class Hashing(WorkQueue[Sequence[int] | Begun]):
         self.then: Callable[[list[bytes]], None] | None = None
         self.found: list[bytes] = [b""] * len(sizes)
 
-    def do(self, piece: Sequence[int] | Begun) -> Begun | None:
-        if isinstance(piece, Begun):
-            return self._go_on(piece)
-        first = piece[0]
-        if len(piece) == 1 and self._sizes[first] > _LARGE_BYTES:
-            return self._go_on(Begun(first, 0, xxhash.xxh3_128()))
-        for index in piece:
-            self.found[index] = digest(self._view(index))
-        return None
+    @classmethod
+    def known(cls, digests: list[bytes]) -> Hashing:
+        """For checksums that are known already."""
+        hashing = cls(lambda _: memoryview(b""), [])
+        hashing.found = digests
+        return hashing
 
-    def _go_on(self, piece: Begun) -> Begun | None:
+    def do(self, piece: Sequence[int] | Begun) -> Begun | None:
+        if not isinstance(piece, Begun):
+            if len(piece) > 1 or self._sizes[piece[0]] <= _LARGE_BYTES:
+                for index in piece:
+                    self.found[index] = digest(self._view(index))
+                return None
+            piece = Begun(piece[0], 0, xxhash.xxh3_128())
         index, done, hasher = piece
         view = self._view(index)
         hasher.update(view[done : done + _LARGE_BYTES])
@@ -77,14 +80,6 @@ class Hashing(WorkQueue[Sequence[int] | Begun]):
         """All checksums; waits until they are complete."""
         self.finish()
         return self.found
-
-
-class KnownDigests(Hashing):
-    """Checksums that are known already."""
-
-    def __init__(self, digests: list[bytes]) -> None:
-        super().__init__(lambda _: memoryview(b""), [])
-        self.found = digests
 
 
 class Ranges(NamedTuple):

@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
 from holdfast._store.commit.fault_points import fault_point
+from holdfast._store.format.threads import by_threads
 
 _in_progress: set[Path] = set()  # the parts that threads of this process are writing
 
@@ -33,28 +33,13 @@ def sync_folder(folder: Path) -> None:
 
 def sync_together(descriptors: Sequence[int]) -> None:
     """Flush several files at once, by a thread each; the first error is raised here."""
-    errors: list[OSError] = []
+    left = iter(descriptors)
 
-    def sync(descriptor: int) -> None:
-        try:
+    def sync(_: int) -> None:
+        for descriptor in left:
             os.fsync(descriptor)
-        except OSError as error:
-            errors.append(error)
 
-    own, *others = descriptors
-    threads = [threading.Thread(target=sync, args=(each,), daemon=True) for each in others]
-    started = []
-    for thread, descriptor in zip(threads, others, strict=True):
-        try:
-            thread.start()
-            started.append(thread)
-        except RuntimeError:  # the system has no more threads
-            sync(descriptor)
-    sync(own)
-    for thread in started:
-        thread.join()
-    if errors:
-        raise errors[0]
+    by_threads(sync, len(descriptors))
 
 
 def _unfinished(path: Path, suffix: str) -> Path:
@@ -95,14 +80,11 @@ def create_atomic(path: Path, data: bytes) -> bool:
     part = _unfinished(path, "new")
     write_atomic(part, data)
     try:
-        os.link(part, path)
+        _link_or_replace(part, path)
     except FileExistsError:
         return False
-    except OSError:  # a file system without hard links: the last one wins
-        write_atomic(path, data)
-        return True
     finally:
-        part.unlink()
+        part.unlink(missing_ok=True)
     sync_folder(path.parent)
     return True
 

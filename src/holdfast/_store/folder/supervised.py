@@ -28,6 +28,7 @@ from holdfast._store.folder.atomic import create_atomic, write_atomic
 from holdfast._store.folder.plain_file import read_plain
 from holdfast._store.format.schema import parse_record
 
+_DEATH = "death.json"
 _KEPT = 50
 _KEPT_OF_OTHERS_SECONDS = 60 * 86400.0
 _NEWEST, _NEWEST_LIVES = 30, 3  # supervisions and lives among which a run is looked for
@@ -102,10 +103,6 @@ def led_hang(life: Path) -> Path:
     return life / "hang.json"
 
 
-def led_death(life: Path) -> Path:
-    return life / "death.json"
-
-
 def led_modules(life: Path) -> Path:
     return life / "modules.json"
 
@@ -119,15 +116,18 @@ def _encode(record: dict[str, Any]) -> bytes:
     return (json.dumps(record, indent=1) + "\n").encode()
 
 
+def _read(path: Path) -> dict[str, Any]:
+    with contextlib.suppress(OSError, ValueError):
+        return parse_record(read_plain(path))
+    return {}
+
+
 def read_runs(life: Path) -> list[dict[str, Any]]:
     """The runs that opened in a start of the command; the first rank first."""
     found: list[dict[str, Any]] = []
     with contextlib.suppress(OSError):
-        for path in sorted(life.glob("run*.json")):
-            with contextlib.suppress(OSError, ValueError):
-                value = parse_record(read_plain(path))
-                if isinstance(value.get("folder"), str):
-                    found.append(value)
+        found = [*map(_read, sorted(life.glob("run*.json")))]
+    found = [run for run in found if isinstance(run.get("folder"), str)]
     return sorted(found, key=lambda run: run["rank"] if isinstance(run.get("rank"), int) else 0)
 
 
@@ -181,19 +181,14 @@ def tell_leader_of_death(place: Path, pid: int, attempt: int) -> None:
     supervisor need not.
     """
     with contextlib.suppress(OSError):
-        write_led(led_death(place), {"pid": pid, "attempt": attempt})
+        write_led(place / _DEATH, {"pid": pid, "attempt": attempt})
 
 
 def is_death_recorded(life: Path) -> bool:
     """Whether it is that of the run that opened last in this life: others may have died before."""
-    try:
-        death = parse_record(read_plain(led_death(life)))
-    except (OSError, ValueError):
-        return False
-    keys = ("pid", "attempt")
-    return any(
-        [run.get(k) for k in keys] == [death.get(k) for k in keys] for run in read_runs(life)[:1]
-    )
+    death = _read(life / _DEATH)
+    runs = read_runs(life)[:1] if death else []
+    return bool(runs) and all(runs[0].get(key) == death.get(key) for key in ("pid", "attempt"))
 
 
 # -- Folders ---------------------------------------------------------------------------------------
