@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import math
@@ -15,7 +14,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast._adapters.metrics import Metrics
 from holdfast._environment import variables
@@ -24,12 +23,12 @@ from holdfast._environment.slurm.job import find_job
 from holdfast._errors import RunIsLive, SettingsError, is_interactive
 from holdfast._run.ranks.meeting import RankGroup, come_together, leave_again, stopped_before
 from holdfast._run.ranks.world import Launcher, World, find_launcher
+from holdfast._run.resume.start import LateLine
 from holdfast._run.signals.handlers import uninterruptible
 from holdfast._settings import Settings
 from holdfast._store.folder import journal
 from holdfast._store.folder.attempts import claim, read_json, write_json
 from holdfast._store.folder.layout import RunLayout
-from holdfast._store.format.threads import start_thread
 from holdfast._text import cut, say, text
 from holdfast._text import record as record_in
 from holdfast.rules import Rule
@@ -37,6 +36,8 @@ from holdfast.rules import Rule
 if TYPE_CHECKING:
     from holdfast._environment.secrets import Redacted
     from holdfast._run.session import Session
+
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True)
@@ -139,48 +140,34 @@ def close_forgotten(folder: Path) -> None:
 _MOST_BYTES = 64 << 10  # of a command, or of all variables
 _MOST_NAMES = 100
 _MOST_SHOWN = 80
-_PATIENCE_SECONDS = 0.02  # so that the line mostly follows the one that it belongs to
 
 
-class StartRecord:
+class StartRecord(LateLine):
     """Writes the record of one attempt, and says what differs from an earlier one."""
+
+    before: int | None = None  # the attempt that it goes on from
 
     def __init__(self, attempt: RunAttempt, config: dict[str, Any]) -> None:
         self._layout, self._number = attempt.layout, attempt.number
-        self._ranks = attempt.size
-        self._config = config
-        self._before: int | None = None
-        self._may_speak = threading.Event()
-        self._thread: threading.Thread | None = None
-        if attempt.rank == 0:
-            self._thread = start_thread(self._work, name="holdfast-record")
+        self._ranks, self._config = attempt.size, config
+        super().__init__(is_needed=attempt.rank == 0)
 
-    def say_changes(self, before: int | None) -> None:
-        """Say them, now or as soon as they are known; `before` is the attempt it goes on from."""
-        self._before = before
-        self._may_speak.set()
-        if self._thread is not None and before is not None:
-            self._thread.join(_PATIENCE_SECONDS)
+    def _find_line(self) -> str:
+        facts = _facts(str(self._layout.folder), self._ranks, self._config)
+        write_json(self._layout.start(self._number), facts, durable=False)
+        if sys.platform != "linux":  # there is no keeper that would do it
+            from holdfast._keeper.start_facts import complete_start
 
-    def close(self) -> None:
-        """The run could not be opened: the thread waits for nothing any more."""
-        self._may_speak.set()
-
-    def _work(self) -> None:
-        with contextlib.suppress(Exception):  # no run fails because of it
-            facts = _facts(str(self._layout.folder), self._ranks, self._config)
-            write_json(self._layout.start(self._number), facts, durable=False)
-            if sys.platform != "linux":  # there is no keeper that would do it
-                from holdfast._keeper.start_facts import complete_start
-
-                complete_start(self._layout, self._number)
-            if self._may_speak.wait(600) and self._before is not None:
-                changes = find_changes(read_json(self._layout.start(self._before)), facts)
-                if changes:
-                    say(
-                        f"changed since attempt {self._before}: {', '.join(changes)}. "
-                        "After such a change the result may differ."
-                    )
+            complete_start(self._layout, self._number)
+        if not self.may_speak.wait(600) or self.before is None:
+            return ""
+        changes = find_changes(read_json(self._layout.start(self.before)), facts)
+        if not changes:
+            return ""
+        return (
+            f"changed since attempt {self.before}: {', '.join(changes)}. "
+            "After such a change the result may differ."
+        )
 
 
 def _facts(run_folder: str, ranks: int, config: dict[str, Any]) -> dict[str, Any]:
@@ -201,6 +188,7 @@ def _facts(run_folder: str, ranks: int, config: dict[str, Any]) -> dict[str, Any
     known, hidden = redact_variables(relevant(environment))
     # Also those that are not recorded: a script may need them.
     _, secrets = redact_variables({n: v for n, v in environment.items() if n not in known})
+    shortest = sorted(known.items(), key=lambda item: len(item[1]))
     folder = own_folder(command)
     work_tree = find_repository(Path(folder)) if folder else None
     commit = None if work_tree is None else read_commit(work_tree)
@@ -208,7 +196,7 @@ def _facts(run_folder: str, ranks: int, config: dict[str, Any]) -> dict[str, Any
     return {
         "command": _bounded(redact_words(command)).words,
         "cwd": folder,
-        "environment": _bounded_variables(known),
+        "environment": dict(sorted(_first_that_fit(shortest, lambda item: sum(map(len, item))))),
         "host": host_name(),
         "python": platform.python_version(),
         "packages": package_versions(),
@@ -231,18 +219,16 @@ def _facts(run_folder: str, ranks: int, config: dict[str, Any]) -> dict[str, Any
 def _bounded(words: Redacted) -> Redacted:
     from holdfast._environment.secrets import Redacted
 
-    sizes = itertools.accumulate(map(len, words.words))
-    kept = words.words[: sum(size <= _MOST_BYTES for size in sizes)]
+    kept = _first_that_fit(words.words, len)
     count = len(words.words) - len(kept)
     if not count:
         return words
     return Redacted(kept, [*words.left_out, f"the last {count} words, since the command is long"])
 
 
-def _bounded_variables(known: dict[str, str]) -> dict[str, str]:
-    shortest = sorted(known.items(), key=lambda item: len(item[1]))
-    sizes = itertools.accumulate(len(name) + len(value) for name, value in shortest)
-    return dict(sorted(shortest[: sum(size <= _MOST_BYTES for size in sizes)]))
+def _first_that_fit(items: list[_Item], size_of: Callable[[_Item], int]) -> list[_Item]:
+    sizes = itertools.accumulate(map(size_of, items))
+    return items[: sum(size <= _MOST_BYTES for size in sizes)]
 
 
 def find_changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
@@ -282,15 +268,11 @@ def _script_and_arguments(record: dict[str, Any]) -> list[str]:
     return words
 
 
-def _count_alike(old: list[str], new: list[str]) -> int:
-    pairs = zip(old, new, strict=False)
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-
-
 def _difference(old: list[str], new: list[str]) -> str:
     """The words in the middle that differ, with the option that they belong to."""
-    first = _count_alike(old, new)
-    last = _count_alike(old[first:][::-1], new[first:][::-1])
+    # Of lists it compares the items.
+    first = len(os.path.commonprefix([old, new]))  # noqa: RUF071
+    last = len(os.path.commonprefix([old[first:][::-1], new[first:][::-1]]))  # noqa: RUF071
     if first and old[first - 1].startswith("-"):
         first -= 1
     shown = [shlex.join(words[first : len(words) - last]) for words in (old, new)]
@@ -326,22 +308,16 @@ def checked_config(config: object) -> dict[str, Any]:
             "any other name: holdfast.Run(folder, model=model)"
         )
     for name, value in values.items():
-        if _is_stateful(value):
+        is_array = hasattr(value, "dtype") and getattr(value, "shape", ()) != ()
+        has_state = any(callable(getattr(value, method, None)) for method in _STATEFUL)
+        if not isinstance(value, type) and (is_array or has_state):
             raise SettingsError(
                 f"config[{name!r}] is a {type(value).__name__}: config has the hyperparameters, "
                 "and is never restored.\nGive state by its own name: "
                 f"holdfast.Run(folder, {name}=…)"
             )
-    found = _ConfigRecorder().value(values, 0)
-    assert isinstance(found, dict)
+    found: dict[str, Any] = _ConfigRecorder().value(values, 0)
     return found
-
-
-def _is_stateful(value: object) -> bool:
-    if isinstance(value, type):
-        return False
-    has_state = any(callable(getattr(value, name, None)) for name in _STATEFUL)
-    return has_state or (hasattr(value, "dtype") and getattr(value, "shape", ()) != ())
 
 
 def _by_name(value: object) -> object:

@@ -255,8 +255,6 @@ class StopState:
     def watch(self, guard: Guard) -> None:
         self._guard, self.signals = guard, guard.noted
 
-    # -- requests ---------------------------------------------------------------------
-
     def ask(self, request: StopRequest, *, replaces: bool = False) -> None:
         """Stop at the next boundary. An earlier request stays, unless it is only a deadline."""
         if self.asked is None or self.asked.is_by_clock or replaces:
@@ -269,10 +267,6 @@ class StopState:
     def request(self) -> StopRequest | None:
         """The stop that the next boundary is to make."""
         return self.asked if self._guard is None else self._guard.request(self.asked)
-
-    @property
-    def is_unasked(self) -> bool:
-        return self.stopped is None and self.request() is None
 
     def announce(self, step: int) -> None:
         """Say once which signal came, where no keeper does."""
@@ -289,8 +283,6 @@ class StopState:
 
     def resume_postponed(self) -> None:
         self.asked, self._asked_late = self.asked or self._asked_late, None
-
-    # -- leaving ----------------------------------------------------------------------
 
     def leave_phase(self, number: int, step: int) -> Stopped:
         """The exception that leaves a phase; called in the signal handler."""

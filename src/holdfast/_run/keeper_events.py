@@ -162,23 +162,6 @@ def sentence_of(message: Message) -> str | None:
     return None if words is None else words(message)
 
 
-def _of_twins(message: Message) -> str:
-    first, second = message["ranks"]
-    return (
-        f"ranks {first} and {second} train on identical batches: each should have its own "
-        "share of the data.\nGive the loader a DistributedSampler, or seed each rank's "
-        "data in another way."
-    )
-
-
-def _of_short_warning(message: Message) -> str:
-    return (
-        f"SLURM warns {message['warning']:.0f} s before the time limit, and a step with its "
-        f"save takes {message['needed']:.0f} s here.\n"
-        f"Ask for more: --signal=USR2@{2 * message['needed'] + 30:.0f}"
-    )
-
-
 def _of_paused(message: Message) -> str | None:
     if message.get("is_deaf"):
         return None  # this very process: it would read the line when the pause is over
@@ -234,8 +217,16 @@ def _of_memory(message: Message) -> str | None:
 _WORDS: dict[str, Callable[[Message], str | None]] = {
     "failed": lambda m: f"a checkpoint could not be made: {m['error']}. It will be tried again.",
     "mirror": lambda m: str(m["text"]),
-    "twins": _of_twins,
-    "short-warning": _of_short_warning,
+    "twins": lambda m: (
+        f"ranks {m['ranks'][0]} and {m['ranks'][1]} train on identical batches: each should have "
+        "its own share of the data.\nGive the loader a DistributedSampler, or seed each rank's "
+        "data in another way."
+    ),
+    "short-warning": lambda m: (
+        f"SLURM warns {m['warning']:.0f} s before the time limit, and a step with its save takes "
+        f"{m['needed']:.0f} s here.\n"
+        f"Ask for more: --signal=USR2@{2 * m['needed'] + 30:.0f}"
+    ),
     "hang": told_of,
     "hang-over": lambda _: "the run continues: a step was completed.",
     "paused": _of_paused,

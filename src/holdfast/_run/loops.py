@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 from collections.abc import Generator, Iterator
+from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -268,13 +269,13 @@ class Loops:
             self.leave()
         return leaves
 
-    def note_update(self) -> None:
-        """Values were given: the current step counts if the loop ends within it."""
+    def note_made(self) -> None:
+        """Values were given, or an optimizer has stepped: the step counts if the loop ends now."""
         self._made_at = self._boundary.step
 
     def note_optimizer(self, optimizer: Any) -> None:
         if not self._session.phases.rests:
-            self._made_at = self._boundary.step
+            self.note_made()
             self._session.saver.forgotten.note_optimizer(optimizer, self._boundary.step)
 
     # -- the end ----------------------------------------------------------------------
@@ -353,7 +354,14 @@ class Loops:
         """Note a running loop, which ends with step `total`."""
         self._session.phases.refuse(name)
         outer = self.running[-1].name if self.running else None
-        refuse_nested(name, outer)
+        if outer is not None and (outer, name) != ("run.epochs", "run.batches"):
+            remedy = "Put the inner one into `with run.phase('eval'):`, where it counts no steps."
+            if "run.steps" in (name, outer) or name == "run.epochs":
+                remedy = "Use `for epoch in run.epochs(n): for batch in run.batches(loader):`."
+            raise HoldfastError(
+                f"{name}() inside {outer}(): a step of the inner loop would be saved in the "
+                f"middle of a step of the outer one.\n{remedy}"
+            )
         mark = LoopMark(name)
         self.running.append(mark)
         self.total = total
@@ -485,7 +493,7 @@ class Loops:
         """The position in data and loops, for a snapshot."""
         head = {
             "at_turn": self._boundary.at_epoch_end,
-            "phases": self._session.phases.remember(),
+            "phases": self._session.phases.rhythm,
             "loop": self.number,
             "by_hand": self.is_by_hand,
             "rules": self._session.ruling.state(),
@@ -517,24 +525,11 @@ class Loops:
         )
 
 
+@dataclass(eq=False)
 class LoopMark:
     """A loop that is running, told apart from others of its name."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-
-def refuse_nested(name: str, outer: str | None) -> None:
-    """Refuse a loop where its boundaries would make no sense."""
-    if outer is None or (outer == "run.epochs" and name == "run.batches"):
-        return
-    remedy = "Put the inner one into `with run.phase('eval'):`, where it counts no steps."
-    if "run.steps" in (name, outer) or name == "run.epochs":
-        remedy = "Use `for epoch in run.epochs(n): for batch in run.batches(loader):`."
-    raise HoldfastError(
-        f"{name}() inside {outer}(): a step of the inner loop would be saved in the "
-        f"middle of a step of the outer one.\n{remedy}"
-    )
+    name: str
 
 
 class Batches(Iterator[Any]):
@@ -607,6 +602,8 @@ class Phases:
         self._resting = 0  # phases that pass no boundary
         self._last_step = -1  # at which a phase began between steps
         self._every: int | None = None
+        if session.found.phases is not None:
+            self._last_step, self._every = session.found.phases[0] or 0, session.found.phases[1]
         self._has_rested = False  # in this epoch, outside its loops
         self._left_by: tuple[int, str] | None = None  # an exception, and the phase it came from
         self.follows_loops = True  # True until an epoch had none after its loops
@@ -629,13 +626,10 @@ class Phases:
         """A phase will begin after this step, as a trainer knows."""
         self._every = step - self._last_step
 
-    def remember(self) -> list[int | None]:
+    @property
+    def rhythm(self) -> list[int | None]:
         """When phases come, for the next attempt."""
         return [self._last_step, self._every]
-
-    def recall(self, memory: list[int | None] | None) -> None:
-        if memory is not None:
-            self._last_step, self._every = memory[0] or 0, memory[1]
 
     def end_epoch(self) -> None:
         self.follows_loops, self._has_rested = self._has_rested, False
@@ -648,12 +642,12 @@ class Phases:
                 self._every = every if every > 0 else self._every
             self._has_rested |= not is_amid_steps
             self._words[REST] = RESTS
-            self._guard.rest(self._hear)
+            self._guard.leave = self._hear
         if not trains and not self._resting:
             begin_rest(self._words)
         self._names.append(name)
         self._resting += not trains
-        self._session.keeper.send_phase(name)
+        self._session.keeper.send("phase", may_drop=True, name=name)
         if self._session.observer is not None:
             self._session.observer.phase(name)
 
@@ -663,9 +657,9 @@ class Phases:
             # Not the exception itself, which would keep all that its frames hold.
             self._left_by = (id(error), name)
         self._resting -= not trains
-        self._session.keeper.send_phase(self.name)
+        self._session.keeper.send("phase", may_drop=True, name=self.name)
         if not self._resting:
-            self._guard.rest(None)
+            self._guard.leave = None
             self._words[REST] = 0
             if not trains:
                 end_rest(self._words)
@@ -686,6 +680,6 @@ class Phases:
 
     def _hear(self, number: int) -> Stopped:
         """In the signal handler: the exception that leaves the phase."""
-        self._guard.rest(None)  # only once: a second signal means something else
+        self._guard.leave = None  # only once: a second signal means something else
         self._words[REST] = HEARD
         return self._session.stops.leave_phase(number, self._session.boundary.step)

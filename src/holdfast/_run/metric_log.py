@@ -8,26 +8,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from holdfast._adapters.metrics import Metrics, without_devices
 from holdfast._keeper.metric_batches import Logged
 from holdfast.rules._judge import Judge
 
 Listener = Callable[[int, dict[str, Any]], None]  # appends and returns
-
-
-class MetricSink(Protocol):
-    """What a session asks of a logger."""
-
-    def hand_over(self) -> None:
-        """A snapshot is near: send what was logged to the logger's process before it."""
-
-    def begin_end(self, status: int) -> None:
-        """The run leaves, with this exit status."""
-
-    def wait_for_end(self) -> None:
-        """Wait for a bounded time."""
 
 
 class MetricLog:
@@ -38,7 +25,8 @@ class MetricLog:
         self._judge = judge
         self.keeper_log: Logged | None = None  # while a keeper takes it
         self._listeners: list[Listener] = []
-        self.sinks: tuple[MetricSink, ...] = ()
+        # Loggers, by hand_over() before a snapshot; at the end begin_end(status), wait_for_end().
+        self.sinks: tuple[Any, ...] = ()
 
     def record(self, step: int, values: dict[str, Any]) -> bool:
         """Distribute values of a step; True if the best checkpoint is to be saved."""
@@ -56,14 +44,14 @@ class MetricLog:
 
     # -- loggers ----------------------------------------------------------------------
 
-    def add(self, sink: MetricSink, listener: Listener) -> None:
+    def add(self, sink: Any, listener: Listener) -> None:
         self._listeners.append(listener)
         self.sinks = (*self.sinks, sink)
 
     def replace(self, listener: Listener, other: Listener) -> None:
         self._listeners[self._listeners.index(listener)] = other
 
-    def remove(self, sink: MetricSink, listener: Listener) -> None:
+    def remove(self, sink: Any, listener: Listener) -> None:
         with contextlib.suppress(ValueError):
             self._listeners.remove(listener)
         self.sinks = tuple(each for each in self.sinks if each is not sink)

@@ -8,6 +8,7 @@ a kill at any instant leaves no bad state from which a run would resume.
 from __future__ import annotations
 
 import contextlib
+import functools
 import struct
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
@@ -225,7 +226,7 @@ class Ruling:
 # before contain it too: a run that resumes from them would end in the same way.
 
 
-_Inspect = Callable[[frozenset[str], bool], frozenset[str]]
+_Open = Callable[[], tuple[ImagePlan, Callable[[int], memoryview]]]
 
 
 def first_tainted(
@@ -236,16 +237,22 @@ def first_tainted(
     A tensor that is not finite in the oldest state is meant so, as a mask of infinities is. But a
     NaN in a trained parameter is not: then no good state is left.
     """
-    candidates = [(at, _inspect_image(image)) for at, image in saver.slots() if at < step]
+    saved: list[tuple[int, _Open]] = [
+        (at, functools.partial(_open_image, image)) for at, image in saver.slots()
+    ]
     for at, attempt, folder in policy.layout.checkpoint_folders():
-        if at < step and is_on_line(policy.line, attempt, at):
-            candidates.append((at, _inspect_checkpoint(folder, rank_file(policy.rank))))
-    candidates.sort(key=lambda each: -each[0])
+        if is_on_line(policy.line, attempt, at):
+            saved.append((at, functools.partial(_open_file, folder, rank_file(policy.rank))))
+    candidates = [
+        (at, functools.partial(_inspect, opened))
+        for at, opened in sorted(saved, key=lambda each: -each[0])
+        if at < step
+    ]
     if not candidates or not names:
         return step
     suspects = frozenset([name for name in names if not name.endswith(".grad")][:_MOST_NAMES])
     inspect_oldest = candidates[-1][1]
-    always = inspect_oldest(suspects, False) - inspect_oldest(suspects & trained, True)
+    always = inspect_oldest(suspects) - inspect_oldest(suspects & trained, only_nan=True)
     suspects -= always
     if always and not suspects:
         say(
@@ -254,47 +261,38 @@ def first_tainted(
         )
     found = step
     for at, inspect in candidates:
-        if not suspects or not inspect(suspects, False):
+        if not suspects or not inspect(suspects):
             break
         found = at
     return found
 
 
-def _inspect_checkpoint(folder: Path, name: str) -> _Inspect:
-    def inspect(names: frozenset[str], only_nan: bool) -> frozenset[str]:
-        with contextlib.suppress(OSError, ValueError, KeyError, CheckpointError):
-            # A damaged or removed checkpoint says nothing.
-            for file in manifest.read(folder).files:
-                if file.name == name:
-                    stored = FileSource(folder, file)
-                    return _inspect_tensors(stored.plan, stored.data, names, only_nan=only_nan)
-        return frozenset()
-
-    return inspect
+def _open_file(folder: Path, name: str) -> tuple[ImagePlan, Callable[[int], memoryview]]:
+    file = next(each for each in manifest.read(folder).files if each.name == name)
+    stored = FileSource(folder, file)
+    return stored.plan, stored.data
 
 
-def _inspect_image(image: memoryview) -> _Inspect:
-    def inspect(names: frozenset[str], only_nan: bool) -> frozenset[str]:
-        plan = parse_header(bytes(image[: header_bytes(image[:8])]))
+def _open_image(image: memoryview) -> tuple[ImagePlan, Callable[[int], memoryview]]:
+    plan = parse_header(bytes(image[: header_bytes(image[:8])]))
 
-        def read(index: int) -> memoryview:
-            offset = plan.offsets[index]
-            return image[offset : offset + plan.specs[index].size_bytes]
+    def read(index: int) -> memoryview:
+        offset = plan.offsets[index]
+        return image[offset : offset + plan.specs[index].size_bytes]
 
-        return _inspect_tensors(plan, read, names, only_nan=only_nan)
-
-    return inspect
+    return plan, read
 
 
-def _inspect_tensors(
-    plan: ImagePlan, read: Callable[[int], memoryview], names: frozenset[str], *, only_nan: bool
-) -> frozenset[str]:
+def _inspect(opened: _Open, names: frozenset[str], *, only_nan: bool = False) -> frozenset[str]:
+    """Which of these tensors are not finite; a damaged or removed state says nothing."""
     found = set()
-    for index, spec in enumerate(plan.specs):
-        if spec.name in names:
-            with read(index) as data:  # released at once: the arena may be closed next
-                if has_not_finite(data, spec.stored_as, only_nan=only_nan):
-                    found.add(spec.name)
+    with contextlib.suppress(OSError, ValueError, LookupError, StopIteration, CheckpointError):
+        plan, read = opened()
+        for index, spec in enumerate(plan.specs):
+            if spec.name in names:
+                with read(index) as data:  # released at once: the arena may be closed next
+                    if has_not_finite(data, spec.stored_as, only_nan=only_nan):
+                        found.add(spec.name)
     return frozenset(found)
 
 
@@ -315,14 +313,17 @@ _CHUNK_BYTES = 16 << 20
 
 def not_finite(state: Mapping[str, Any]) -> list[str]:
     """The names of tensors in a state, and of gradients, that hold a NaN or an infinity."""
-    captured = capture(dict(state))
-    found = [
-        spec.name
-        for spec, value in zip(captured.specs, captured.values, strict=True)
-        if spec.stored_as in _EXPONENTS
-        and has_not_finite(adapter_of(spec.kind).bytes_of(value), spec.stored_as)
-    ]
-    return [*found, *_gradients(state)]
+    found = [name for name, spec, value in _arrays(state) if _is_bad(spec, value)]
+    for name, parameter in _parameters(state):
+        gradient = getattr(parameter, "grad", None)
+        if gradient is not None and not bool(gradient.detach().isfinite().all()):
+            found.append(f"{name}.grad")
+    return found
+
+
+def _is_bad(spec: TensorSpec, value: Any, *, only_nan: bool = False) -> bool:
+    data = adapter_of(spec.kind).bytes_of(value)
+    return has_not_finite(data, spec.stored_as, only_nan=only_nan)
 
 
 def has_not_finite(data: Any, stored_as: str, *, only_nan: bool = False) -> bool:
@@ -354,17 +355,14 @@ def nan_at_start(state: Mapping[str, Any]) -> list[str]:
 
     Tensors of torch are left out: a module says which of them are trained.
     """
-    return sorted(
-        name
-        for name, spec, value in _arrays(state)
-        if has_not_finite(adapter_of(spec.kind).bytes_of(value), spec.stored_as, only_nan=True)
-    )
+    arrays = (each for each in _arrays(state) if each[1].kind != "torch")
+    return sorted(name for name, spec, value in arrays if _is_bad(spec, value, only_nan=True))
 
 
 def _arrays(state: Mapping[str, Any]) -> Iterator[tuple[str, TensorSpec, Any]]:
     captured = capture(dict(state))
     for spec, value in zip(captured.specs, captured.values, strict=True):
-        if spec.kind != "torch" and spec.stored_as in _EXPONENTS:
+        if spec.stored_as in _EXPONENTS:
             yield spec.name, spec, value
 
 
@@ -377,17 +375,9 @@ def trained(state: Mapping[str, Any], meant: Collection[str] | None = None) -> f
         name for name, parameter in _parameters(state) if getattr(parameter, "requires_grad", False)
     }
     if meant is not None:
-        names.update(name for name, _, _ in _arrays(state) if name not in meant)
+        arrays = [name for name, spec, _ in _arrays(state) if spec.kind != "torch"]
+        names.update(name for name in arrays if name not in meant)
     return frozenset(names)
-
-
-def _gradients(state: Mapping[str, Any]) -> list[str]:
-    found = []
-    for name, parameter in _parameters(state):
-        gradient = getattr(parameter, "grad", None)
-        if gradient is not None and not bool(gradient.detach().isfinite().all()):
-            found.append(f"{name}.grad")
-    return found
 
 
 def _parameters(state: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

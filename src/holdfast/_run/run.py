@@ -14,8 +14,7 @@ from holdfast._adapters.metrics import Metrics
 from holdfast._errors import HoldfastError, SettingsError, is_interactive
 from holdfast._run.attempt import RunSpec, checked_config, close_forgotten
 from holdfast._run.boundary import StopState
-from holdfast._run.exit.leaving import cancel_exit, stop_at_interrupt
-from holdfast._run.exit.thread_errors import watch_threads
+from holdfast._run.exit.leaving import cancel_exit, stop_at_interrupt, watch_threads
 from holdfast._run.loops import Batches
 from holdfast._run.saving.keeper_client import Handle
 from holdfast._run.saving.script_state import Forms, StateView, hand_over
@@ -164,7 +163,7 @@ class Run:
         for line in hand_over(self._spec.state, state, restored, self._forms):
             say(line)
         session = self._opened()
-        session.loops.note_update()
+        session.loops.note_made()
         if session.is_open:
             session.saver.forgotten.note_update(state, session.boundary.step)
 

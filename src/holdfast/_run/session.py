@@ -19,8 +19,13 @@ from holdfast._errors import HoldfastError, Stopped, is_interactive
 from holdfast._run.attempt import RunAttempt, RunSpec, StartRecord, note_closed, note_open
 from holdfast._run.boundary import Boundary, StopState
 from holdfast._run.exit import leaving
-from holdfast._run.exit.leaving import ErrorContext, ExitRecord, reason_of, status_of
-from holdfast._run.exit.thread_errors import thread_errors
+from holdfast._run.exit.leaving import (
+    ErrorContext,
+    ExitRecord,
+    reason_of,
+    status_of,
+    thread_errors,
+)
 from holdfast._run.keeper_events import KeeperEvents
 from holdfast._run.loops import Loops, Phases
 from holdfast._run.metric_log import MetricLog
@@ -101,7 +106,7 @@ class Session:
             if self.attempt.group is not None:
                 self.attempt.group.fail(error)
             if hasattr(self, "record"):
-                self.record.close()
+                self.record.may_speak.set()  # its thread waits for nothing any more
             if self.attempt.number:
                 self._abort(error)
             if isinstance(error, OSError):
@@ -118,7 +123,8 @@ class Session:
             self.mirror.fetch(start, attempt.group)
             found = resume(start, attempt.number, spec.state, attempt.group)
         self.found = found
-        self.record.say_changes(None if found.found is None else found.found.attempt)
+        self.record.before = None if found.found is None else found.found.attempt
+        self.record.tell()
         spec.metrics.restore(found.metrics, found.best)
         self.ruling = Ruling(self, found, found.step)
         self.log = MetricLog(spec.metrics, self.ruling.judge)
@@ -177,12 +183,12 @@ class Session:
         numbers, wakeup = spec.settings.signal_numbers, self.keeper.wakeup
         self.guard = Guard(numbers, wakeup, stacks, in_job=attempt.in_job)
         if attempt.group is not None:
-            self.guard.wait_for_others()
+            self.guard.leaves_when_nudged = True
         if attempt.launcher is not None:
-            self.guard.set_children_apart()
+            # It signals the whole process group.
+            self.guard.sets_children_apart = True
         self.observer = open_run_observer(spec.folder, self.boundary.step)
         self.phases = Phases(self)
-        self.phases.recall(self.found.phases)
         self._ignore_optimizers = watch_optimizers(self.loops.note_optimizer)
         self.boundary.begin(cadence, self.guard.noted)
         self.is_open = True
@@ -207,7 +213,7 @@ class Session:
         )
         if attempt.group is not None and self.ranks is not None:
             attempt.group.exchange("open", None)  # no rank trains before all can be stopped
-            attempt.group.stop_watching()
+            attempt.group.watch.is_over.set()
             prepare_ranks(spec.state, self.ranks)
         if found.by_hand and found.generators is not None:
             self.loops.restore_generators()  # no code of ours runs where the script's loop begins
@@ -303,7 +309,7 @@ class Session:
     def close_forgotten(self) -> None:
         """Close a session that was opened without `with`, before its folder is opened again."""
         self.guard.defer(True)
-        self.guard.rest(None)
+        self.guard.leave = None
         self.progress.close()
         self.saver.keep_last("closed")
         self._record_exit(_errors.FINISHED, "left open", self.keeper.durable_step)
@@ -315,11 +321,12 @@ class Session:
         step = self.boundary.step
         self.guard.defer(True)  # signals must not interrupt our own work
         self.progress.close()
-        self.guard.rest(None)
+        self.guard.leave = None
         if error is None and loops.number < 0 and not loops.is_by_hand:
             leaving.say_unseen_fit(self.spec.state, step)
         words = {}
-        if error is not None and leaving.is_failure(error) and stops.is_unasked:
+        is_unasked = stops.stopped is None and stops.request() is None
+        if error is not None and leaving.is_failure(error) and is_unasked:
             words = leaving.record_exception(error, self.error_context(error))
         left_at = None if error is None else leaving.left_at(error, self.error_context(error))
         if error is None and stops.stopped is None and ruling.is_bad():
@@ -459,15 +466,9 @@ class Session:
             release(attempt.layout, attempt.number)  # another run has this number there
             return
         step = self.boundary.step if hasattr(self, "boundary") else 0
-        record: dict[str, Any] = {
-            "status": status,
-            "how": how,
-            "step": step,
-            "durable_step": durable_step,
-        }
-        if left_at is not None:
-            record["left_at"] = left_at
-        self.exit_record().write(record, asked=asked)
+        record = {"status": status, "how": how, "step": step, "durable_step": durable_step}
+        more = {} if left_at is None else {"left_at": left_at}
+        self.exit_record().write({**record, **more}, asked=asked)
 
 
 def not_open(spec: RunSpec) -> HoldfastError:

@@ -111,6 +111,10 @@ class Devices:
     def begin(
         self, slot: int, values: list[torch.Tensor], *, careful: bool, shared: Sequence[Piece] = ()
     ) -> _AllCopies:
+        """Start a copy. A careful one cannot fail.
+
+        Memory ranges that the slots share are compared with the last copy, not written.
+        """
         self._was_ahead = self._has_work()
         self.found_change = False
         home = self._host[self._slots[slot] :]

@@ -19,7 +19,7 @@ from holdfast._run.ranks.meeting import LauncherWatch
 meeting._LOOKS_PER_PROBE = 1
 watch = LauncherWatch(Path("runs/a"))
 if "opened" in sys.argv:
-    watch.end()
+    watch.is_over.set()
 print("waiting", flush=True)
 time.sleep(5 if "opened" in sys.argv else 60)
 print("went on", flush=True)

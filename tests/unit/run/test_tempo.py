@@ -8,13 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast._run.checkpoint_interval import (
+from holdfast._run.saving.cadence import (
+    AutoInterval,
+    Cadence,
     PastAttempts,
+    WriteTiming,
     expected_mtbf,
+    facts_of,
     live_interval,
     read_past_attempts,
+    sentence_of,
 )
-from holdfast._run.saving.cadence import AutoInterval, Cadence, WriteTiming, facts_of, sentence_of
 from holdfast._settings import Settings
 from holdfast._store.folder.layout import RunLayout
 

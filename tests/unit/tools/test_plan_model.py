@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast._run.checkpoint_interval import daly_interval, young_interval
+from holdfast._run.saving.cadence import daly_interval, young_interval
 from holdfast._tools.plan.advice import make_plan
 from holdfast._tools.plan.model import (
     GPU_MTBF_SECONDS,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from holdfast._errors import DamagedCheckpoint
 from holdfast._store.format.schema import is_whole
@@ -53,16 +53,6 @@ class Position:
         return found
 
 
-class Tally(Protocol):
-    """Counts the samples of a lap."""
-
-    @property
-    def order(self) -> Any: ...
-
-    def after(self, batches: int) -> Any:
-        """The samples in so many batches of all ranks; None if that is not known."""
-
-
 @dataclass
 class Lap:
     """One loop over data in this attempt."""
@@ -72,8 +62,9 @@ class Lap:
     is_over: bool = False  # all its batches were used before: nothing to do
     goal: Position | None = None  # set for the lap that resumes in the middle
     state: Any = None  # a loader's own, from the end of its last lap in the attempt before
-    # Set where the lap begins:
-    tally: Tally | None = field(default=None, compare=False)
+    # Set where the lap begins. A tally counts samples: its `order`, and `after(batches)` of all
+    # ranks, None if that is not known.
+    tally: Any = field(default=None, compare=False)
     usual_length: int | None = field(default=None, compare=False)  # of the next laps
 
     @property

@@ -18,7 +18,7 @@ import xxhash
 from holdfast._adapters.adapter import Adapter, Generators
 from holdfast._adapters.registry import adapter_of, adapters, generators_of
 from holdfast._errors import HoldfastError
-from holdfast._run.data.course import Lap, Position, Tally, one_number
+from holdfast._run.data.course import Lap, Position, one_number
 from holdfast._state.capture import capture, capture_generators, is_stateful, restore_generators
 from holdfast._text import say
 
@@ -103,8 +103,20 @@ class FeedContext:
         self.world = world
         # The generators of the state, which are saved with it:
         self.owned = [value for value in state if generators_of(value) is not None]
-        self.base_seeds = BaseSeeds()
+        self._bases: list[tuple[Any, int]] = []
         self._said: set[str] = set()
+
+    def base_seed(self, generator: Any) -> int:
+        """A seed for a generator that a source holds, from its state when first seen."""
+        for known, base in self._bases:
+            if known is generator:
+                return base
+        return self.know_base(generator, digest_states(generator_states([generator])))
+
+    def know_base(self, generator: Any, base: int) -> int:
+        self._bases = [pair for pair in self._bases if pair[0] is not generator]
+        self._bases.append((generator, base))
+        return base
 
     def warn_once(self, text: str) -> None:
         if text not in self._said:
@@ -157,13 +169,13 @@ class Feed:
     @property
     def base_seeds(self) -> Any:
         """Seeds from the generators that the source holds, as the script gave them."""
-        return [self.context.base_seeds.of(generator) for generator in self._held]
+        return [self.context.base_seed(generator) for generator in self._held]
 
     @base_seeds.setter
     def base_seeds(self, bases: Any) -> None:
         # A generator that the script did not seed differs in each attempt.
         for generator, base in zip(self._held, bases, strict=False):
-            self.context.base_seeds.know(generator, base)
+            self.context.know_base(generator, base)
 
     @property
     def _name(self) -> str:
@@ -307,7 +319,7 @@ class SideBySide(Feed):
 class _Tallies:
     """The samples of several loaders side by side."""
 
-    def __init__(self, tallies: list[Tally | None]) -> None:
+    def __init__(self, tallies: list[Any]) -> None:
         self._tallies = tallies
         self.order = [None if tally is None else tally.order for tally in tallies]
 
@@ -340,7 +352,10 @@ def feed_of(source: Any, context: FeedContext) -> Feed:
     """The feed for any iterable but a DataLoader."""
     if is_stateful(source) and hasattr(source, "__iter__"):
         return StatefulFeed(source, context)
-    if _is_sequence(source):
+    # A loader of the user's own may index samples: then its items are not its batches.
+    is_list = isinstance(source, Sequence) or hasattr(source, "__array__")
+    is_list = is_list or not hasattr(source, "__iter__")
+    if is_list and hasattr(source, "__getitem__") and hasattr(source, "__len__"):
         return SequenceFeed(source, context)
     if hasattr(source, "__next__") or isinstance(source, set | frozenset):
         what = "an iterator, which" if hasattr(source, "__next__") else "a set, whose order"
@@ -356,14 +371,6 @@ def feed_of(source: Any, context: FeedContext) -> Feed:
             "Give it a DataLoader, a list of batches, or anything else that `for` takes."
         )
     return Feed(source, context)
-
-
-def _is_sequence(source: Any) -> bool:
-    """True if its items are its batches: a loader of the user's own may index samples."""
-    if not hasattr(source, "__getitem__") or not hasattr(source, "__len__"):
-        return False
-    is_array = hasattr(source, "__array__")
-    return isinstance(source, Sequence) or is_array or not hasattr(source, "__iter__")
 
 
 # -- A feed around another one, for a trainer: the position is the inner feed's --------------------
@@ -585,24 +592,6 @@ def generator_states(generators: list[Any]) -> list[Any]:
 def restore_held(generators: list[Any], states: list[Any]) -> None:
     for generator, state in zip(generators, states, strict=False):
         _of(generator).restore_generator(generator, state)
-
-
-class BaseSeeds:
-    """A seed for each generator that a source holds, from its state when first seen."""
-
-    def __init__(self) -> None:
-        self._known: list[tuple[Any, int]] = []
-
-    def of(self, generator: Any) -> int:
-        for known, base in self._known:
-            if known is generator:
-                return base
-        return self.know(generator, digest_states(generator_states([generator])))
-
-    def know(self, generator: Any, base: int) -> int:
-        self._known = [pair for pair in self._known if pair[0] is not generator]
-        self._known.append((generator, base))
-        return base
 
 
 class Seeding:

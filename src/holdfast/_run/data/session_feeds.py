@@ -99,21 +99,15 @@ class Feeds:
                     kind = PreparedFeed if is_prepared else LoaderFeed
                     self._loaders[source] = kind(source, self.context)
                 return self._loaders[source]
-        if hasattr(sys.modules.get("tensorflow"), "__version__"):
-            return self._of_tensorflow(source) or feed_of(source, self.context)
+        has_tensorflow = hasattr(sys.modules.get("tensorflow"), "__version__")
+        if has_tensorflow and isinstance(source, Hashable):
+            with contextlib.suppress(TypeError):  # not every object can be referenced weakly
+                if source in self._loaders:
+                    return self._loaders[source]
+                if (of_tensorflow := feed_of_tensorflow(source, self.context)) is not None:
+                    self._loaders[source] = of_tensorflow
+                    return of_tensorflow
         return feed_of(source, self.context)
-
-    def _of_tensorflow(self, source: Any) -> Feed | None:
-        if not isinstance(source, Hashable):
-            return None
-        with contextlib.suppress(TypeError):  # not every object can be referenced weakly
-            if source not in self._loaders:
-                feed = feed_of_tensorflow(source, self.context)
-                if feed is None:
-                    return None
-                self._loaders[source] = feed
-            return self._loaders[source]
-        return None
 
 
 # -- Batches of a loader that Accelerate has prepared ----------------------------------------------
@@ -155,19 +149,15 @@ class PreparedFeed(FeedAround):
     def _each(self, source: Any, batches: Iterator[Any], number: int) -> Iterator[Any]:
         source.begin()  # from now on it is the active loader of the accelerator
         try:
-            found = (
-                self._look_ahead(batches) if self.length is None else self._count(batches, number)
-            )
+            found: Iterator[tuple[Any, bool]] = self._look_ahead(batches)
+            if self.length is not None:
+                numbered = enumerate(batches, number + 1)
+                found = ((batch, at == self.length) for at, batch in numbered)
             for batch, is_last in found:
                 source.end_of_dataloader = is_last
                 yield self._accelerate.put_in_place(source, batch)
         finally:
             source.end()
-
-    def _count(self, batches: Iterator[Any], number: int) -> Iterator[tuple[Any, bool]]:
-        for batch in batches:
-            number += 1
-            yield batch, number == self.length
 
     def _look_ahead(self, batches: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
         ahead = next(batches, END)
@@ -344,7 +334,10 @@ class LoaderFeed(Feed):
             )
 
     def open(self, lap: Lap, seeds: Seeds) -> Iterator[Any]:
-        part = self._part(lap)
+        share, part = self._share, tuple[int, ...]()
+        if lap.before and share is not None:
+            # The seeds of a part of a lap differ from the lap's: both count batches from 0.
+            part = (lap.before, share.shares, share.rank)
         self._reseed_held(lap, *part)
         self._torch.set_epoch([*self._samplers, self._data], lap.epoch)
         self._set_length(lap)
@@ -360,22 +353,16 @@ class LoaderFeed(Feed):
         elif self._way == self._torch.REPLAYS:
             batches = iter(self._mine)
         elif lap.goal is not None and lap.goal.state is not None:
-            self._load_state(lap.goal.state)
+            self._keeper.load_state_dict(lap.goal.state)
             return iter(self._mine)
         else:
             # Workers begin each pass with a fresh copy of the data set.
             ended = lap.state if self._is_alone else None
             if ended is not None:
-                self._load_state(ended)
+                self._keeper.load_state_dict(ended)
             batches = iter(self._mine) if ended is None else next_pass(self._mine)
         replay(batches, lap.batches_to_skip, self._data)
         return batches
-
-    def _part(self, lap: Lap) -> tuple[int, ...]:
-        """Makes the seeds of a part of a lap differ from the lap's: both count batches from 0."""
-        if not lap.before or self._share is None:
-            return ()
-        return (lap.before, self._share.shares, self._share.rank)
 
     def _open_by_draws(self, lap: Lap, part: tuple[int, ...]) -> Iterator[Any]:
         assert self._tickets is not None  # a loader that can skip can be copied
@@ -411,7 +398,10 @@ class LoaderFeed(Feed):
             is_known = share is not None and used is not None and share.follows_order()
         if share is None or used is None or not is_known:
             self._warn_of_unknown(goal, self._why_unknown(goal))
-            return self._behind_batches(goal, self._batches_behind(goal, used))
+            passed = scale_batches(goal, self.context.world)
+            if used is not None and self._batch_size:
+                passed = used // (self._batch_size * self.context.world)
+            return self._behind_batches(goal, passed)
         used = share.samples if is_at_the_end(goal) else min(used, share.samples)
         if not isinstance(goal.order, dict):
             self._warn_of_unknown(goal, "its order was no DistributedSampler's, and now it is")
@@ -426,11 +416,6 @@ class LoaderFeed(Feed):
                 f"{share.samples} samples, is shared out again."
             )
         return replace(self._behind_batches(goal, 0), passed=0, before=used)
-
-    def _batches_behind(self, goal: Position, samples: int | None) -> int:
-        if samples is None or not self._batch_size:
-            return scale_batches(goal, self.context.world)
-        return samples // (self._batch_size * self.context.world)
 
     def _why_unknown(self, goal: Position) -> str:
         order: dict[str, Any] = goal.order if isinstance(goal.order, dict) else {}
@@ -454,15 +439,13 @@ class LoaderFeed(Feed):
         return mix(seed, *part) if part else seed
 
     def state(self) -> Any:
-        if self._way == self._torch.KEEPS:
-            return self._mine.state_dict()
-        if self._way == self._torch.DATA_KEEPS:
-            return self._data.state_dict()
-        return None
+        keeps = (self._torch.KEEPS, self._torch.DATA_KEEPS)
+        return self._keeper.state_dict() if self._way in keeps else None
 
-    def _load_state(self, state: Any) -> None:
-        keeper = self._mine if self._way == self._torch.KEEPS else self._data
-        keeper.load_state_dict(state)
+    @property
+    def _keeper(self) -> Any:
+        """What keeps the position, where the loader does not begin each pass by itself."""
+        return self._mine if self._way == self._torch.KEEPS else self._data
 
 
 class _Tally:

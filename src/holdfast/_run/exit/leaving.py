@@ -9,6 +9,7 @@ goes on is left alone.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import os
 import re
@@ -151,14 +152,12 @@ def say_leaving(stopped: Stopped, durable_step: int | None, *, in_job: bool = Fa
 
 def say_in_memory(stopped: Stopped, step: int, *, is_removed: bool) -> None:
     how = "Make room on the disk, or make the folder writable. Then start the same command again on"
-    then = "it goes on there"
     if is_removed:
         how = "The run folder was removed or moved. Start the same command again on"
-        then = "it says how to go on there"
+    then = "it says how to go on there" if is_removed else "it goes on there"
     say(
         f"step {step} stays in the memory of this machine; leaving with status {stopped.status} "
-        f"({stopped.reason}).\n"
-        f"{how} this machine, before it is rebooted: {then}."
+        f"({stopped.reason}).\n{how} this machine, before it is rebooted: {then}."
     )
 
 
@@ -307,15 +306,11 @@ def status_of(error: BaseException | None) -> int:
 
 
 def reason_of(error: BaseException | None) -> str:
+    """The reason of a stop; any other exception as Python prints it, of bounded length."""
     if error is None:
         return "closed"
     if isinstance(error, Stopped):
         return error.reason
-    return sentence_of(error)
-
-
-def sentence_of(error: BaseException) -> str:
-    """An exception as Python prints it, of bounded length."""
     return f"{type(error).__name__}: {text_of(error)}".strip(": ")
 
 
@@ -326,7 +321,7 @@ def text_of(error: BaseException) -> str:
     except BaseException as broken:  # noqa: BLE001  the user's __str__ may raise anything
         return f"(its text could not be had: {type(broken).__name__})"
     if isinstance(error, BaseExceptionGroup):  # its own text only counts them
-        parts = [sentence_of(each) for each in error.exceptions[:_MOST_PARTS]]
+        parts = [reason_of(each) for each in error.exceptions[:_MOST_PARTS]]
         said = f"{said}: {'; '.join(parts)}"[:_MESSAGE_LENGTH]
     return said
 
@@ -355,12 +350,15 @@ class ExitRecord:
 
     def write_trouble(self, error: BaseException) -> None:
         """Keep a traceback that the user is not shown."""
-        import traceback
-
         with contextlib.suppress(OSError):
-            text = "".join(traceback.format_exception(error))
-            path = self.layout.trouble(self.attempt, self.rank)
-            write_atomic(path, text.encode("utf-8", "backslashreplace"), durable=False)
+            text = _traceback(error).encode("utf-8", "backslashreplace")
+            write_atomic(self.layout.trouble(self.attempt, self.rank), text, durable=False)
+
+
+def _traceback(error: BaseException) -> str:
+    import traceback  # slow to import
+
+    return "".join(traceback.format_exception(error))
 
 
 # -- Records the exception that ends a run, with facts that only the trainer knows -----------------
@@ -424,7 +422,7 @@ def record_exception(error: BaseException, context: ErrorContext) -> dict[str, A
             lambda: _of_disks(context.layout.folder, errors),
             lambda: _of_memory(context),
             lambda: _of_torch(error, errors, context, deadline),
-            lambda: _traceback(error),
+            lambda: {"traceback": _traceback(error)[-_TRACEBACK_LENGTH:]},
         ]
 
         def observe() -> None:
@@ -470,16 +468,10 @@ def describe(error: BaseException, errors: list[BaseException], frames: Frames) 
         "type": kind.__name__,
         "qualified": f"{module}{kind.__qualname__}",
         "message": text_of(error),
-        "chain": [sentence_of(each) for each in errors[1:]],
+        "chain": [reason_of(each) for each in errors[1:]],
         "frames": places_of(frames),
         "exit_code": repr(error.code)[:200] if isinstance(error, SystemExit) else None,
     }
-
-
-def _traceback(error: BaseException) -> dict[str, Any]:
-    import traceback
-
-    return {"traceback": "".join(traceback.format_exception(error))[-_TRACEBACK_LENGTH:]}
 
 
 def _of_disks(folder: Path, errors: list[BaseException]) -> dict[str, Any]:
@@ -490,16 +482,15 @@ def _of_disks(folder: Path, errors: list[BaseException]) -> dict[str, Any]:
     with contextlib.suppress(OSError):  # it may have been removed
         places.append(("cwd", str(Path.cwd())))
     places += [("target", target) for target in written_targets(errors)]
-    found: list[dict[str, Any]] = [{} for _ in places]
+    found: dict[int, dict[str, Any]] = {}
 
     def look(number: int, role: str, place: str) -> None:
-        figures = room(place)
-        if figures is not None:
+        if (figures := room(place)) is not None:
             found[number] = {**figures, "role": role}
 
     threads = [start_thread(look, number, *place) for number, place in enumerate(places)]
     _join(threads, _DISK_SECONDS)
-    return {"disks": [each for each in found if each], "shm": shm_room()}
+    return {"disks": [each for _, each in sorted(dict(found).items())], "shm": shm_room()}
 
 
 def _of_memory(context: ErrorContext) -> dict[str, Any]:
@@ -616,10 +607,9 @@ def errors_of(error: BaseException) -> list[BaseException]:
 
 
 def frames_of(error: BaseException) -> Frames:
-    trace = error.__traceback__
-    if trace is None:
-        return []
-    return (_with_callers(trace.tb_frame.f_back) + _passed(error))[-_MOST_FRAMES:]
+    passed = _passed(error)
+    callers = _with_callers(passed[0][0].f_back) if passed else []
+    return (callers + passed)[-_MOST_FRAMES:]
 
 
 def _with_callers(frame: FrameType | None) -> Frames:
@@ -706,21 +696,25 @@ def _targets_in(frame: FrameType) -> Iterator[str]:
 def workers_of(frames: Frames) -> list[dict[str, Any]]:
     """The worker processes of this one; those that have ended come first."""
     found: dict[int, dict[str, Any]] = {}
-    workers = [*_children(), *_loader_workers(frames)]
+    workers = _children()
+    for frame, _ in frames[-_VIEWED_LAST:]:  # those of torch's loaders, in a running iterator
+        held = getattr(variables_of(frame).get("self"), "__dict__", {}).get("_workers")
+        workers += held if isinstance(held, list) else []
     # The connection to a dying process is reset before its exit status is known.
     deadline = FairDeadline(_DYING_SECONDS, lambda: map(_pid_of, workers))
     while any(map(_is_dying, workers)) and not deadline.is_over():
         time.sleep(_PAUSE_SECONDS)
     for process in workers:
         with contextlib.suppress(Exception):  # objects of any library
-            status = process.exitcode
-            if process.pid is not None:
-                found[process.pid] = {
-                    "pid": process.pid,
-                    "alive": status is None,
-                    "exitcode": status,
-                }
+            pid, status = process.pid, process.exitcode
+            if pid is not None:
+                found[pid] = {"pid": pid, "alive": status is None, "exitcode": status}
     return sorted(found.values(), key=lambda each: bool(each["alive"]))[:_MOST_WORKERS]
+
+
+def _children() -> list[Any]:
+    # `active_children()` would leave out the dead.
+    return list(getattr(sys.modules.get("multiprocessing.process"), "_children", ()))
 
 
 def _is_dying(process: Any) -> bool:
@@ -737,17 +731,36 @@ def _pid_of(process: Any) -> int:
     return found if isinstance(found, int) else 0
 
 
-def _children() -> list[Any]:
-    # `active_children()` would leave out the dead.
-    return list(getattr(sys.modules.get("multiprocessing.process"), "_children", ()))
+# -- The exceptions that end threads: the main thread often sees only their consequence ------------
+# A producer that dies leaves a queue empty, and the main thread then raises `queue.Empty`. Python
+# only prints the exception of the thread. A record holds text, and no reference to the exception:
+# its frames may hold tensors.
 
 
-def _loader_workers(frames: Frames) -> list[Any]:
-    """Workers of torch's loaders, which are in `_workers` of the running iterators."""
-    found: list[Any] = []
-    for frame, _ in frames[-_VIEWED_LAST:]:
-        owner = variables_of(frame).get("self")
-        workers = getattr(owner, "__dict__", {}).get("_workers")
-        if isinstance(workers, list):
-            found += workers
-    return found
+_MOST_THREADS = 8  # the newest ones
+_recorded: list[dict[str, Any]] = []
+
+
+def watch_threads() -> None:
+    """Record what ends threads from now on; the hook that is set shows it as before."""
+    former = threading.excepthook
+    if getattr(former, "func", None) is not _observe:
+        threading.excepthook = functools.partial(_observe, former)
+
+
+def thread_errors() -> list[dict[str, Any]]:
+    """The exceptions that have ended threads, oldest first."""
+    return list(_recorded)
+
+
+def _observe(former: Callable[[Any], Any], args: threading.ExceptHookArgs) -> None:
+    with contextlib.suppress(Exception):
+        error, thread = args.exc_value, args.thread
+        if error is not None and not isinstance(error, SystemExit):
+            told = describe(error, errors_of(error), frames_of(error))
+            told |= {"thread": "" if thread is None else thread.name, "time": None}
+            # A hook of the user may stand between two of ours, and call both.
+            if not _recorded or told != {**_recorded[-1], "time": None}:
+                _recorded.append({**told, "time": time.time()})
+                del _recorded[:-_MOST_THREADS]
+    former(args)

@@ -142,8 +142,8 @@ class Standing:
 
 
 class _LinePart(NamedTuple):
-    text: str
     rank: float  # the lowest is left out first when there is no room
+    text: str
     plain: str | None = None  # in a plain line, if it differs; "" leaves it out
     shorter: _LinePart | None = None  # takes its place before it is left out
 
@@ -157,15 +157,17 @@ def terminal_line(
     ascii_only: bool = False,
 ) -> str:
     """One line of at most `width` columns; what matters least is left out first."""
-    wanted = [*_parts(standing, rate, idle_seconds), _safe(standing)]
-    parts = _fit(list(wanted), width)
+    parts = [*_parts(standing, rate, idle_seconds), _safe(standing)]
+    major = {part for part in parts if part.rank >= _MINOR_RANK}
+    while cells(_join(parts)) > width and (len(parts) > 1 or parts[0].shorter):
+        weakest = min(range(len(parts)), key=lambda place: parts[place].rank)
+        shorter = parts[weakest].shorter
+        parts[weakest : weakest + 1] = [] if shorter is None else [shorter]
+    room = min(width - cells(_join(parts)) - len(_GAP), _LONGEST_BAR)
     fraction = _fraction(standing)
-    room = width - cells(_join(parts)) - len(_GAP)
-    is_whole = {part for part in wanted if part.rank >= _MINOR_RANK} <= set(parts)
-    if fraction is not None and room >= _SHORTEST_BAR and is_whole:
-        bar = draw_bar(fraction, min(room, _LONGEST_BAR), ascii_only=ascii_only)
+    if fraction is not None and room >= _SHORTEST_BAR and major <= set(parts):
         before = (standing.epoch is not None) + bool(standing.phase)
-        parts.insert(before, _LinePart(bar, 0))
+        parts.insert(before, _LinePart(0, draw_bar(fraction, room, ascii_only=ascii_only)))
     line = _join(parts)
     if ascii_only:
         line = line.encode("ascii", "replace").decode("ascii")
@@ -185,26 +187,26 @@ def _parts(standing: Standing, rate: float | None, idle_seconds: float | None) -
     if standing.epoch is not None:
         now, epochs = standing.epoch + 1, standing.epochs
         now = now if epochs is None else min(now, epochs)  # there is none after the last
-        found.append(_LinePart(_of("epoch", now, epochs), 70))
+        found.append(_LinePart(70, _of("epoch", now, epochs)))
     if standing.phase:
-        found.append(_LinePart(_clean(standing.phase), 80))
+        found.append(_LinePart(80, _clean(standing.phase)))
     step = _of("step", standing.step, standing.steps)
-    found.append(_LinePart(step, 90, shorter=_LinePart(f"step {standing.step}", 95)))
+    found.append(_LinePart(90, step, shorter=_LinePart(95, f"step {standing.step}")))
     if standing.batch is not None and standing.steps is None:  # else the steps say it
-        found.append(_LinePart(_of("batch", standing.batch, standing.batches), 20, ""))
+        found.append(_LinePart(20, _of("batch", standing.batch, standing.batches), ""))
     if idle_seconds is not None:
         text, plain = stopwatch(idle_seconds), minutes(idle_seconds)
-        found.append(_LinePart(f"no step for {text}", 60, f"no step for {plain}"))
+        found.append(_LinePart(60, f"no step for {text}", f"no step for {plain}"))
     elif rate:
         number = short_number(rate if rate >= 1 else 1 / rate)
         text, plain = ("/s", " steps/s") if rate >= 1 else (" s/step", " s per step")
-        found.append(_LinePart(number + text, 50, number + plain))
+        found.append(_LinePart(50, number + text, number + plain))
         if standing.steps is not None:
             left = max(standing.steps - standing.step, 0) / rate
-            found.append(_LinePart(f"{stopwatch(left)} left", 60, f"{minutes(left)} left"))
+            found.append(_LinePart(60, f"{stopwatch(left)} left", f"{minutes(left)} left"))
     for place, (name, value) in enumerate(list(standing.metrics.items())[:_METRICS]):
         rank = 55 if place == 0 else _MINOR_RANK - place
-        found.append(_LinePart(f"{_clean(str(name))} {short_number(value)}", rank))
+        found.append(_LinePart(rank, f"{_clean(str(name))} {short_number(value)}"))
     return found
 
 
@@ -226,21 +228,11 @@ def _safe(standing: Standing) -> _LinePart:
     """It stays longest; its long form gives way to all but the less important metrics."""
     memory, disk = standing.memory_step, standing.disk_step
     if memory is None and disk is None:
-        return _LinePart(say_safe(standing), 100)
-    shorter = _LinePart(f"safe: {max(-1 if s is None else s for s in (memory, disk))}", 101)
+        return _LinePart(100, say_safe(standing))
+    shorter = _LinePart(101, f"safe: {max(-1 if s is None else s for s in (memory, disk))}")
     if memory is not None and disk is not None and memory > disk:
-        shorter = _LinePart(f"safe: {memory} (disk {disk})", 100, shorter=shorter)
-    return _LinePart(say_safe(standing), _MINOR_RANK, shorter=shorter)
-
-
-def _fit(parts: list[_LinePart], width: int) -> list[_LinePart]:
-    while cells(_join(parts)) > width:
-        weakest = min(range(len(parts)), key=lambda place: parts[place].rank)
-        shorter = parts[weakest].shorter
-        if shorter is None and len(parts) == 1:
-            break
-        parts[weakest : weakest + 1] = [] if shorter is None else [shorter]
-    return parts
+        shorter = _LinePart(100, f"safe: {memory} (disk {disk})", shorter=shorter)
+    return _LinePart(_MINOR_RANK, say_safe(standing), shorter=shorter)
 
 
 def _join(parts: list[_LinePart]) -> str:

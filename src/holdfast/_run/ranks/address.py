@@ -67,6 +67,15 @@ class AddressPatience:
         time.sleep(min(seconds, max(0.0, self.left)))
         return True
 
+    def poll(self, look: Callable[[], str | None], what: str) -> str | None:
+        """What `look` finds; None if it finds nothing in time."""
+        pause = 0.001
+        while (found := look()) is None:
+            if not self.wait(pause, what):
+                return None
+            pause = min(_POLL_SECONDS, 2 * pause)
+        return found
+
 
 def resolve(host: str, patience: AddressPatience) -> list[str]:
     """The addresses of a name; tried again for a while, as names of containers may come late."""
@@ -203,14 +212,10 @@ def port_in_use(port: int) -> str:
 
 
 def _free_port_after(port: int) -> int:
-    for other in range(port + 1, min(port + 100, 65536)):
-        try:
-            _bound(other).close()
-        except OSError:
-            continue
-        return other
-    with _bound(0) as found:
-        return int(found.getsockname()[1])
+    for other in (*range(port + 1, min(port + 100, 65536)), 0):  # 0: any
+        with contextlib.suppress(OSError), _bound(other) as found:
+            return int(found.getsockname()[1])
+    return port
 
 
 def _leads_here(port: int, addresses: Sequence[str], seconds: float) -> bool:
@@ -277,16 +282,13 @@ def _listeners(port: int) -> dict[str, int]:
 def _holder(sockets: Mapping[str, int]) -> int | None:
     """A process that has one of these sockets open, this one before all others."""
     pids = [int(entry.name) for entry in Path("/proc").glob("[0-9]*")] if sockets else []
-    return next((pid for pid in (os.getpid(), *pids) if sockets.keys() & _open_files(pid)), None)
-
-
-def _open_files(pid: int) -> set[str]:
-    found: set[str] = set()
-    with contextlib.suppress(OSError):  # another user's, or one that has just ended
-        for entry in Path(f"/proc/{pid}/fd").iterdir():
-            with contextlib.suppress(OSError):  # closed meanwhile, as the folder itself is
-                found.add(str(entry.readlink()))
-    return found
+    for pid in (os.getpid(), *pids):
+        with contextlib.suppress(OSError):  # another user's, or one that has just ended
+            for entry in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(OSError):  # closed meanwhile, as the folder itself is
+                    if str(entry.readlink()) in sockets:
+                        return pid
+    return None
 
 
 def _user(uid: int) -> str:
@@ -420,16 +422,14 @@ class _RollCall:
 
     def _check_job(self) -> None:
         what = f"rank 0 has a store at {self._endpoint} and has not come to it"
-        pause = 0.001
-        while (told := self._look(self._key(0))) is None:
-            if not self._patience.wait(pause, what):
-                raise RanksError(
-                    f"a store of torch answers at {self._endpoint}, and within "
-                    f"{self._patience.seconds:g} s no rank 0 of this job has come to it.\n"
-                    "Another job may have that port: take another MASTER_PORT. Or rank 0 calls "
-                    "torch.distributed.init_process_group: call holdfast's on all ranks."
-                )
-            pause = min(_POLL_SECONDS, 2 * pause)
+        told = self._patience.poll(lambda: self._look(self._key(0)), what)
+        if told is None:
+            raise RanksError(
+                f"a store of torch answers at {self._endpoint}, and within "
+                f"{self._patience.seconds:g} s no rank 0 of this job has come to it.\n"
+                "Another job may have that port: take another MASTER_PORT. Or rank 0 calls "
+                "torch.distributed.init_process_group: call holdfast's on all ranks."
+            )
         first = json.loads(told)
         difference = find_difference(self._me, first)
         if difference is not None:
@@ -486,17 +486,15 @@ class _RollCall:
         raise RanksError(text)
 
     def _await_go(self) -> None:
-        go, pause = f"{self.name}/go", 0.001
         # Rank 0 waits for all, and says for whom; only if it does not this rank gives up itself.
         patience = AddressPatience(self._patience.seconds + _HEARD_SECONDS, lambda _: None)
-        while (word := self._look(go)) is None:
-            if not patience.wait(pause, ""):
-                raise RanksError(
-                    f"rank 0 did not let the others start within {patience.seconds:g} s, though "
-                    f"its store at {self._endpoint} answers.\n"
-                    "See what rank 0 says, and call holdfast's init_process_group on all ranks."
-                )
-            pause = min(_POLL_SECONDS, 2 * pause)
+        word = patience.poll(lambda: self._look(f"{self.name}/go"), "")
+        if word is None:
+            raise RanksError(
+                f"rank 0 did not let the others start within {patience.seconds:g} s, though "
+                f"its store at {self._endpoint} answers.\n"
+                "See what rank 0 says, and call holdfast's init_process_group on all ranks."
+            )
         if word != "go":
             self._store.set(f"{self._key(self._rank)}/heard", "yes")
             raise RanksError(word.removeprefix("not: "))

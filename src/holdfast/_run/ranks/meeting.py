@@ -64,7 +64,7 @@ class RankGroup:
         self.launcher: Launcher | None = find_launcher()
         self._folder = folder
         self._count = 0
-        self._watch = watch
+        self.watch = watch
         store = _find_store()
         if store is not None:
             # By the number of openings and not by the folder: a rank with another one is to fail.
@@ -110,15 +110,11 @@ class RankGroup:
 
     def fail(self, error: BaseException) -> None:
         """Tell the other ranks that this one does not come, and why."""
-        self.stop_watching()
+        self.watch.is_over.set()
         text = f"{type(error).__name__}: {error}".splitlines()[0]
         with contextlib.suppress(Exception):  # the error itself must come through
             told = {"rank": self.rank, "why": text}
             self._store.put(f"{self._prefix}/failed", json.dumps(told).encode())
-
-    def stop_watching(self) -> None:
-        """The run is open, or will not be: from now on the keepers watch the launcher."""
-        self._watch.end()
 
     def close(self) -> None:
         if isinstance(self._store, _FileStore):
@@ -126,16 +122,8 @@ class RankGroup:
 
     def meet(self, run_id: str, state: Mapping[str, Any]) -> None:
         """Make sure that all ranks open the same run in the same way."""
-        told = self.exchange(
-            "hello",
-            {
-                "folder": str(self._folder),
-                "run_id": run_id,
-                "code": code_print(),
-                "trees": _trees(state),
-                "host": host_key(),
-            },
-        )
+        mine = {"folder": str(self._folder), "run_id": run_id, "code": code_print()}
+        told = self.exchange("hello", {**mine, "trees": _trees(state), "host": host_key()})
         for rank, each in enumerate(told):
             if each["run_id"] != told[0]["run_id"]:
                 raise RanksError(
@@ -170,7 +158,7 @@ def come_together(
         group = RankGroup(world, layout, folder, watch)
         group.meet(run_id, state)
     except BaseException:
-        watch.end()
+        watch.is_over.set()
         raise
     return group
 
@@ -337,7 +325,8 @@ class LauncherWatch:
     def __init__(self, folder: Path) -> None:
         """RanksError if it is dead already."""
         self._folder = folder
-        self._is_over = threading.Event()
+        # Set: the run is open, or will not be: from now on the keepers watch the launcher.
+        self.is_over = threading.Event()
         self._launcher = find_launcher()
         self._parent = os.getppid()
         self._store = _find_agent_store()
@@ -349,18 +338,15 @@ class LauncherWatch:
             target=self._watch, args=(self._launcher,), name="holdfast-launcher", daemon=True
         ).start()
 
-    def end(self) -> None:
-        self._is_over.set()
-
     def _watch(self, launcher: Launcher) -> None:
         for look in itertools.count(1):
-            if self._is_over.wait(_LOOK_SECONDS):
+            if self.is_over.wait(_LOOK_SECONDS):
                 return
             if os.getppid() != self._parent:
                 break
             if look % _LOOKS_PER_PROBE == 0 and self._is_store_gone():
                 break
-        if self._is_over.wait(_ERROR_SECONDS):
+        if self.is_over.wait(_ERROR_SECONDS):
             return
         say(self._say_gone(launcher))
         os._exit(1)

@@ -82,7 +82,11 @@ def find_world() -> World:
     found = _connected() or variables.rank_and_size()
     if found is None and _is_loaded("tensorflow"):  # no other script uses TF_CONFIG
         found = rank_by_config(variables.text("TF_CONFIG"))
-    return World(*(found or _task_of_srun() or (0, 1)))
+    if found is None and multiprocessing.parent_process() is None:  # else its parent is the task
+        # The tasks of a job step are the ranks, unless the environment says otherwise.
+        of_task = rank_environment(variables.of_ranks())
+        found = (int(of_task["RANK"]), int(of_task["WORLD_SIZE"])) if of_task else None
+    return World(*(found or (0, 1)))
 
 
 def _connected() -> tuple[int, int] | None:
@@ -110,14 +114,6 @@ def _is_loaded(framework: str) -> bool:
     return hasattr(sys.modules.get(framework), "__version__")
 
 
-def _task_of_srun() -> tuple[int, int] | None:
-    """The tasks of a job step are the ranks, unless the environment says otherwise."""
-    if multiprocessing.parent_process() is not None:
-        return None  # of its parent, which is the task
-    found = rank_environment(variables.of_ranks())
-    return (int(found["RANK"]), int(found["WORLD_SIZE"])) if found else None
-
-
 @dataclass(frozen=True)
 class Launcher:
     name: str
@@ -140,10 +136,8 @@ def host_key() -> str:
     """Equal for two processes that share memory, pids and network."""
     parts = [host_name()]
     for name in ("pid", "net", "ipc"):
-        try:
+        with contextlib.suppress(OSError):
             parts.append(str(Path(f"/proc/self/ns/{name}").readlink()))
-        except OSError:
-            continue
     with contextlib.suppress(OSError):
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
     return " ".join(parts)
@@ -420,20 +414,15 @@ def find_device_mistakes(
 
 def code_print() -> dict[str, str]:
     """What this process runs, in a form that can be compared with the other ranks'."""
-    main = getattr(sys.modules.get("__main__"), "__file__", None)
-    found = {"script": _script_print(main), "python": ".".join(map(str, sys.version_info[:2]))}
+    main = Path(getattr(sys.modules.get("__main__"), "__file__", None) or "")
+    found = {"script": "", "python": ".".join(map(str, sys.version_info[:2]))}
+    with contextlib.suppress(OSError):  # a prompt, a notebook, or a script that has gone meanwhile
+        digest = hashlib.blake2b(main.read_bytes(), digest_size=4).hexdigest()
+        found["script"] = f"{main.name} ({digest})"
     for name in ("torch", "tensorflow", "jax"):
         if (version := getattr(sys.modules.get(name), "__version__", None)) is not None:
             found[name] = str(version)
     return {**found, "holdfast": __version__}
-
-
-def _script_print(main: str | None) -> str:
-    try:
-        digest = hashlib.blake2b(Path(main or "").read_bytes(), digest_size=4).hexdigest()
-    except OSError:  # a prompt, a notebook, or a script that has gone meanwhile
-        return ""
-    return f"{Path(main or '').name} ({digest})"
 
 
 def compare_prints(prints: Sequence[Mapping[str, str]]) -> str | None:

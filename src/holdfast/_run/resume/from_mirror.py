@@ -80,10 +80,16 @@ class MirrorClient:
         """Give a new folder the id that its run has in the mirror."""
         layout = RunLayout(self._folder.absolute())
         refuse_inside(layout.folder, address)
-        if read_json(layout.identity).get("run_id"):
-            return
-        if self._rank:
-            self._wait_for_identity(layout)
+        # Rank 0 asks, for all.
+        deadline = time.monotonic() + _IDENTITY_SECONDS
+        while not (is_known := "run_id" in read_json(layout.identity)) and self._rank:
+            if time.monotonic() > deadline:
+                raise MirrorError(
+                    f"{self._folder}: rank 0 has not opened this run within "
+                    f"{_IDENTITY_SECONDS:.0f} s.\nSee what rank 0 says of the mirror."
+                )
+            time.sleep(_LOOK_SECONDS)  # until the deadline above
+        if is_known:
             return
         from holdfast._store.mirror.child import ask  # only where there is something to ask
 
@@ -108,17 +114,6 @@ class MirrorClient:
             write_json(layout.mirror, {**known, "time": time.time()}, durable=False)
         say(f"{self._folder}: is empty; {address} has this run. It goes on under the same id.")
 
-    def _wait_for_identity(self, layout: RunLayout) -> None:
-        """Rank 0 asks, for all."""
-        deadline = time.monotonic() + _IDENTITY_SECONDS
-        while not read_json(layout.identity).get("run_id"):
-            if time.monotonic() > deadline:
-                raise MirrorError(
-                    f"{self._folder}: rank 0 has not opened this run within "
-                    f"{_IDENTITY_SECONDS:.0f} s.\nSee what rank 0 says of the mirror."
-                )
-            time.sleep(_LOOK_SECONDS)  # until the deadline above
-
     def fetch(self, start: Start, group: RankGroup | None) -> None:
         """Fetch the newest checkpoint of the mirror, if the folder has none."""
         if self._address is None:
@@ -136,7 +131,9 @@ class MirrorClient:
     def _fetch(self, start: Start, address: str) -> Generator[str]:
         layout = start.layout
         has_state = bool(layout.checkpoint_folders()) or bool(start.leftovers)
-        if self._is_empty or has_state or not self._may_have_begun(layout):
+        # A folder may have the run from its beginning and have lost nothing.
+        has_moved = lives_elsewhere(layout) or len(layout.attempt_numbers()) > 1
+        if self._is_empty or has_state or not (has_moved or layout.set_aside.exists()):
             return
         from holdfast._store.mirror.child import Speaker
 
@@ -151,11 +148,6 @@ class MirrorClient:
                 for told in speaker.answers(_TURN_SECONDS):
                     self._take(layout, address, told)
                 yield "under way"
-
-    def _may_have_begun(self, layout: RunLayout) -> bool:
-        """False for a folder that has the run from its beginning and has lost nothing."""
-        numbers = layout.attempt_numbers()
-        return bool(lives_elsewhere(layout)) or len(numbers) > 1 or layout.set_aside.exists()
 
     def _take(self, layout: RunLayout, address: str, told: dict[str, Any]) -> None:
         kind = told["kind"]

@@ -9,7 +9,6 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +37,8 @@ from holdfast._store.read.find import Candidate, Found, Leftover
 from holdfast._store.read.verify import check_file, read_manifest
 from holdfast._text import count, say
 
+_PATIENCE_SECONDS = 0.02  # so that a line mostly follows the one that it belongs to
+
 if TYPE_CHECKING:
     from holdfast._run.ranks.meeting import RankGroup
     from holdfast._run.saving.arena_builder import WaitingArena
@@ -45,25 +46,26 @@ if TYPE_CHECKING:
     from holdfast._run.saving.snapshots import Snapshots
 
 
-class Background:
-    """Runs in a thread at once; `join` waits for it and raises its error."""
+class LateLine:
+    """A line that a thread finds; it is said once the line that it belongs to is out."""
 
-    def __init__(self, work: Callable[[], None]) -> None:
-        self._work = work
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
+    def __init__(self, *, is_needed: bool) -> None:
+        self.may_speak = threading.Event()
+        self._thread = start_thread(self._work, name="holdfast-line") if is_needed else None
 
-    def join(self) -> None:
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
+    def tell(self) -> None:
+        """Say it, now or as soon as it is known."""
+        self.may_speak.set()
+        if self._thread is not None:
+            self._thread.join(_PATIENCE_SECONDS)
 
-    def _run(self) -> None:
-        try:
-            self._work()
-        except BaseException as error:  # noqa: BLE001  raised again by join
-            self._error = error
+    def _work(self) -> None:
+        with contextlib.suppress(Exception):  # no run fails because of it
+            if (line := self._find_line()) and self.may_speak.wait(60):
+                say(line)
+
+    def _find_line(self) -> str:
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -111,8 +113,9 @@ class Start:
             self.ahead = ReadAhead(found, changed, time.monotonic() - began)
 
     def close(self) -> None:
-        while self.leftovers:
-            self.leftovers.pop().arena.close()
+        with contextlib.suppress(IndexError):  # two threads may close them
+            while True:
+                self.leftovers.pop().arena.close()
 
 
 @dataclass
@@ -127,7 +130,7 @@ class Resumed:
     generators: dict[str, Any] | None = None
     position: Position | None = None
     metrics: dict[str, float | None] = field(default_factory=dict)
-    phases: list[int | None] | None = None  # see Phases.remember
+    phases: list[int | None] | None = None  # see Phases.rhythm
     loop: int = 0  # the script's loop in which the state was stored
     by_hand: bool = True  # stored by run.boundary()
     at_epoch_end: bool = False  # stored at the end of an epoch
@@ -226,10 +229,10 @@ class Resumed:
         self._before.clear()
         self.found = None  # its views keep the mapping open
         if self._waiting is not None:
-            self._waiting.free()
+            self._waiting.is_free = True
             self._waiting = None
         # In the background: unmapping a removed file frees gigabytes page by page.
-        Background(self.start.close)
+        threading.Thread(target=self.start.close, daemon=True).start()
 
 
 def _print_of(value: Any) -> Any:
@@ -280,7 +283,16 @@ def resume(
         return Resumed(start, attempt, {attempt: None})
     # The objects are filled while the disk flushes.
     origin = (found.attempt, found.step)
-    flushing = Background(lambda: note_origin(layout, attempt, origin) if is_first else None)
+    errors: list[BaseException] = []
+
+    def flush() -> None:
+        try:
+            note_origin(layout, attempt, origin)
+        except BaseException as error:  # noqa: BLE001  raised again below
+            errors.append(error)
+
+    flushing = threading.Thread(target=flush if is_first else None, daemon=True)
+    flushing.start()
     if ahead is not None and found is ahead.found:
         changed, sentences = ahead.changed, list[str]()  # it is in memory, so it was not adopted
     else:
@@ -290,6 +302,8 @@ def resume(
     for name in changed:
         say(f"{name} is not as it was stored: its object did not keep the value.")
     flushing.join()
+    if errors:
+        raise errors[0]
     resumed = _resumed(start, attempt, found, origins, group)
     say(
         f"{start.folder}: resumed at step {found.step} from {resumed.source} in "
@@ -462,36 +476,20 @@ def _check_share(folder: Path, rank: int, size: int) -> None:
 
 # Exit statuses of a run that has finished, or was asked to stop.
 _WANTED = (_errors.FINISHED, *_errors.ASKED)
-_PATIENCE_SECONDS = 0.02  # so that it mostly follows the line that it belongs to
 
 
-class PreviousDeath:
+class PreviousDeath(LateLine):
     """Says why the previous attempt was lost or failed; nothing if it was asked to stop."""
 
     def __init__(self, layout: RunLayout, folder: Path, attempt: int) -> None:
-        self._layout = layout
-        self._folder = folder
-        self._may_speak = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._layout, self._folder, self._number = layout, folder, 0
+        was_wanted = True
         with contextlib.suppress(OSError):  # no start fails for an old death
             self._number = max((n for n in layout.attempt_numbers() if n < attempt), default=0)
-            # Under `holdfast run` the supervisor has said it.
             was_wanted = read_json(layout.exit(self._number)).get("status") in _WANTED
-            is_said = variables.whole_number("HOLDFAST_RESTART")
-            if self._number and not was_wanted and not is_said:
-                self._thread = start_thread(self._tell, name="holdfast-before")
-
-    def tell(self) -> None:
-        """Say it, now or as soon as it is known."""
-        self._may_speak.set()
-        if self._thread is not None:
-            self._thread.join(_PATIENCE_SECONDS)
-
-    def _tell(self) -> None:
-        with contextlib.suppress(Exception):  # no start fails for an old death
-            line = self._find_line()
-            if line and self._may_speak.wait(60):
-                say(line)
+        # Under `holdfast run` the supervisor has said it.
+        is_said = variables.whole_number("HOLDFAST_RESTART")
+        super().__init__(is_needed=bool(self._number and not was_wanted and not is_said))
 
     def _find_line(self) -> str:
         from holdfast._diagnose.deaths.judge import judge

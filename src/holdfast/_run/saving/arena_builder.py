@@ -68,11 +68,10 @@ class ArenaBuilder:
         """An arena for this layout, building it first; None if it is not ready by then."""
         while not self.impossible:
             if self._thread is None and not self._fits(captured, scalars_bytes):
+                pairs = enumerate(zip(captured.specs, captured.values, strict=True))
                 self._frozen = [
                     index
-                    for index, (spec, value) in enumerate(
-                        zip(captured.specs, captured.values, strict=True)
-                    )
+                    for index, (spec, value) in pairs
                     if adapter_of(spec.kind).is_frozen(value)
                 ]
                 self._start_building(captured.specs, scalars_bytes)
@@ -81,10 +80,13 @@ class ArenaBuilder:
                 if self._thread.is_alive():
                     return None
                 self._thread = None
-            if self._fits(captured, scalars_bytes) and self._claim():
-                self._in_vain = 0
+            if not self._fits(captured, scalars_bytes):
+                continue
+            if self._waiting is None or self._waiting.take():
+                self._waiting, self._in_vain = None, 0
                 found, self.built = self.built, None
                 return found
+            self._drop_waiting()  # it is gone, or still read
         return None
 
     def close(self) -> None:
@@ -104,18 +106,11 @@ class ArenaBuilder:
             built.backing.remove()
         return built is not None
 
-    def _claim(self) -> bool:
-        """False if what was built is the arena of the previous attempt, and that is gone."""
-        if self._waiting is None or self._waiting.take():
-            self._waiting = None
-            return True
-        self._drop_waiting()
-        return False
-
     def _drop_waiting(self) -> None:
-        """Do without the arena of the previous attempt."""
+        """Do without the arena of the previous attempt: it does not fit, or the run ends."""
         if self._waiting is not None:
-            self._waiting.drop()
+            with contextlib.suppress(OSError):
+                self._waiting.path.unlink()
             self._waiting = None
             if self.built is not None:
                 self.built.close()
@@ -132,14 +127,12 @@ class ArenaBuilder:
                 self._give_up("the state changes its tensors' names or sizes too often")
                 return
         self._number += 1
+        what = (specs, scalars_bytes, self._number)
         if _is_small(specs, scalars_bytes):
-            self._build(specs, scalars_bytes, self._number)
+            self._build(*what)
             return
         self._thread = threading.Thread(
-            target=self._build,
-            args=(specs, scalars_bytes, self._number),
-            name="holdfast-arena",
-            daemon=True,
+            target=self._build, args=what, name="holdfast-arena", daemon=True
         )
         self._thread.start()
 
@@ -154,8 +147,11 @@ class ArenaBuilder:
         shared_bytes = sum(size for _, size in shareable(plan, frozen))
         wanted = 3 if self.has_peers or is_small else 2
         least = 2 if self.has_peers else 1
+        slots_of = "two slots" if least == 2 else "one slot"
+        needed = f"{slots_of} of {size(plan.size_bytes)}"
+        too_little = f"too little memory ({needed})"
         if allowed < least:
-            self._give_up(f"memory={size(most)} is too little ({_slots_of(least, plan)})")
+            self._give_up(f"memory={size(most)} is too little ({needed})")
             return
         for usual in range(min(wanted, allowed), least - 1, -1):
             # The file has a place for a third slot, which gets memory during a write.
@@ -176,7 +172,7 @@ class ArenaBuilder:
             if backing is not None:
                 break
         else:
-            self._give_up(f"too little memory ({_slots_of(least, plan)})")
+            self._give_up(too_little)
             return
         try:
             self.built = self._format(
@@ -188,7 +184,7 @@ class ArenaBuilder:
             return
         if self.built is None:
             backing.remove()
-            self._give_up(f"too little memory ({_slots_of(least, plan)})")
+            self._give_up(too_little)
             return
         if backing.path is None and not self._has_built:
             self._say(
@@ -259,11 +255,6 @@ def _is_small(specs: list[TensorSpec], scalars_bytes: int) -> bool:
     return 3 * size_bytes <= _SMALL_BYTES and len(specs) <= _SMALL_TENSORS
 
 
-def _slots_of(number: int, plan: ImagePlan) -> str:
-    slots = "two slots" if number == 2 else "one slot"
-    return f"{slots} of {size(plan.size_bytes)}"
-
-
 # -- The arena of the previous attempt, which this one takes over instead of building its own ------
 # Its slots are reserved and touched already. Until the first snapshot it stays a waiting arena with
 # the state that this attempt began from, guarded by its own process. So a kill before that leaves
@@ -271,28 +262,21 @@ def _slots_of(number: int, plan: ImagePlan) -> str:
 # state on disk: only an arena whose newest state is durable waits at all.
 
 
+@dataclass(eq=False)
 class WaitingArena:
     """A waiting arena that this attempt has read its state from."""
 
-    def __init__(
-        self, arena: Arena, path: Path, plan: ImagePlan, attempt: int, slot: int = 0
-    ) -> None:
-        self.arena = arena
-        self._slot = slot  # the verified one
-        self.plan = plan  # of the verified slot
-        self._path = path
-        self._attempt = attempt
-        self._taken = arena_path(arena.run_id, attempt, 1)
-        self._is_free = False
+    arena: Arena
+    path: Path
+    plan: ImagePlan  # of the verified slot
+    attempt: int
+    slot: int = 0  # the verified one
+    is_free: bool = False  # the state in it is not needed any more: its slots may be written to
 
     @property
     def backing(self) -> Backing:
         """As it will be once it is taken."""
-        return Backing(self.arena.descriptor, self._taken)
-
-    def free(self) -> None:
-        """The state in it is not needed any more: the slots may be written to."""
-        self._is_free = True
+        return Backing(self.arena.descriptor, arena_path(self.arena.run_id, self.attempt, 1))
 
     def repair_headers(self) -> None:
         """Give every slot the header of the verified one: those of others are not verified."""
@@ -301,13 +285,13 @@ class WaitingArena:
 
     def take(self) -> bool:
         """Make it the empty arena of this attempt; False if it is gone, or still read."""
-        if not self._is_free:
+        if not self.is_free:
             return False
         # The slot that was read is mapped into this process already.
-        prepare = functools.partial(self.arena.take_over, self._attempt, self._slot)
-        return claim(self.arena.descriptor, self._path, self._taken, prepare)
-
-    def drop(self) -> None:
-        """Remove it: it does not fit, or the run ends without it."""
-        with contextlib.suppress(OSError):
-            self._path.unlink()
+        prepare = functools.partial(self.arena.take_over, self.attempt, self.slot)
+        return claim(
+            self.arena.descriptor,
+            self.path,
+            arena_path(self.arena.run_id, self.attempt, 1),
+            prepare,
+        )

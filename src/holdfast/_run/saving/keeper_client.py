@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import InitVar, asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -184,23 +184,20 @@ class KeeperClient:
 
     # -- orders ---------------------------------------------------------------
 
+    @uninterruptible
+    def send(self, kind: str, descriptors: Sequence[int] = (), **fields: Any) -> None:
+        if self._link is not None:
+            self._link.send(kind, descriptors, **fields)
+
     def announce(self, arena: Arena, backing: Backing) -> None:
         """Give the keeper a new arena."""
-        if self._link is not None:
-            path = None if backing.path is None else str(backing.path)
-            self._link.send("arena", [arena.descriptor], path=path)
+        path = None if backing.path is None else str(backing.path)
+        self.send("arena", [arena.descriptor], path=path)
 
     def snapshot_taken(self, taken: Taken) -> None:
-        if self._link is not None:
-            may_drop = not self._is_one_of_many  # other ranks rely on what this one holds
-            self._link.send(
-                "snapshot", may_drop=may_drop, generation=taken.generation, sequence=taken.sequence
-            )
-
-    @uninterruptible
-    def send(self, kind: str, **fields: Any) -> None:
-        if self._link is not None:
-            self._link.send(kind, **fields)
+        may_drop = not self._is_one_of_many  # other ranks rely on what this one holds
+        place, sequence = taken.generation, taken.sequence
+        self.send("snapshot", may_drop=may_drop, generation=place, sequence=sequence)
 
     def order(self, taken: Taken, handles: list[Handle]) -> None:
         """Have the keeper make a slot durable; then the handles are settled."""
@@ -234,12 +231,6 @@ class KeeperClient:
         self.durable_sequence = 0  # a slot from before that step may be older
         self.send("void", step=step, reason=reason)
 
-    @uninterruptible
-    def send_phase(self, name: str | None) -> None:
-        """Which phase runs now, for `holdfast status`."""
-        if self._link is not None:
-            self._link.send("phase", may_drop=True, name=name)
-
     def _send_logged(self) -> None:
         """Send the logged metrics; from the pulse's thread, and at the end."""
         if self.logged is not None:
@@ -252,22 +243,20 @@ class KeeperClient:
     def salvage(self, arena: Arena, path: str, sequence: int) -> None:
         """Have the keeper make durable a state that an earlier attempt left in memory."""
         self._salvaging = (path, sequence)
-        if self._link is not None:
-            self._link.send("salvage", [arena.descriptor], path=path, sequence=sequence)
+        self.send("salvage", [arena.descriptor], path=path, sequence=sequence)
 
     def _salvage_again(self) -> None:
         """For a new keeper: as long as the file exists, it is not durable."""
-        if self._salvaging is None or self._link is None:
+        if self._salvaging is None:
             return
         path, sequence = self._salvaging
         with contextlib.suppress(OSError):
             descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-            self._link.send("salvage", [descriptor], path=path, sequence=sequence)
+            self.send("salvage", [descriptor], path=path, sequence=sequence)
             os.close(descriptor)
 
-    def wait(self, handle: Handle, timeout_seconds: float | None = None) -> None:
+    def wait(self, handle: Handle) -> None:
         """Wait for an order, replacing a keeper that dies meanwhile; SaveFailed if it fails."""
-        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         with at_work(self.words, SAVES):
             while not handle.done:
                 with contextlib.suppress(TimeoutError):
@@ -275,8 +264,6 @@ class KeeperClient:
                 self.check_keeper()
                 if not self.has_keeper and not handle.done:
                     handle.resolve("the keeper died and could not be replaced")
-                if deadline is not None and time.monotonic() > deadline and not handle.done:
-                    handle.resolve(f"it took longer than {timeout_seconds:.0f} s")
         handle.wait()
 
     def wait_for_answer(
@@ -311,14 +298,15 @@ class KeeperClient:
         link.close()
         self._link = None
         recent = [at for at in self._started if time.monotonic() - at < _SOON_SECONDS]
-        if len(recent) >= _GIVE_UP_AFTER and self._is_one_of_many:
+        if len(recent) >= _GIVE_UP_AFTER:
+            how = f"{how}, and so were the ones before it"
+            if not self._is_one_of_many:
+                self._go_on_alone(how)
+                return
             raise HoldfastError(
-                f"{how}, and so were the ones before it: without keepers the ranks cannot agree.\n"
+                f"{how}: without keepers the ranks cannot agree.\n"
                 f"See {self.policy.layout.keeper_log(self.policy.attempt, self.policy.rank)}"
             )
-        if len(recent) >= _GIVE_UP_AFTER:
-            self._go_on_alone(f"{how}, and so were the ones before it")
-            return
         try:
             self._start()
         except OSError as error:
@@ -382,15 +370,14 @@ class KeeperClient:
         self._oom_score.offer()
 
     def _send_order(self, number: int, order: _Order) -> None:
-        if self._link is not None:
-            self._link.send(
-                "persist",
-                order=number,
-                generation=order.taken.generation,
-                sequence=order.taken.sequence,
-                reason=order.handles[0].reason,
-                last=any(handle.is_last for handle in order.handles),
-            )
+        self.send(
+            "persist",
+            order=number,
+            generation=order.taken.generation,
+            sequence=order.taken.sequence,
+            reason=order.handles[0].reason,
+            last=any(handle.is_last for handle in order.handles),
+        )
 
     def _hear(self, message: dict[str, Any]) -> None:
         """In the thread that receives: resolve orders, pass on the rest."""
@@ -547,27 +534,26 @@ def keep_memory_of(settings: Settings, *, in_job: bool) -> float:
     """
     if in_job and not variables.text("HOLDFAST_LEADER"):
         return 0.0
-    text = variables.text("HOLDFAST_KEEP_MEMORY")
-    if settings.keep_memory is not None or not text:
+    if settings.keep_memory is not None:
         return settings.keep_memory_seconds
-    if (seconds := _seconds_in(text)) is not None:
-        return seconds
-    say(
-        f"HOLDFAST_KEEP_MEMORY={text!r} is not a time, and is ignored.\n"
-        "Write seconds, or a duration such as 5min; 0 keeps nothing."
-    )
-    return settings.keep_memory_seconds
+    advice = "Write seconds, or a duration such as 5min; 0 keeps nothing."
+    seconds = _seconds_by("HOLDFAST_KEEP_MEMORY", advice, may_be_zero=True)
+    return settings.keep_memory_seconds if seconds is None else seconds
 
 
 def grace_of(settings: Settings) -> float | None:
     """The time between SIGTERM and the kill, by the settings, or else by the environment."""
-    text = variables.text("HOLDFAST_GRACE_SECONDS")
-    if settings.grace_seconds is not None or not text:
+    if settings.grace_seconds is not None:
         return settings.grace_seconds
-    if (seconds := _seconds_in(text)) is not None and seconds > 0:
-        return seconds
-    say(
-        f"HOLDFAST_GRACE_SECONDS={text!r} is not a time, and is ignored.\n"
-        "Write the seconds between SIGTERM and the kill, minus a few: above 0."
-    )
-    return None
+    advice = "Write the seconds between SIGTERM and the kill, minus a few: above 0."
+    return _seconds_by("HOLDFAST_GRACE_SECONDS", advice)
+
+
+def _seconds_by(name: str, advice: str, *, may_be_zero: bool = False) -> float | None:
+    """A variable's seconds; None, with a line, if it is no time."""
+    text = variables.text(name)
+    seconds = _seconds_in(text) if text else None
+    if text and (seconds is None or not (seconds > 0 or may_be_zero)):
+        say(f"{name}={text!r} is not a time, and is ignored.\n{advice}")
+        return None
+    return seconds

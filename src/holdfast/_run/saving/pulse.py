@@ -169,12 +169,9 @@ class Disturbances:
 
     def note(self) -> None:
         trace, profile = sys.gettrace(), sys.getprofile()
-        noted = 0
-        if trace is not None:
-            noted |= _BITS[_name_tracer(trace)]
+        self._noted = 0 if trace is None else _BITS[_name_tracer(trace, False)]
         if profile is not None:
-            noted |= _BITS[_name_profiler(profile)]
-        self._noted = noted
+            self._noted |= _BITS[_name_tracer(profile, True)]
         if self._torch is None and "torch" in sys.modules:
             # Not in the other thread: torch may be half imported there.
             from holdfast.torch.profiled import Profiled
@@ -185,54 +182,42 @@ class Disturbances:
 
     def look(self) -> tuple[int, int]:
         """The bits of what disturbs now, and the number of compilations so far."""
-        found = self._noted
-        for name in _monitors():
-            found |= _BITS[name]
-        if _has_writer():
-            found |= _BITS["a TensorBoard writer"]
-        if _traces_memory():
-            found |= _BITS["tracemalloc"]
-        if self._looks % _FILE_EVERY == 0:
-            self._is_traced = _is_traced()
+        if self._looks % _FILE_EVERY == 0:  # is gdb or strace attached?
+            self._is_traced = bool(field(read_bytes("/proc/self/status") or b"", b"TracerPid:"))
         self._looks += 1
+        of_torch, compiles = ([], 0) if self._torch is None else self._torch.look()
+        memory = sys.modules.get("_tracemalloc") or sys.modules.get("tracemalloc")
+        found = {*_monitors(), *of_torch}
+        if any(name in sys.modules for name in _WRITERS) and any(
+            type(thread).__module__ in _WRITERS for thread in threading.enumerate()
+        ):
+            found.add("a TensorBoard writer")
+        if memory is not None and memory.is_tracing():
+            found.add("tracemalloc")
         if self._is_traced:
-            found |= _BITS["a tracer"]
-        if self._torch is None:
-            return found, 0
-        names, compiles = self._torch.look()
-        for name in names:
-            found |= _BITS[name]
-        return found, compiles
+            found.add("a tracer")
+        return sum(_BITS[name] for name in found) | self._noted, compiles
 
 
-def _home(tool: Any) -> str:
-    """The module of a function or of a callable object."""
-    module = getattr(tool, "__module__", None) or type(tool).__module__
-    return str(module)
-
-
-def _name_tracer(trace: Any) -> str:
-    root = _home(trace).partition(".")[0]
+def _name_tracer(trace: Any, profiles: bool) -> str:
+    """By the module of a function or of a callable object."""
+    root = str(getattr(trace, "__module__", None) or type(trace).__module__).partition(".")[0]
+    if profiles:
+        return "cProfile" if root in ("cProfile", "_lsprof") else "sys.setprofile"
     if root in _DEBUGGERS:
         return "a debugger"
     return "coverage" if root == "coverage" else "sys.settrace"
 
 
-def _name_profiler(profile: Any) -> str:
-    return "cProfile" if _home(profile) in ("cProfile", "_lsprof") else "sys.setprofile"
-
-
 def _monitors() -> list[str]:
     """From Python 3.12 on, debuggers and profilers need no tracer."""
-    monitoring = getattr(sys, "monitoring", None)
-    if monitoring is None:
-        return []
-    found = []
-    for number in range(_TOOLS):
-        tool = monitoring.get_tool(number)
-        if tool is not None:
-            found.append(_name_tool(number, tool, monitoring.DEBUGGER_ID))
-    return found
+    monitoring: Any = getattr(sys, "monitoring", None)
+    tools = [] if monitoring is None else map(monitoring.get_tool, range(_TOOLS))
+    return [
+        _name_tool(number, tool, monitoring.DEBUGGER_ID)
+        for number, tool in enumerate(tools)
+        if tool is not None
+    ]
 
 
 def _name_tool(number: int, tool: str, debuggers: int) -> str:
@@ -241,19 +226,3 @@ def _name_tool(number: int, tool: str, debuggers: int) -> str:
     if tool.startswith("coverage"):
         return "coverage"
     return "a debugger" if number == debuggers else "a profiler"
-
-
-def _has_writer() -> bool:
-    if not any(name in sys.modules for name in _WRITERS):
-        return False
-    return any(type(thread).__module__ in _WRITERS for thread in threading.enumerate())
-
-
-def _traces_memory() -> bool:
-    module = sys.modules.get("_tracemalloc") or sys.modules.get("tracemalloc")
-    return module is not None and bool(module.is_tracing())
-
-
-def _is_traced() -> bool:
-    """True if gdb or strace is attached."""
-    return bool(field(read_bytes("/proc/self/status") or b"", b"TracerPid:"))

@@ -168,17 +168,14 @@ class RankAgreement:
 
     def show_waits(self) -> None:
         """Send how long this rank has waited in its latest collectives."""
-        found = self._meter.read() if self._meter is not None else None
-        if found is not None:
-            _, waited, step_seconds = found
-            self._keeper.send("waits", waited=waited, step_seconds=step_seconds)
+        if self._meter is not None and (found := self._meter.read()) is not None:
+            self._keeper.send("waits", waited=found[1], step_seconds=found[2])
 
     def show_batch(self, batch: Any) -> None:
         """Send the first batches for comparison: the script may lack a DistributedSampler."""
         if self._batches_to_show:
             self._batches_to_show -= 1
-            found = batch_print(batch)
-            if found is not None:
+            if (found := batch_print(batch)) is not None:
                 self._keeper.send("print", print=found)
 
     def show_lap(self, epoch: int, number: int, batches: int) -> None:
@@ -187,25 +184,15 @@ class RankAgreement:
 
     # -- beginning and end -----------------------------------------------------------------
 
-    def wait_for_port(self) -> int | None:
-        """The port of rank 0's keeper."""
-        self._wait_until(lambda: self.port is not None)
-        return self.port
-
-    def wait_until_joined(self, look: Callable[[], None]) -> bool:
-        """True if this rank's keeper has joined the others; `look` raises if they fail."""
-        self._wait_until(lambda: self.has_joined, look)
-        return self.has_joined
-
-    def _wait_until(
-        self, is_there: Callable[[], bool], look: Callable[[], None] = lambda: None
-    ) -> None:
+    def wait_to_join(self, is_there: Callable[[], bool], look: Callable[[], None]) -> bool:
+        """True if that is there in time; `look` raises if other ranks fail."""
         deadline = time.monotonic() + _JOIN_SECONDS
         while not is_there() and time.monotonic() < deadline and self._keeper.has_keeper:
             with self._changed:
                 if not is_there():
                     self._changed.wait(_LOOK_SECONDS)
             look()
+        return is_there()
 
     @property
     def is_requeued(self) -> bool:
@@ -222,11 +209,11 @@ class RankAgreement:
         if self._meter is not None:
             self._meter.close()
         agreed = self._stops or self.stands_at() is not None
-        told = {"clean": clean, "status": status, "reason": reason, "error": error}
+        told: dict[str, Any] = {"status": status, "reason": reason, "error": error}
         self._words[WORK] = AGREES
 
         def send_farewell() -> None:
-            self._keeper.send("farewell", agreed=agreed, **told)
+            self._keeper.send("farewell", agreed=agreed, clean=clean, **told)
 
         send_farewell()
         self._keeper.wait_for_answer(
@@ -281,15 +268,14 @@ def join_ranks(
     for message in heard:
         ranks.hear(message)
     if group.rank == 0:
-        port = ranks.wait_for_port()
-        if port is None:
+        if not ranks.wait_to_join(lambda: ranks.port is not None, lambda: None):
             raise RanksError(
                 "the keeper of rank 0 did not start.\n"
                 f"See {policy.layout.keeper_log(policy.attempt)}"
             )
         where = ["127.0.0.1"] if group.is_one_host else addresses()
-        group.exchange("hub", {"port": port, "addresses": where})
-    if not ranks.wait_until_joined(group.look):
+        group.exchange("hub", {"port": ranks.port, "addresses": where})
+    if not ranks.wait_to_join(lambda: ranks.has_joined, group.look):
         raise RanksError(
             f"the keeper of rank {group.rank} cannot reach that of rank 0 at "
             f"{', '.join(f'{host} port {port}' for host, port in config.hub) or 'any address'}.\n"

@@ -133,8 +133,9 @@ class Saver:
         self._wanted.append(handle)
         return handle
 
-    def _measure(self, step: int) -> None:
+    def _begin_boundary(self, step: int) -> None:
         """See whether the last snapshot, and the building of slots, are over."""
+        self._trainer = threading.current_thread()
         snapshots, meter = self.snapshots, self._cadence.meter
         if snapshots is None:
             return
@@ -145,8 +146,7 @@ class Saver:
 
     def pass_boundary(self, now: float, step: int) -> None:
         """Save what is due at this boundary, without waiting for the disk."""
-        self._trainer = threading.current_thread()
-        self._measure(step)
+        self._begin_boundary(step)
         if self._wanted:
             # This boundary was asked for, so it waits for a slot if it must.
             handles = list(self._wanted)
@@ -167,8 +167,7 @@ class Saver:
     def pass_together(self, now: float, step: int, mark: int, decided: str | None) -> None:
         """The same with several ranks, which save the same boundary."""
         assert self._ranks is not None
-        self._trainer = threading.current_thread()
-        self._measure(step)
+        self._begin_boundary(step)
         ranks, cadence = self._ranks, self._cadence
         by_count = cadence.counts_steps and cadence.checkpoint_due(now, step)
         if decided is not None or by_count:
@@ -280,9 +279,7 @@ class Saver:
     def _begin_checkpoint(self, step: int, handles: list[Handle], patience_seconds: float) -> None:
         handles, waited = list(handles), None
         if self._is_bad():
-            for handle in handles:
-                handle.step = step
-                handle.resolve(_BAD)
+            _resolve(handles, step, _BAD)
             return
         if self._can_snapshot():
             taken = self._take_snapshot(step, patience_seconds)
@@ -296,9 +293,8 @@ class Saver:
                 self._write_here(step, handles)
             waited = time.monotonic() - began
         elif not self._can_snapshot():
-            for handle in handles:
-                handle.step = step
-                handle.resolve("there is no memory for snapshots, which several ranks need")
+            why = "there is no memory for snapshots, which several ranks need"
+            _resolve(handles, step, why)
         for handle in handles:
             if handle in self._wanted:
                 self._wanted.remove(handle)
@@ -410,9 +406,13 @@ class Saver:
         else:
             newest = self.newest
             self._keeper.record_written(step, 0 if newest is None else newest.sequence)
-        for handle in handles:
-            handle.step = step
-            handle.resolve(error)
+        _resolve(handles, step, error)
+
+
+def _resolve(handles: list[Handle], step: int, error: str | None) -> None:
+    for handle in handles:
+        handle.step = step
+        handle.resolve(error)
 
 
 # -- A checkpoint written by the trainer itself, without arena or keeper ---------------------------

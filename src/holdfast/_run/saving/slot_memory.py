@@ -21,11 +21,12 @@ memory is absent for every process (see _store/memory/arena.py).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
 from collections.abc import Callable, Collection
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from holdfast._store.commit.fault_points import fault_point
 from holdfast._store.format.threads import start_thread
@@ -33,18 +34,11 @@ from holdfast._store.memory.arena import Arena
 from holdfast._store.memory.backing import NO_ROOM, Backing, has_memory, has_plenty
 from holdfast._store.memory.pages import Piece, give_memory, pieces_of, take_memory, touch
 
+if TYPE_CHECKING:
+    from holdfast.torch.device import Devices
+
 _ASK_SECONDS = 1.0  # between two looks at the free memory
 _COPY_BYTES = 32 << 20
-
-
-class Registry(Protocol):
-    """A device that registers the memory of slots for its copies."""
-
-    def register(self, slot: int, start: int, size_bytes: int) -> None:
-        """A piece of a slot has its memory."""
-
-    def forget(self, slot: int) -> None:
-        """A slot is about to lose its memory."""
 
 
 class _Closed(Exception):
@@ -62,7 +56,8 @@ class SlotMemory:
         self._header = header
         self._say = say
         self.usual = usual  # slots that are kept
-        self.registry: Registry | None = None  # set before a slot gets memory
+        # A device that registers the memory of slots for its copies; set before a slot gets any.
+        self.registry: Devices | None = None
         self._rest: Callable[[], object] | None = self._build_missing  # after the first snapshot
         self._thread: threading.Thread | None = None
         self._asked = 0.0
@@ -226,9 +221,9 @@ class SlotMemory:
                 # The training has grown since the memory was found to be enough.
                 shared_bytes = sum(size for _, size in self._shared_of(slot))
                 built = has_memory(self._arena.slot_bytes - shared_bytes) and self.build(slot)
-            except Exception as error:
-                if isinstance(error, _Closed):
-                    raise
+            except _Closed:
+                raise
+            except Exception as error:  # noqa: BLE001  the training goes on with fewer
                 built, why = False, f"a slot cannot be made ({error}), which leaves"
             if not built:
                 self.usual = len(self._arena.present())
@@ -249,9 +244,8 @@ class SlotMemory:
     def _start(self, work: Callable[[], object]) -> None:
         def run() -> None:
             try:
-                work()
-            except _Closed:
-                pass
+                with contextlib.suppress(_Closed):
+                    work()
             except Exception as error:  # noqa: BLE001  a thread's error would be lost
                 self._say(f"a slot for snapshots could not be made: {error}")
 

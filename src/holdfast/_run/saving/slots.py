@@ -11,16 +11,19 @@ import time
 from array import array
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from holdfast._adapters.registry import adapter_of
-from holdfast._run.saving.slot_memory import Registry, SlotMemory
+from holdfast._run.saving.slot_memory import SlotMemory
 from holdfast._state.capture import Captured
 from holdfast._store.format.image import PAGE, ImagePlan, TensorSpec
 from holdfast._store.format.threads import run_all, start_thread
 from holdfast._store.memory.arena import MAX_SHARED, Arena, Range
 from holdfast._store.memory.backing import Backing
 from holdfast._store.memory.pages import split
+
+if TYPE_CHECKING:
+    from holdfast.torch.device import Devices
 
 # -- Copies of raw bytes within this process, prepared once and repeated ---------------------------
 # Several threads copy large ones in chunks. For small ones a call each would take longer than the
@@ -73,12 +76,10 @@ def _join(moves: Iterable[Move]) -> list[Move]:
     """Merge moves that are adjacent at both ends."""
     joined: list[Move] = []
     for target, source, size in moves:
-        if joined:
-            before, origin, length = joined[-1]
-            if before + length == target and origin + length == source:
-                joined[-1] = (before, origin, length + size)
-                continue
-        if size:
+        before, origin, length = joined[-1] if joined else (0, 0, 0)
+        if joined and (before + length, origin + length) == (target, source):
+            joined[-1] = (before, origin, length + size)
+        elif size:
             joined.append((target, source, size))
     return joined
 
@@ -124,22 +125,13 @@ class _Batch:
         self._bytes = sum(size for *_, size in moves)
 
     def __call__(self) -> None:
-        if not self._by_kernel():
-            self._one_by_one()
-
-    def _by_kernel(self) -> bool:
-        if _readv is None:
-            return False
         targets, sources = self._targets, self._sources
-        read = _readv(
-            os.getpid(),
+        places = (
             *(targets.buffer_info()[0], len(targets) // 2),
             *(sources.buffer_info()[0], len(sources) // 2),
-            0,
         )
-        return bool(read == self._bytes)
-
-    def _one_by_one(self) -> None:
+        if _readv is not None and _readv(os.getpid(), *places, 0) == self._bytes:
+            return
         place, room = self._targets[0], self._targets[1]
         spans = iter(zip(self._targets[2::2], self._targets[3::2], strict=True))
         for source, size in zip(self._sources[::2], self._sources[1::2], strict=True):
@@ -153,9 +145,9 @@ def _find_readv() -> Callable[..., int] | None:
     function = getattr(_libc, "process_vm_readv", None)
     if function is None:
         return None
-    address, count = ctypes.c_void_p, ctypes.c_ulong
+    pointer, count = ctypes.c_void_p, ctypes.c_ulong
     function.restype = ctypes.c_ssize_t
-    function.argtypes = [ctypes.c_int, address, count, address, count, count]
+    function.argtypes = [ctypes.c_int, pointer, count, pointer, count, count]
     return function  # type: ignore[no-any-return]  # ctypes says nothing of its functions
 
 
@@ -190,7 +182,7 @@ class Generation:
         self.specs_seen: list[TensorSpec] | None = None  # known to equal the plan's
         self._ways: dict[int, _Ways] = {}  # by slot
         self._on_device: list[int] = []
-        self._copies: DeviceCopies | None = None
+        self._copies: Devices | None = None
         for kind, indices in on_device.items():  # at most one: only torch does it yet
             self._on_device = indices
             self._copies = adapter_of(kind).device_copies(
@@ -245,7 +237,7 @@ class Generation:
             self.specs_seen = captured.specs
         return True
 
-    def begin(self, slot: int, captured: Captured, *, careful: bool) -> AsyncCopy | None:
+    def begin(self, slot: int, captured: Captured, *, careful: bool) -> Any:
         """Start the copies from a device; returns the copy that is still in flight."""
         if self._copies is None:
             return None
@@ -266,12 +258,9 @@ class Generation:
 
     def _ways_of(self, slot: int, captured: Captured) -> _Ways:
         """Valid as long as no tensor moves, and the shared ranges are the same."""
-        ways = self._ways.get(slot)
-        if (
-            ways is None
-            or ways.addresses is not captured.addresses
-            or ways.shared is not self.arena.shared
-        ):
+        ways, shared = self._ways.get(slot), self.arena.shared
+        is_known = ways is not None and ways.addresses is captured.addresses
+        if ways is None or not is_known or ways.shared is not shared:
             ways = self._ways[slot] = self._prepare(slot, captured.addresses)
         return ways
 
@@ -313,19 +302,16 @@ class Generation:
         return _Ways(addresses, self.arena.shared, RawCopies(moves), compares, others)
 
     @property
-    def device_seconds(self) -> float:
-        """For how long a snapshot keeps the device from its work."""
-        return 0.0 if self._copies is None else self._copies.cost_seconds
+    def device_cost(self) -> tuple[float, bool]:
+        """For how long a snapshot keeps the device from its work, and whether that work has
+        hidden the processor's part of the last one: then it cost training nothing."""
+        copies = self._copies
+        return (0.0, False) if copies is None else (copies.cost_seconds, copies.is_ahead)
 
     @property
     def found_change(self) -> bool:
         """True if a device has found that a tensor in a shared range has changed."""
         return self._copies is not None and self._copies.found_change
-
-    @property
-    def hides_the_processor(self) -> bool:
-        """True if the processor's part of the last snapshot cost training nothing."""
-        return self._copies is not None and self._copies.is_ahead
 
     def close(self) -> None:
         self._ways.clear()
@@ -351,38 +337,8 @@ def shareable(plan: ImagePlan, frozen: Collection[int]) -> list[Range]:
 # -- Asynchronous copies by a device: a slot is whole when its copy has ended ----------------------
 # The trainer goes on meanwhile. A thread waits for the device, so that the slot is marked whole as
 # soon as its last byte has arrived, however long the next step takes. At most one copy is in
-# flight; a kill before its end leaves the older slots.
-
-
-class AsyncCopy(Protocol):
-    """A copy in flight."""
-
-    def wait(self) -> bool:
-        """Return when it has ended: True if the slot holds the state of its boundary."""
-
-
-class DeviceCopies(Registry, Protocol):
-    """Copies tensors of devices into the slots of one arena."""
-
-    found_change: bool  # the last copy was lost: a tensor in a shared range has changed
-    cost_seconds: float  # of the device's time, per copy
-    is_ahead: bool  # the device was busy during the whole last copy, so it cost no training time
-
-    def begin(
-        self, slot: int, values: list[Any], *, careful: bool, shared: Sequence[Range]
-    ) -> AsyncCopy | None:
-        """Start a copy; None if it has ended already. A careful one cannot fail.
-
-        Memory ranges that the slots share are compared with the last copy, not written.
-        """
-
-    def can_compare(self) -> bool:
-        """True if the device has what it copied last."""
-
-    def has_changed(self, values: list[Any], shared: Sequence[Range]) -> bool:
-        """True if a tensor in a shared range differs from the last copy; waits for it."""
-
-    def close(self) -> None: ...
+# flight; a kill before its end leaves the older slots. An adapter's `device_copies` makes them:
+# `holdfast.torch.device.Devices` is the only kind yet.
 
 
 class AsyncCopies:
@@ -390,29 +346,25 @@ class AsyncCopies:
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
-        self._queue: queue.SimpleQueue[tuple[AsyncCopy, Callable[[bool], None]] | None] = (
+        self._queue: queue.SimpleQueue[tuple[Any, Callable[[bool], None]] | None] = (
             queue.SimpleQueue()
         )
         self._thread: threading.Thread | None = None
-        self._is_free = threading.Event()
-        self._is_free.set()
-
-    @property
-    def is_free(self) -> bool:
-        return self._is_free.is_set()
+        self.is_free = threading.Event()
+        self.is_free.set()
 
     def wait(self, deadline: float) -> bool:
         """True if all copies have ended by `deadline`, on the monotonic clock."""
-        return self._is_free.wait(max(0.0, deadline - time.monotonic()))
+        return self.is_free.wait(max(0.0, deadline - time.monotonic()))
 
-    def expect(self, copy: AsyncCopy, then: Callable[[bool], None]) -> None:
+    def expect(self, copy: Any, then: Callable[[bool], None]) -> None:
         """Call `then` in the thread when a copy has ended: with True if it succeeded."""
         if self._thread is None:
             self._thread = start_thread(self._work, name="holdfast-copies")
         if self._thread is None:  # no more threads: the trainer waits
             self._finish(copy, then)
             return
-        self._is_free.clear()
+        self.is_free.clear()
         self._queue.put((copy, then))
 
     def close(self) -> None:
@@ -424,9 +376,9 @@ class AsyncCopies:
             try:
                 self._finish(*item)
             finally:
-                self._is_free.set()
+                self.is_free.set()
 
-    def _finish(self, copy: AsyncCopy, then: Callable[[bool], None]) -> None:
+    def _finish(self, copy: Any, then: Callable[[bool], None]) -> None:
         try:
             good = copy.wait()
         except Exception as error:  # noqa: BLE001  the device's: training itself will say more

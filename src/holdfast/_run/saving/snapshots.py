@@ -123,19 +123,15 @@ class Snapshots:
         generation = self._current
         assert generation is not None
         self._give_third_back(generation)
-        is_asked_for = patience_seconds > 0
+        is_asked_for, looked = patience_seconds > 0, time.monotonic()
         keeps_hashed = not (is_asked_for or is_counted)
-        chosen = {"keeps_hashed": keeps_hashed, "is_asked_for": is_asked_for}
-        slot = self._begin(generation, captured, **chosen)
-        looked = time.monotonic()
-        while slot is None:
+        while (slot := self._begin(generation, captured, keeps_hashed, is_asked_for)) is None:
             if deadline.is_over():
                 return None
             if time.monotonic() - looked >= _LOOK_SECONDS:
                 self._attend()  # the keeper may have died while it read a slot
                 looked = time.monotonic()
             time.sleep(0.001)
-            slot = self._begin(generation, captured, **chosen)
         copy = None
         try:
             copy = generation.begin(slot, captured, careful=is_asked_for)
@@ -147,16 +143,9 @@ class Snapshots:
                 self._copies_in_flight.expect(copy, lambda _: generation.arena.abandon(slot))
             raise
         self._sequence += 1
-        taken = Taken(
-            generation=generation.arena.generation,
-            slot=slot,
-            sequence=self._sequence,
-            mark=mark,
-            seconds=(ended := time.perf_counter()) - began,
-            ended=ended,
-            device_seconds=generation.device_seconds,
-            is_hidden=generation.hides_the_processor,
-        )
+        ended = time.perf_counter()
+        costs = (ended - began, *generation.device_cost, ended)
+        taken = Taken(generation.arena.generation, slot, self._sequence, mark, *costs)
         if copy is None:
             self._finish(generation, taken)
         else:
@@ -165,7 +154,7 @@ class Snapshots:
         return taken
 
     def _begin(
-        self, generation: Generation, captured: Captured, *, keeps_hashed: bool, is_asked_for: bool
+        self, generation: Generation, captured: Captured, keeps_hashed: bool, is_asked_for: bool
     ) -> int | None:
         if generation.memory.is_unsharing:
             return None
@@ -176,7 +165,8 @@ class Snapshots:
             overwrite=generation.memory.overwrites,
         )
         if slot is None:
-            self._grow(generation)
+            if self._promised:  # a write is in progress
+                generation.memory.grow()
             if is_asked_for:
                 generation.arena.want()
         elif generation.has_changed(slot, captured, careful=is_asked_for):
@@ -185,18 +175,12 @@ class Snapshots:
             return None
         return slot
 
-    def _grow(self, generation: Generation) -> None:
-        if self._promised:  # a write is in progress
-            generation.memory.grow()
-
-    @property
-    def _needs_no_third(self) -> bool:
-        """True if no write has been in progress for a while."""
-        return not self._promised and time.monotonic() >= self._released_at + _LINGER_SECONDS
-
     def _give_third_back(self, generation: Generation) -> None:
-        # Before a slot is chosen: while a device copies, all three may be needed.
-        if self._needs_no_third:
+        """If no write has been in progress for a while.
+
+        Before a slot is chosen: while a device copies, all three may be needed.
+        """
+        if not self._promised and time.monotonic() >= self._released_at + _LINGER_SECONDS:
             generation.memory.shrink(self._held())
 
     def _keeps_hashed(self, generation: Generation) -> bool:
@@ -231,14 +215,15 @@ class Snapshots:
             overwrite=generation.memory.overwrites,
         )
         if not has_free:
-            self._grow(generation)
+            if self._promised:
+                generation.memory.grow()
             generation.arena.want_hashed()
         return has_free
 
     @property
     def is_busy(self) -> bool:
         """True while a device copies: another snapshot cannot begin."""
-        return not self._copies_in_flight.is_free
+        return not self._copies_in_flight.is_free.is_set()
 
     def wait_for_copies(self, seconds: float) -> bool:
         return self._copies_in_flight.wait(time.monotonic() + seconds)

@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast import _errors
 from holdfast._environment import variables
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 
 _SIGQUIT = getattr(signal, "SIGQUIT", None)
 _SIGHUP = getattr(signal, "SIGHUP", None)
+_LONG_SECONDS = 120.0
 _Handler = Callable[[int, Any], Any] | int | None
 
 # To be undone in a forked child; at most one run owns the signals.
-_installed: SignalWatch | None = None
-_fork_hook_set = False
+_installed: Guard | None = None
 _masks = threading.local()  # of the thread that forks, while it does
 _is_asked = False  # True: a signal has come since the newest run was opened
 
@@ -73,35 +73,51 @@ def _is_uninterruptible(frame: FrameType | None) -> bool:
     return frame is not None
 
 
-class SignalWatch:
-    """Records the signals of one run while it is open."""
+class Guard:
+    """Handles the signals of one run while it is open, if it was opened in the main thread."""
 
-    def __init__(self, numbers: tuple[int, ...], wakeup: int, stacks: IO[bytes] | None) -> None:
+    def __init__(
+        self, numbers: tuple[int, ...], wakeup: int, stacks: Path, *, in_job: bool = False
+    ) -> None:
         self.noted: list[int] = []
-        self.is_alone = False  # True: there is no keeper
-        self.defers = True  # False: outside the loop, where a signal acts at once
-        self.holds_warnings = False  # True: a scheduler's warning is only recorded
         self.leave: Callable[[int], BaseException] | None = None  # set: raised at once
         self.leaves_when_nudged = False  # True: all ranks decide together when to leave
-        self.nudged = False  # the next SIGINT comes from our own thread
-        self.ends_the_step = False  # True: the nudge does not wait for the boundary
+        self.sets_children_apart = False  # True: each child gets a process group of its own
+        self._in_job = in_job
+        self._is_alone = False  # True: there is no keeper
+        self._defers = True  # False: outside the loop, where a signal acts at once
+        self._holds_warnings = False  # True: a scheduler's warning is only recorded
+        self._is_nudged = False  # the next SIGINT comes from our own thread
+        self._ends_the_step = False  # True: the nudge does not wait for the boundary
         self._pressed_at: float | None = None
-        self._numbers = tuple(n for n in numbers if n != _SIGQUIT)
-        is_quit = stacks is not None and _SIGQUIT in numbers
-        self._quit: int | None = _SIGQUIT if is_quit else None
-        self._wakeup = wakeup
-        self._stacks = stacks
         self._former: dict[int, _Handler] = {}
+        self._is_main = _in_main_thread()
+        if not self._is_main:
+            _tell_of_thread()
+            return
+        self._path = stacks
+        self._stacks = os.fdopen(open_plain(stacks, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb")
+        self._quit = _SIGQUIT if _SIGQUIT in numbers else None
+        self._wakeup = wakeup
         self._former_wakeup = -1
         self._former_quit: _Handler = None  # only of a process 1
-        self._outer: SignalWatch | None = None  # of a run around this one
         self._at_c_level: dict[int, bytes] = {}
         # One object: each access to a method makes a new one, and they are compared by identity.
         self._handler = self._note
+        self._outer: Guard | None = None  # of a run around this one
+        self._install(tuple(n for n in numbers if n != _SIGQUIT))
+        _guard_output()
+        self._crashes = CrashStacks(self._stacks)
+        self._unshield = _shield_children(self, numbers)
+        self._is_over = threading.Event()
+        if os.getpid() == 1:
+            threading.Thread(
+                target=_reap_orphans, args=(self._is_over,), name="holdfast-reaper", daemon=True
+            ).start()
 
-    def install(self) -> None:
-        global _installed, _fork_hook_set
-        for number in self._numbers:
+    def _install(self, numbers: tuple[int, ...]) -> None:
+        global _installed
+        for number in numbers:
             former = signal.getsignal(number)
             # A signal that was ignored stays so: Ctrl-C of a background job, SIGHUP under nohup.
             if former is signal.SIG_IGN and number in (signal.SIGINT, _SIGHUP):
@@ -111,7 +127,7 @@ class SignalWatch:
             self._at_c_level[number] = c_handler(number)
         if self._wakeup >= 0:
             self._former_wakeup = signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
-        if self._quit is not None and self._stacks is not None:
+        if self._quit is not None:
             if os.getpid() == 1:
                 # Process 1 cannot die of a signal, and its end would end the keeper. So Python
                 # tells the keeper, which saves and ends it.
@@ -121,39 +137,31 @@ class SignalWatch:
             # meanwhile, and reading them can be a SIGSEGV.
             faulthandler.register(self._quit, file=self._stacks, all_threads=False, chain=True)
         self._outer, _installed = _installed, self
-        if not _fork_hook_set and hasattr(os, "register_at_fork"):
-            os.register_at_fork(
-                before=_block_signals,
-                after_in_parent=_unblock_signals,
-                after_in_child=_undo_in_child,
-            )
-            _fork_hook_set = True
 
-    def ignore_from_now(self, number: int) -> None:
-        """Make `remove` ignore this signal."""
-        if number in self._former:
-            self._former[number] = signal.SIG_IGN
+    def defer(self, defers: bool, *, holds_warnings: bool = False) -> None:
+        """True: signals wait for a boundary. False: they act at once, but for warnings if asked."""
+        self._defers, self._holds_warnings = defers, holds_warnings
+        if defers and is_interactive():  # the run may be open since an earlier cell
+            self._take_back()
 
-    def remove(self) -> None:
-        global _installed
-        if _installed is self:
-            _installed = self._outer
-        if self._wakeup >= 0:
-            try:
-                signal.set_wakeup_fd(self._former_wakeup)
-            except (ValueError, OSError):  # closed meanwhile by its owner
-                signal.set_wakeup_fd(-1)
-        for number, former in self._former.items():
-            if signal.getsignal(number) is self._handler:
-                signal.signal(number, signal.SIG_DFL if former is None else former)
-        self._former.clear()
-        if self._quit is not None:
-            faulthandler.unregister(self._quit)
-            if self._former_quit is not None:
-                signal.signal(self._quit, self._former_quit)
+    def nudge(self, *, ends_the_step: bool = False) -> None:
+        """From another thread: act in the main thread as if (a second) Ctrl-C had come."""
+        if not self._is_main:
+            return
+        self._is_nudged, self._ends_the_step = True, ends_the_step
+        if hasattr(signal, "pthread_kill"):  # also interrupts a system call
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        else:
+            _thread.interrupt_main(signal.SIGINT)
 
-    def reinstall(self) -> list[str]:
-        """Reinstall what another library has replaced, and return names of that."""
+    def reinstall(self, is_alone: bool) -> None:
+        """Reinstall handlers that another library has replaced, and say so."""
+        self._is_alone = is_alone
+        self._take_back()
+
+    def _take_back(self) -> None:
+        if not (self._is_main and _in_main_thread()):
+            return
         replaced = []
         # IPython installs these around each cell and prompt: no user asked for them.
         defaults = (signal.default_int_handler, signal.SIG_IGN, -1) if is_interactive() else ()
@@ -173,159 +181,8 @@ class SignalWatch:
                 self._former_wakeup = descriptor
                 if descriptor not in defaults:
                     replaced.append("the wakeup descriptor")
-        return replaced
-
-    def users_handler(self, number: int) -> Callable[[int, Any], Any] | None:
-        """A handler of the user's own, to be called once the state is durable."""
-        former = self._former.get(number)
-        if not callable(former) or former is signal.default_int_handler:
-            return None
-        return former
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        global _is_asked
-        _is_asked = True
-        if self.defers:
-            nudged, self.nudged = self.nudged, False
-            again = not nudged and self._is_pressed_again(number)
-            if not nudged:
-                self.noted.append(number)
-            if self.leave is not None and (nudged or not self.leaves_when_nudged):
-                raise self.leave(number)
-            if again and self.is_alone:
-                raise KeyboardInterrupt  # no keeper acts on the second Ctrl-C
-            at_once = again or (nudged and self.ends_the_step)
-            if at_once and is_interactive() and not _is_uninterruptible(frame):
-                raise KeyboardInterrupt  # the keeper would end the process, and so the kernel
-            return
-        if self.holds_warnings and _errors.status_of_signal(number) == _errors.REQUEUE:
-            self.noted.append(number)
-            return
-        handler = self.users_handler(number)
-        if handler is not None:  # no boundary will come that could call it
-            handler(number, frame)
-            return
-        if number == signal.SIGINT:
-            raise KeyboardInterrupt
-        raise Stopped(_errors.status_of_signal(number), signal.Signals(number).name)
-
-    def _quit_as_first(self, number: int, _: FrameType | None) -> None:
-        if not self.defers or self.is_alone:
-            os._exit(128 + number)
-
-    def _is_pressed_again(self, number: int) -> bool:
-        if number != signal.SIGINT:
-            return False
-        first, now = self._pressed_at, time.monotonic()
-        if first is None:
-            self._pressed_at = now
-        return first is not None and now - first > SAME_PRESS_SECONDS
-
-    def _undo_in_child(self) -> None:
-        # A forked worker must neither run our handler nor write into our descriptor:
-        # one Ctrl-C with two workers would arrive three times.
-        with contextlib.suppress(ValueError, OSError):
-            signal.set_wakeup_fd(-1)
-            for number, former in self._former.items():
-                signal.signal(number, signal.SIG_DFL if former is None else former)
-            if self._quit is not None:
-                faulthandler.unregister(self._quit)
-
-
-def _block_signals() -> None:
-    # What reaches a child before its handlers are put back would be noted by ours and
-    # lost, and be told to the keeper as if it had come for the trainer.
-    if _installed is not None and _installed.defers:
-        quit_number = () if _installed._quit is None else (_installed._quit,)
-        numbers = {*_installed._former, *quit_number}
-        _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
-
-
-def _unblock_signals() -> None:
-    before = _masks.__dict__.pop("before", None)
-    if before is not None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _undo_in_child() -> None:
-    global _installed
-    if _installed is not None:
-        watch, _installed = _installed, None
-        watch._undo_in_child()
-    _unblock_signals()
-
-
-# -- The guard: signal handlers and child processes of one open run --------------------------------
-
-
-_LONG_SECONDS = 120.0
-
-
-class Guard:
-    """Handles signals while a run is open, if it was opened in the main thread."""
-
-    def __init__(
-        self, numbers: tuple[int, ...], wakeup: int, stacks: Path, *, in_job: bool = False
-    ) -> None:
-        self._path = stacks
-        self._in_job = in_job
-        self._shield = ChildShield(numbers)
-        self._is_main = _in_main_thread()
-        if not self._is_main:
-            self._watch = SignalWatch((), -1, None)  # nothing is installed
-            self.noted = self._watch.noted
-            _tell_of_thread()
-            return
-        self._stacks = os.fdopen(open_plain(stacks, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb")
-        self._watch = SignalWatch(numbers, wakeup, self._stacks)
-        self.noted = self._watch.noted
-        self._watch.install()
-        _guard_output()
-        self._crashes = CrashStacks(self._stacks)
-        self._shield.install()
-        self._reaper = Reaper() if os.getpid() == 1 else None
-        if self._reaper is not None:
-            self._reaper.start()
-
-    def defer(self, defers: bool, *, holds_warnings: bool = False) -> None:
-        """True: signals wait for a boundary. False: they act at once, but for warnings if asked."""
-        self._watch.defers = defers
-        self._watch.holds_warnings = holds_warnings
-        if defers and is_interactive():  # the run may be open since an earlier cell
-            self._take_back()
-
-    def rest(self, leave: Callable[[int], BaseException] | None) -> None:
-        """While set, a signal raises what `leave` returns at once: no boundary will come."""
-        self._watch.leave = leave
-
-    def wait_for_others(self) -> None:
-        """With several ranks a signal alone does not leave: they decide together."""
-        self._watch.leaves_when_nudged = True
-
-    def set_children_apart(self) -> None:
-        """The launcher signals the whole process group: give children groups of their own."""
-        self._shield.sets_apart = True
-
-    def nudge(self, *, ends_the_step: bool = False) -> None:
-        """From another thread: act in the main thread as if (a second) Ctrl-C had come."""
-        if not self._is_main:
-            return
-        self._watch.nudged = True
-        self._watch.ends_the_step = ends_the_step
-        if hasattr(signal, "pthread_kill"):  # also interrupts a system call
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-        else:
-            _thread.interrupt_main(signal.SIGINT)
-
-    def reinstall(self, is_alone: bool) -> None:
-        """Reinstall handlers that another library has replaced, and say so."""
-        self._watch.is_alone = is_alone
-        self._take_back()
-
-    def _take_back(self) -> None:
-        if self._is_main and _in_main_thread():
-            for what in self._watch.reinstall():
-                say(f"{what} had been replaced by another library; it is restored now.")
+        for what in replaced:
+            say(f"{what} had been replaced by another library; it is restored now.")
 
     def request(self, asked: StopRequest | None) -> StopRequest | None:
         """The stop that a signal has asked for, or `asked`.
@@ -338,29 +195,127 @@ class Guard:
         return request_from_signal(self.noted[0])
 
     def call_users_handler(self, number: int) -> None:
-        handler = self._watch.users_handler(number)
+        """The state is durable: call the handler that the user had for this signal."""
+        handler = self._users_handler(number)
         if handler is not None:
             handler(number, None)
 
+    def _users_handler(self, number: int) -> Callable[[int, Any], Any] | None:
+        former = self._former.get(number)
+        return former if callable(former) and former is not signal.default_int_handler else None
+
     def ignore_from_now(self, number: int) -> None:
-        """Ignore a signal from the end of the run on: the process leaves already."""
-        self._watch.ignore_from_now(number)
+        """Make `remove` ignore this signal: the process leaves already."""
+        if number in self._former:
+            self._former[number] = signal.SIG_IGN
 
     def remove(self) -> None:
         if not self._is_main:
             return
-        self._shield.remove()
+        self._unshield()
         if _in_main_thread():
-            self._watch.remove()
-            if self._reaper is not None:
+            self._put_back()
+            if os.getpid() == 1:
                 die_by_signals()  # from now on no handler of ours answers them
-        if self._reaper is not None:
-            self._reaper.stop()
+        self._is_over.set()
         self._crashes.remove()
         self._stacks.close()
         with contextlib.suppress(OSError):
             if self._path.stat().st_size == 0:
                 self._path.unlink()
+
+    def _put_back(self) -> None:
+        global _installed
+        if _installed is self:
+            _installed = self._outer
+        if self._wakeup >= 0:
+            try:
+                signal.set_wakeup_fd(self._former_wakeup)
+            except (ValueError, OSError):  # closed meanwhile by its owner
+                signal.set_wakeup_fd(-1)
+        for number, former in self._former.items():
+            if signal.getsignal(number) is self._handler:
+                signal.signal(number, signal.SIG_DFL if former is None else former)
+        self._former.clear()
+        if self._quit is not None:
+            faulthandler.unregister(self._quit)
+            if self._former_quit is not None:
+                signal.signal(self._quit, self._former_quit)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        global _is_asked
+        _is_asked = True
+        if self._defers:
+            nudged, self._is_nudged = self._is_nudged, False
+            again = not nudged and self._is_pressed_again(number)
+            if not nudged:
+                self.noted.append(number)
+            if self.leave is not None and (nudged or not self.leaves_when_nudged):
+                raise self.leave(number)
+            if again and self._is_alone:
+                raise KeyboardInterrupt  # no keeper acts on the second Ctrl-C
+            at_once = again or (nudged and self._ends_the_step)
+            if at_once and is_interactive() and not _is_uninterruptible(frame):
+                raise KeyboardInterrupt  # the keeper would end the process, and so the kernel
+            return
+        if self._holds_warnings and _errors.status_of_signal(number) == _errors.REQUEUE:
+            self.noted.append(number)
+            return
+        handler = self._users_handler(number)
+        if handler is not None:  # no boundary will come that could call it
+            handler(number, frame)
+            return
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise Stopped(_errors.status_of_signal(number), signal.Signals(number).name)
+
+    def _quit_as_first(self, number: int, _: FrameType | None) -> None:
+        if not self._defers or self._is_alone:
+            os._exit(128 + number)
+
+    def _is_pressed_again(self, number: int) -> bool:
+        if number != signal.SIGINT:
+            return False
+        first, now = self._pressed_at, time.monotonic()
+        if first is None:
+            self._pressed_at = now
+        return first is not None and now - first > SAME_PRESS_SECONDS
+
+
+def _block_signals() -> None:
+    # What reaches a child before its handlers are put back would be noted by ours and
+    # lost, and be told to the keeper as if it had come for the trainer.
+    if _installed is not None and _installed._defers:
+        quit_number = () if _installed._quit is None else (_installed._quit,)
+        numbers = {*_installed._former, *quit_number}
+        _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+
+
+def _unblock_signals() -> None:
+    before = _masks.__dict__.pop("before", None)
+    if before is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _undo_in_child() -> None:
+    # A forked worker must neither run our handler nor write into our descriptor:
+    # one Ctrl-C with two workers would arrive three times.
+    global _installed
+    guard, _installed = _installed, None
+    if guard is not None:
+        with contextlib.suppress(ValueError, OSError):
+            signal.set_wakeup_fd(-1)
+            for number, former in guard._former.items():
+                signal.signal(number, signal.SIG_DFL if former is None else former)
+            if guard._quit is not None:
+                faulthandler.unregister(guard._quit)
+    _unblock_signals()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_block_signals, after_in_parent=_unblock_signals, after_in_child=_undo_in_child
+    )
 
 
 def _in_main_thread() -> bool:
@@ -443,32 +398,30 @@ def _guard_output() -> None:
             if is_file or any(each is stream for each in _guarded):
                 continue
             for name in ("write", "flush"):
-                setattr(stream, name, _GuardedCall(getattr(stream, name), descriptor, gone))
+                setattr(stream, name, _guarded_call(getattr(stream, name), descriptor, gone))
             _guarded.append(stream)
 
 
-class _GuardedCall:
+def _guarded_call(call: Callable[..., Any], descriptor: int, gone: int) -> Callable[..., Any]:
     """`write` or `flush` of a stream. It goes to /dev/null once the other end is gone."""
 
-    def __init__(self, call: Callable[..., Any], descriptor: int, gone: int) -> None:
-        self._call, self._descriptor, self._gone = call, descriptor, gone
-
-    def __call__(self, *text: str) -> Any:
+    def guarded(*text: str) -> Any:
         try:
-            return self._call(*text)
+            return call(*text)
         except OSError as error:
-            if error.errno != self._gone or not self._may_be_lost():
+            if error.errno != gone:
                 raise
+            deadline = time.monotonic() + _SIGNAL_SECONDS
+            while not _is_asked and gone != errno.EIO:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(0.01)
             null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, self._descriptor)
+            os.dup2(null, descriptor)
             os.close(null)
             return sum(map(len, text))
 
-    def _may_be_lost(self) -> bool:
-        deadline = time.monotonic() + _SIGNAL_SECONDS
-        while not (known := _is_asked or self._gone == errno.EIO) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        return known
+    return guarded
 
 
 # -- A training loop in a thread of a host process, such as a worker of Ray Train ------------------
@@ -528,49 +481,36 @@ def children_deferred() -> Iterator[list[int]]:
         handler(number, None)
 
 
-class ChildShield:
-    """Blocks some signals in every child that multiprocessing starts, while installed."""
+def _shield_children(guard: Guard, numbers: tuple[int, ...]) -> Callable[[], None]:
+    """Block signals in every child that multiprocessing starts; returns what ends that."""
+    blocked = {n for n in numbers if n not in (signal.SIGTERM, _SIGQUIT)}
+    if not hasattr(signal, "pthread_sigmask") or not blocked:
+        return lambda: None
+    from multiprocessing import process as processes  # slow to import
 
-    def __init__(self, numbers: tuple[int, ...]) -> None:
-        self._numbers = {n for n in numbers if n not in (signal.SIGTERM, _SIGQUIT)}
-        self._former: Any = None
-        self.sets_apart = False  # True: each child gets a process group of its own
+    former = processes.BaseProcess.start
 
-    def install(self) -> None:
-        if not hasattr(signal, "pthread_sigmask") or not self._numbers:
-            return
-        from multiprocessing import process as processes  # slow to import
+    @uninterruptible
+    @functools.wraps(former)
+    def start(process: BaseProcess) -> None:
+        if getattr(process, "_start_method", None) != "fork":
+            # Its start unblocks signals, so it must run already.
+            from multiprocessing import resource_tracker
 
-        self._former = former = processes.BaseProcess.start
-        numbers = self._numbers
+            resource_tracker.ensure_running()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+        try:
+            former(process)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if guard.sets_children_apart and process.pid is not None:
+            # A child that has called exec already sets its own group.
+            with contextlib.suppress(OSError):
+                os.setpgid(process.pid, process.pid)
 
-        @uninterruptible
-        @functools.wraps(former)
-        def start(process: BaseProcess) -> None:
-            if getattr(process, "_start_method", None) != "fork":
-                # Its start unblocks signals, so it must run already.
-                from multiprocessing import resource_tracker
-
-                resource_tracker.ensure_running()
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
-            try:
-                former(process)
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            if self.sets_apart and process.pid is not None:
-                # A child that has called exec already sets its own group.
-                with contextlib.suppress(OSError):
-                    os.setpgid(process.pid, process.pid)
-
-        # The one method that starts every child of multiprocessing.
-        processes.BaseProcess.start = start  # type: ignore[method-assign,assignment]  # wrapped
-
-    def remove(self) -> None:
-        if self._former is not None:
-            from multiprocessing import process as processes
-
-            processes.BaseProcess.start = self._former  # type: ignore[method-assign]  # as it was
-            self._former = None
+    # The one method that starts every child of multiprocessing.
+    processes.BaseProcess.start = start  # type: ignore[method-assign,assignment]  # wrapped
+    return functools.partial(setattr, processes.BaseProcess, "start", former)
 
 
 # -- The duties of process 1, for a trainer that is its container's first process ------------------
@@ -580,7 +520,6 @@ class ChildShield:
 
 
 _LOOK_SECONDS = 2.0
-_MANY = 200  # zombies count towards a limit of processes
 # Signals that end a process by default, and that people and systems send.
 _DEADLY = ("SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGXCPU")
 
@@ -602,59 +541,23 @@ def _die(number: int, _: object) -> None:
     os.kill(os.getpid(), number)
 
 
-class Reaper:
-    """Reaps orphans that have ended, but no child that this process has started itself.
+def _reap_orphans(is_over: threading.Event) -> None:
+    """Reap orphans that have ended, but no child that this process has started itself.
 
     The code that started a child needs its status. An orphan was seen below another process
     before: that tells them apart.
     """
-
-    def __init__(self) -> None:
-        self._others: set[tuple[int, bytes]] = set()  # children of other processes, as (pid, start)
-        self._has_told = False
-        self._is_over = threading.Event()
-
-    def start(self) -> None:
-        threading.Thread(target=self._go_on, name="holdfast-reaper", daemon=True).start()
-
-    def stop(self) -> None:
-        self._is_over.set()
-
-    def _go_on(self) -> None:
-        while not self._is_over.wait(_LOOK_SECONDS):
-            self.look()
-
-    def look(self) -> list[int]:
-        """Reap the orphans that have ended; returns their pids."""
+    others: set[tuple[int, bytes]] = set()  # children of other processes, as (pid, start)
+    while not is_over.wait(_LOOK_SECONDS):
         seen: set[tuple[int, bytes]] = set()
-        ended: list[tuple[int, bytes]] = []
-        for pid, parent, state, start in _processes():
-            if parent != os.getpid():
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit() or not (fields := stat_fields(int(entry.name))):
+                continue
+            pid, state, parent, start = int(entry.name), fields[0], int(fields[1]), fields[19]
+            if parent == os.getpid() and state == b"Z":
+                if (pid, start) in others:
+                    with contextlib.suppress(ChildProcessError):
+                        os.waitpid(pid, os.WNOHANG)
+            elif parent != os.getpid() or (pid, start) in others:  # or an orphan that still runs
                 seen.add((pid, start))
-            elif state == b"Z":
-                ended.append((pid, start))
-            elif (pid, start) in self._others:
-                seen.add((pid, start))  # an orphan that still runs
-        reaped = [pid for pid, start in ended if (pid, start) in self._others and _reap(pid)]
-        self._others = seen
-        if len(ended) - len(reaped) > _MANY and not self._has_told:
-            self._has_told = True
-            say(
-                f"{len(ended)} processes have ended and were not reaped: this one is the "
-                "container's first process, and cannot tell whose children they are.\n"
-                "Start it as: holdfast run -- python …"
-            )
-        return reaped
-
-
-def _reap(pid: int) -> bool:
-    with contextlib.suppress(ChildProcessError):
-        return os.waitpid(pid, os.WNOHANG)[0] == pid
-    return False
-
-
-def _processes() -> Iterator[tuple[int, int, bytes, bytes]]:
-    """Pid, parent, state and start time of every process."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and (fields := stat_fields(int(entry.name))):
-            yield int(entry.name), int(fields[1]), fields[0], fields[19]
+        others = seen

@@ -39,10 +39,12 @@ class StackDump:
 
     def admit(self, keeper: int) -> None:
         """Permit the keeper and its children to read ours; only one process can be permitted."""
-        if _is_for_parents_only():
-            self._keeper = keeper
-            _allow(keeper)
-            _watch_forks(self)
+        with contextlib.suppress(OSError):
+            # Where Yama permits ptrace to parents only; elsewhere nothing is changed.
+            if _SCOPE.read_bytes().strip() == b"1":
+                self._keeper = keeper
+                _allow(keeper)
+                _installed.add(self)
 
     def remove(self) -> None:
         _installed.discard(self)
@@ -89,13 +91,6 @@ def _find_unused() -> int | None:
     return None
 
 
-def _is_for_parents_only() -> bool:
-    """True where Yama permits ptrace to parents only; elsewhere nothing is changed."""
-    with contextlib.suppress(OSError):
-        return _SCOPE.read_bytes().strip() == b"1"
-    return False
-
-
 def _allow(pid: int) -> None:
     import ctypes
 
@@ -119,7 +114,7 @@ class CrashStacks:
         with contextlib.suppress(OSError, RuntimeError, ValueError):
             faulthandler.enable(file=destination, all_threads=True)
             self._destination = weakref.ref(destination)
-            _watch_forks(self)
+            _installed.add(self)
 
     def remove(self) -> None:
         # Only faulthandler holds the destination.
@@ -149,17 +144,12 @@ class _Destination:
 
 
 _installed: weakref.WeakSet[StackDump | CrashStacks] = weakref.WeakSet()
-_is_watching_forks = False
-
-
-def _watch_forks(installed: StackDump | CrashStacks) -> None:
-    global _is_watching_forks
-    _installed.add(installed)
-    if not _is_watching_forks and hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=_after_fork)
-        _is_watching_forks = True
 
 
 def _after_fork() -> None:
     for each in list(_installed):
         each.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -18,7 +18,7 @@ import math
 from dataclasses import dataclass
 
 from holdfast._errors import SettingsError
-from holdfast._run.checkpoint_interval import daly_interval, young_interval
+from holdfast._run.saving.cadence import daly_interval, young_interval
 from holdfast._tools.plan.units import shown
 
 GPUS_PER_HOST = 8
