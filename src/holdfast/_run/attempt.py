@@ -42,8 +42,6 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True)
 class RunSpec:
-    """What `holdfast.Run` was given; the same for all its attempts."""
-
     folder: Path
     settings: Settings
     rule: Rule | None

@@ -21,7 +21,6 @@ from holdfast._run.signals.handlers import (
     children_deferred,
     uninterruptible,
 )
-from holdfast._run.witness.observer import RunObserver
 from holdfast._store.folder.requests import StopRequest, request_from_signal
 from holdfast._store.memory.control import (
     BOUNDARY_NS,
@@ -135,8 +134,16 @@ class Boundary:
         session.guard.reinstall(is_alone=not session.keeper.has_keeper)
         if stops.error is not None:
             raise stops.error
-        if session.observer is not None:
-            self._show(session.observer)
+        if session.observer is not None:  # a proof sees this boundary, and interrupts it here
+            wants_checkpoint = session.observer.boundary(
+                self.step,
+                at_epoch_end=self.at_epoch_end,
+                state=session.spec.state,
+                metrics=session.log.metrics.values(),
+                position=session.loops.cursor.tree(),
+            )
+            if wants_checkpoint:
+                saver.want(Handle("prove"))
         ruling.poll()
         if ruling.bad is not None:
             return ruling.leave_bad()  # before anything is saved
@@ -178,8 +185,8 @@ class Boundary:
         session, mark = self._session, self.mark()
         if request is not None:
             ranks.request("stop", request.reason, status=request.status, signal=request.number)
-        elif (wanted := session.saver.wants_something()) is not None:
-            ranks.request("save", wanted)
+        elif session.saver.wanted:
+            ranks.request("save", session.saver.wanted[0].reason)
         decision = ranks.at_boundary(mark)
         if decision is not None and session.ruling.is_stopped_as_bad(decision):
             return True
@@ -220,19 +227,6 @@ class Boundary:
             job.requeue(stopped)
         session.guard.call_users_handler(request.number)
 
-    def _show(self, observer: RunObserver) -> None:
-        """Let a proof see this boundary, and interrupt it here."""
-        session = self._session
-        wants_checkpoint = observer.boundary(
-            self.step,
-            at_epoch_end=self.at_epoch_end,
-            state=session.spec.state,
-            metrics=session.log.metrics.values(),
-            position=session.loops.cursor.tree(),
-        )
-        if wants_checkpoint:
-            session.saver.want(Handle("prove"))
-
 
 # -- Why a session is to stop, and what it leaves with ---------------------------------------------
 # Requests come from signals, from the keeper's thread and from `run.stop()`; the next boundary acts
@@ -265,7 +259,6 @@ class StopState:
         self.error = self.error or error
 
     def request(self) -> StopRequest | None:
-        """The stop that the next boundary is to make."""
         return self.asked if self._guard is None else self._guard.request(self.asked)
 
     def announce(self, step: int) -> None:

@@ -62,7 +62,6 @@ class LoopDriver:
 
     @property
     def feed_length(self) -> int | None:
-        """The batches of the pass that is running, if they are known."""
         feed = self._session.loops.cursor.feed
         return None if feed is None else feed.length
 
@@ -142,7 +141,6 @@ class LoopDriver:
 
     @property
     def loops(self) -> list[Any]:
-        """The running loops, the outermost first."""
         return self._session.loops.running
 
     @property

@@ -54,8 +54,6 @@ _IN_PLACE = ("+=", "-=", "*=", "/=", "//=", "%=", "**=", "@=", "&=", "|=", "^=",
 
 
 class Loops:
-    """The running loops of a session, and its position in the data."""
-
     def __init__(self, session: Session, found: Resumed) -> None:
         attempt = session.attempt
         self._session = session
@@ -593,8 +591,6 @@ def has_acted(frame: FrameType) -> bool:
 
 
 class Phases:
-    """The running phases of a session, the outermost first."""
-
     def __init__(self, session: Session) -> None:
         self._session = session
         self._words, self._guard = session.boundary.words, session.guard
@@ -610,7 +606,6 @@ class Phases:
 
     @property
     def name(self) -> str | None:
-        """The innermost phase."""
         return self._names[-1] if self._names else None
 
     @property

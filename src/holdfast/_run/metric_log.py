@@ -18,8 +18,6 @@ Listener = Callable[[int, dict[str, Any]], None]  # appends and returns
 
 
 class MetricLog:
-    """Distributes the metrics of one session."""
-
     def __init__(self, metrics: Metrics, judge: Judge) -> None:
         self.metrics = metrics
         self._judge = judge

@@ -40,8 +40,6 @@ _BY_SCRIPT = "run.finish()"  # why a run is over that no rule has ended
 
 
 class Ruling:
-    """Applies the rules at the boundaries of one session."""
-
     def __init__(self, session: Session, found: Resumed, step: int) -> None:
         self._session = session
         self.judge = Judge(session.spec.rule, session.attempt.size)

@@ -53,8 +53,6 @@ _LEAVE_SECONDS = 60.0
 
 
 class Session:
-    """Opens and closes one attempt, and owns its parts."""
-
     # Made by `open`, in this order:
     mirror: MirrorClient
     attempt: RunAttempt
@@ -425,7 +423,6 @@ class Session:
         return stopped
 
     def _release(self, error: BaseException | None) -> None:
-        """End the keeper, put the handlers back, free memory and files."""
         assert self._ignore_optimizers is not None
         self._ignore_optimizers()
         seconds = self.keeper.grace_seconds or _LEAVE_SECONDS

@@ -29,7 +29,7 @@ from holdfast._run.ranks.address import (
     AddressPatience,
     Endpoint,
     await_answer,
-    check_host,
+    check_port,
     port_in_use,
     resolve,
     wait_for_all_ranks,
@@ -167,7 +167,7 @@ def _meet_at_the_address(now: Mapping[str, str], seconds: float) -> tuple[dist.S
     endpoint = Endpoint(now["MASTER_ADDR"], int(now["MASTER_PORT"]))
     addresses = resolve(endpoint.host, patience)
     if _hosts_the_store(now):
-        check_host(endpoint, addresses, patience)
+        check_port(endpoint.port)
     elif not is_by_agent(now):  # the agent's store exists before this process
         await_answer(endpoint, addresses, patience)
     store = _connect(endpoint, now, patience)

@@ -23,8 +23,6 @@ _TRAINER = -1  # in place of the number of a lap
 
 @dataclass(frozen=True)
 class Position:
-    """The position of a run at a boundary."""
-
     epoch: int = 0
     lap: int = 0  # which of the epoch's loops over data
     batches: int = 0  # used in that lap; 0: the top of the epoch
@@ -106,7 +104,6 @@ class Course:
 
     @property
     def is_on_the_way(self) -> bool:
-        """True until the stored position is reached."""
         return self._goal is not None
 
     @property

@@ -95,8 +95,6 @@ def replay(batches: Iterator[Any], count: int, source: Any) -> None:
 
 
 class FeedContext:
-    """What all feeds of a session share."""
-
     def __init__(self, state: list[Any], rank: int = 0, world: int = 1) -> None:
         self.state = state
         self.rank = rank
@@ -241,8 +239,6 @@ def processes(count: int) -> str:
 
 
 class SequenceFeed(Feed):
-    """Batches by index."""
-
     def open(self, lap: Lap, seeds: Seeds) -> Iterator[Any]:  # noqa: ARG002  nothing is drawn
         self._set_length(lap)
         return self._each(lap)
@@ -317,8 +313,6 @@ class SideBySide(Feed):
 
 
 class _Tallies:
-    """The samples of several loaders side by side."""
-
     def __init__(self, tallies: list[Any]) -> None:
         self._tallies = tallies
         self.order = [None if tally is None else tally.order for tally in tallies]
@@ -328,7 +322,6 @@ class _Tallies:
 
 
 def _part_of(goal: Position, number: int) -> Position:
-    """The position of one of several sources side by side."""
     return replace(
         goal,
         state=_nth(goal.state, number),
@@ -377,8 +370,6 @@ def feed_of(source: Any, context: FeedContext) -> Feed:
 
 
 class FeedAround(Feed):
-    """Subclasses define `open`."""
-
     def __init__(self, inner: Feed) -> None:
         self.context = inner.context
         self._inner = inner
@@ -480,7 +471,6 @@ def mix(*numbers: int) -> int:
 
 
 def digest_states(states: Any) -> int:
-    """A seed from the states of generators."""
     captured = capture({"states": states})
     hasher = xxhash.xxh3_64(repr(captured.tree).encode())
     for spec, value in zip(captured.specs, captured.values, strict=True):
@@ -580,7 +570,6 @@ def _of(generator: Any) -> Generators:
 
 
 def reseed(generators: list[Any], seed: int) -> None:
-    """Seed each generator differently."""
     for number, generator in enumerate(generators):
         _of(generator).reseed(generator, mix(seed, number))
 

@@ -55,7 +55,6 @@ class Feeds:
         self._once: list[Any] = []  # read outside epochs
 
     def of(self, sources: tuple[Any, ...]) -> Feed:
-        """The feed for one source, or for several side by side."""
         found = [self._of_one(source) for source in sources]
         return found[0] if len(found) == 1 else SideBySide(found, self.context)
 

@@ -62,7 +62,11 @@ class DatasetFeed(Feed):
         for line in self._habits.warnings():
             context.warn_once_for_all(line)
         if self._habits.shuffles_unseeded and (not self._keeps_state or self._habits.cache_bytes):
-            self._warn_of_order()
+            context.warn_once_for_all(
+                f"the {self._kind} shuffles without a seed, and its position is found again by "
+                "count only: after a restart the rest of the epoch has another order.\n"
+                "Call tf.random.set_seed before it is made, or give shuffle a seed."
+            )
         if self._habits.repeats and not self._keeps_state:
             self._warn_of_repeats()
 
@@ -81,10 +85,13 @@ class DatasetFeed(Feed):
         if isinstance(goal, dict) and self._go_to(source, goal, lap.batches_to_skip):
             return self._each()
         if not isinstance(goal, dict):
-            if isinstance(lap.state, dict) and self._has_begun(lap.state, lap.epoch):
-                self._make_passes(lap.state["draws"])
+            passed = lap.state if isinstance(lap.state, dict) else {}
+            # This dataset is that of earlier attempts, not a new one for each epoch.
+            is_known = passed.get("seeds") == self._habits.seeds
+            if passed and is_known and (passed["passes"] > 1 or lap.epoch == 1):
+                self._make_passes(passed["draws"])
                 if self._habits.repeats:
-                    self._go_through(source, lap.state)
+                    self._go_through(source, passed)
             self._begin(source)
         batches = self._each()
         replay(batches, lap.batches_to_skip, self._kind)
@@ -153,7 +160,13 @@ class DatasetFeed(Feed):
             return False
         try:
             if now is not None and not repeats:
-                self._go_between(source, now, goal["draws"])
+                # Each dataset has drawn its seeds within the pass.
+                last = self._make_passes(goal["draws"])
+                counts = [(each, self._tf.write_state(made)) for each, made in last.items()]
+                self._iterator = iter(source)
+                self._tf.read_state(self._iterator, now)
+                for each, drawn in counts:  # on the way there, some have drawn once more
+                    self._tf.read_state(iter(each), drawn)
             else:
                 self._make(source)
                 self._tf.read_state(self._iterator, written)
@@ -167,16 +180,6 @@ class DatasetFeed(Feed):
             return False
         self._top = top
         return now is not None
-
-    def _go_between(self, source: Any, now: bytes, draws: list[int]) -> None:
-        """Go to the position of a pass in which each dataset has drawn its seeds."""
-        last = self._make_passes(draws)
-        counts = [(each, self._tf.write_state(made)) for each, made in last.items()]
-        self._iterator = iter(source)
-        self._tf.read_state(self._iterator, now)
-        # On the way there, some have drawn once more.
-        for each, written in counts:
-            self._tf.read_state(iter(each), written)
 
     def _go_through(self, source: Any, state: dict[str, Any]) -> None:
         """Draw the seeds of a finished pass: only another pass shows how many there were."""
@@ -194,10 +197,6 @@ class DatasetFeed(Feed):
         )
         for _ in iterator:
             pass
-
-    def _has_begun(self, state: dict[str, Any], epoch: int) -> bool:
-        """True if this dataset is that of earlier attempts, not a new one for each epoch."""
-        return state["seeds"] == self._habits.seeds and (state["passes"] > 1 or epoch == 1)
 
     def _make(self, source: Any) -> None:
         for each in self._counted():
@@ -232,13 +231,6 @@ class DatasetFeed(Feed):
             f"the {self._kind} repeats what it shuffles, and its position is found again by count "
             "only: after a restart the passes have another order.\n"
             "Leave out repeat(): run.epochs goes through the dataset as often as it is to."
-        )
-
-    def _warn_of_order(self) -> None:
-        self.context.warn_once_for_all(
-            f"the {self._kind} shuffles without a seed, and its position is found again by count "
-            "only: after a restart the rest of the epoch has another order.\n"
-            "Call tf.random.set_seed before it is made, or give shuffle a seed."
         )
 
 

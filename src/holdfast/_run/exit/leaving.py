@@ -295,7 +295,6 @@ _MOST_PARTS = 8  # of a group of exceptions
 
 
 def status_of(error: BaseException | None) -> int:
-    """The exit status that Python will give for this exception."""
     if error is None:
         return _errors.FINISHED
     if isinstance(error, Stopped):
@@ -376,8 +375,6 @@ _TRACEBACK_LENGTH = 20_000
 
 @dataclass(frozen=True)
 class ErrorContext:
-    """Where the run was when an exception left it."""
-
     layout: RunLayout
     attempt: int
     rank: int = 0
@@ -749,7 +746,6 @@ def watch_threads() -> None:
 
 
 def thread_errors() -> list[dict[str, Any]]:
-    """The exceptions that have ended threads, oldest first."""
     return list(_recorded)
 
 

@@ -54,8 +54,6 @@ class PlainLines:
 
 
 class Progress:
-    """Shows what `look` returns, from `begin` to `close`."""
-
     def __init__(self, look: Callable[[], Standing]) -> None:
         self._look = look
         self._display: Display | None = None

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from holdfast._environment.processes.identity import host_name, of_process
 from holdfast._environment.processes.threads import command_of
@@ -28,15 +28,12 @@ from holdfast._run.ranks.world import is_by_agent, is_own, name_ranks, rank_and_
 
 Tell = Callable[[str], None]
 _TELL_AFTER_SECONDS = 10.0
-_LEADS_HERE_SECONDS = 5.0
 _PROBE_SECONDS = 5.0
 _LISTENING = "0A"  # of a line in /proc/net/tcp
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """MASTER_ADDR and MASTER_PORT."""
-
     host: str
     port: int
 
@@ -154,24 +151,6 @@ def _no_answer(endpoint: Endpoint, addresses: Sequence[str], seconds: float, las
     return f"rank 0 did not answer at {endpoint} within {seconds:g} s: {last}.\n{step}"
 
 
-def check_host(endpoint: Endpoint, addresses: Sequence[str], patience: AddressPatience) -> None:
-    """For rank 0: what the others connect to at MASTER_ADDR must be this process."""
-    _check_port(endpoint.port)
-    if any(map(is_own, addresses)):
-        return
-    # A service of a cluster or a forwarded port is no address of ours, and yet leads here.
-    if _leads_here(endpoint.port, addresses, min(_LEADS_HERE_SECONDS, patience.left)):
-        return
-    here = host_name()
-    number = "" if endpoint.host in addresses else f" ({addresses[0]})"
-    raise RanksError(
-        f"RANK is 0, and MASTER_ADDR={endpoint.host}{number} is not an address of this host, "
-        f"{here}.\n"
-        f"Rank 0 must run on the host that MASTER_ADDR names: set MASTER_ADDR={here} for all "
-        f"ranks, or start rank 0 on {endpoint.host}."
-    )
-
-
 def _bound(port: int) -> socket.socket:
     """A socket that has the port on all addresses, as torch's store would."""
     try:
@@ -189,7 +168,8 @@ def _bound(port: int) -> socket.socket:
     return made
 
 
-def _check_port(port: int) -> None:
+def check_port(port: int) -> None:
+    """For rank 0: the port must be free for its store."""
     try:
         _bound(port).close()
     except PermissionError as error:
@@ -218,40 +198,7 @@ def _free_port_after(port: int) -> int:
     return port
 
 
-def _leads_here(port: int, addresses: Sequence[str], seconds: float) -> bool:
-    """Whether what connects to one of the addresses arrives in this process."""
-    word = os.urandom(16)
-    deadline = time.monotonic() + seconds
-    with _bound(port) as listener:
-        listener.listen()
-        listener.settimeout(0.2)
-        while time.monotonic() < deadline:
-            for address in addresses:
-                try:
-                    with socket.create_connection((address, port), timeout=1) as caller:
-                        caller.sendall(word)
-                        if _arrives(listener, word):
-                            return True
-                except OSError:
-                    continue
-            time.sleep(0.05)
-    return False
-
-
-def _arrives(listener: socket.socket, word: bytes) -> bool:
-    try:
-        while True:
-            answered, _ = listener.accept()
-            with answered:
-                answered.settimeout(0.5)
-                if answered.recv(len(word)) == word:
-                    return True
-    except OSError:  # there is no other caller
-        return False
-
-
 def is_taken(port: int) -> bool:
-    """Whether a process of this host listens at a port."""
     return bool(_listeners(port))
 
 
@@ -313,16 +260,7 @@ _NOTHING = "?"
 _calls = 0  # of this process: a store may outlive a process group
 
 
-class Store(Protocol):
-    """What is used of a store of torch."""
-
-    def set(self, key: str, value: str, /) -> None: ...
-
-    def compare_set(self, key: str, expected: str, value: str, /) -> bytes: ...
-
-
 def describe_caller(now: Mapping[str, str]) -> dict[str, str]:
-    """Who this rank is, and of which job."""
     process = of_process()
     script = getattr(sys.modules.get("__main__"), "__file__", None) or sys.argv[0]
     command = " ".join([Path(script).name, *sys.argv[1:]])[:120]
@@ -357,11 +295,12 @@ def find_difference(mine: Mapping[str, str], first: Mapping[str, str]) -> str | 
 
 
 def wait_for_all_ranks(
-    store: Store, now: Mapping[str, str], endpoint: Endpoint, patience: AddressPatience
+    store: Any, now: Mapping[str, str], endpoint: Endpoint, patience: AddressPatience
 ) -> str:
     """Return when all ranks are there and are one job; else RanksError, on all of them.
 
-    What it returns is a name of this gathering, for keys that no other one has used.
+    Of torch's `store` only `set` and `compare_set` are used. What it returns is a name of this
+    gathering, for keys that no other one has used.
     """
     global _calls
     roll_call = _RollCall(store, now, endpoint, patience)
@@ -379,7 +318,7 @@ def wait_for_all_ranks(
 
 class _RollCall:
     def __init__(
-        self, store: Store, now: Mapping[str, str], endpoint: Endpoint, patience: AddressPatience
+        self, store: Any, now: Mapping[str, str], endpoint: Endpoint, patience: AddressPatience
     ) -> None:
         self._store = store
         self._now = now

@@ -152,7 +152,6 @@ class RankGroup:
 def come_together(
     world: World, layout: RunLayout, run_id: str, state: Mapping[str, Any], folder: Path
 ) -> RankGroup:
-    """Meet the other ranks that open this run now."""
     watch = LauncherWatch(folder)
     try:
         group = RankGroup(world, layout, folder, watch)

@@ -68,8 +68,6 @@ _WRITING_SHARE = 0.5  # of the time, at most, a checkpoint is being written
 
 @dataclass(frozen=True)
 class PastAttempts:
-    """How often earlier attempts died, and how long they ran in all."""
-
     deaths: int = 0
     seconds: float = 0.0
 

@@ -67,7 +67,12 @@ class DebuggerWatch:
         """In the training thread, which is not held now."""
         self._thread = threading.get_ident()
         self._native = threading.get_native_id()
-        self._around = len(_waits(_own_frames(sys._getframe())))
+        frame: FrameType | None = sys._getframe()
+        frames = []
+        while frame is not None:
+            frames.append((frame.f_code.co_filename, frame.f_code.co_name))
+            frame = frame.f_back
+        self._around = len(_waits(frames))
 
     def look(self, *, stands: bool) -> int:
         """What holds it, as an index into DEBUGGERS; `stands`: it passed no boundary meanwhile."""
@@ -88,28 +93,25 @@ class DebuggerWatch:
             self._file = -1
 
     def _look_at_stacks(self) -> str:
-        stacks = self._read_stacks()
+        os.ftruncate(self._file, 0)
+        os.lseek(self._file, 0, os.SEEK_SET)
+        faulthandler.dump_traceback(self._file, all_threads=True)
+        stacks = parse_stacks(os.pread(self._file, _MOST_BYTES, 0).decode(errors="replace"))
         if self._thread not in stacks:
             return ""  # faulthandler shows a hundred threads, the newest first
         stack, is_whole = stacks.pop(self._thread)
         if not stack:
             return _PROMPT if hasattr(sys, "ps1") else ""  # at Python's own prompt
         found = _strongest(_waits(stack), self._around if is_whole else 0)
-        if not found and _is_idle_kernel(stack):
-            return _PROMPT
+        is_in_kernel = hasattr(sys, "ps1") and any(_KERNEL in file for file, _ in stack)
+        if not found and is_in_kernel and not any(function in _CELL for _, function in stack):
+            return _PROMPT  # a notebook's kernel between two cells
         if not found and self._stood >= _STANDING_LOOKS:
             # Another thread in a debugger need not hold this one, unless this one waits for it.
             for other, _ in stacks.values():
                 found = found or _strongest(_waits(other), 0)
             return found if found != _PROMPT else ""
         return found
-
-    def _read_stacks(self) -> dict[int, tuple[Stack, bool]]:
-        """The stack of each thread, and True if it is complete."""
-        os.ftruncate(self._file, 0)
-        os.lseek(self._file, 0, os.SEEK_SET)
-        faulthandler.dump_traceback(self._file, all_threads=True)
-        return parse_stacks(os.pread(self._file, _MOST_BYTES, 0).decode(errors="replace"))
 
     def _waits_for_terminal(self) -> bool:
         """True if it reads from a terminal: input() has no Python frame."""
@@ -136,12 +138,6 @@ def parse_stacks(text: str) -> dict[int, tuple[Stack, bool]]:
     return found
 
 
-def _own_frames(frame: FrameType | None) -> Iterator[tuple[str, str]]:
-    while frame is not None:
-        yield frame.f_code.co_filename, frame.f_code.co_name
-        frame = frame.f_back
-
-
 def _waits(stack: Iterable[tuple[str, str]]) -> list[str]:
     """The tools that wait for a person in this stack, the innermost first."""
     found: list[str] = []
@@ -157,13 +153,6 @@ def _waits(stack: Iterable[tuple[str, str]]) -> list[str]:
 
 def _strongest(found: list[str], around: int) -> str:
     return strongest_tool(found[: max(0, len(found) - around)]) or ""
-
-
-def _is_idle_kernel(stack: Stack) -> bool:
-    """True for a notebook's kernel between two cells."""
-    if not hasattr(sys, "ps1") or any(function in _CELL for _, function in stack):
-        return False
-    return any(_KERNEL in file for file, _ in stack)
 
 
 # -- Threads and processes that a debugger must leave alone ----------------------------------------
@@ -182,7 +171,6 @@ def never_held(thread: threading.Thread) -> threading.Thread:
 
 @contextlib.contextmanager
 def without_debugger() -> Iterator[None]:
-    """Start processes from this thread without the debugger."""
     pydevd = sys.modules.get("_pydev_bundle.pydev_monkey")
     skip = getattr(pydevd, "skip_subprocess_arg_patch", contextlib.nullcontext)
     with skip():

@@ -97,7 +97,6 @@ class Handle:
                 raise TimeoutError(f"the checkpoint was not durable within {timeout_seconds} s")
 
     def resolve(self, error: str | None = None) -> None:
-        """Mark as durable, or as failed with an error."""
         self.error = error
         self._done.set()
 
@@ -121,7 +120,7 @@ class KeeperClient:
     policy: Policy
     grace_seconds: float | None  # after a SIGTERM
     numbers: InitVar[tuple[int, ...]]  # of the signals that ask for a stop
-    _hear_run: Callable[[dict[str, Any]], None]
+    hear_run: Callable[[dict[str, Any]], None]
     ranks: InitVar[dict[str, Any] | None] = None
 
     def __post_init__(self, numbers: tuple[int, ...], ranks: dict[str, Any] | None) -> None:
@@ -190,7 +189,6 @@ class KeeperClient:
             self._link.send(kind, descriptors, **fields)
 
     def announce(self, arena: Arena, backing: Backing) -> None:
-        """Give the keeper a new arena."""
         path = None if backing.path is None else str(backing.path)
         self.send("arena", [arena.descriptor], path=path)
 
@@ -214,10 +212,6 @@ class KeeperClient:
         self.durable_sequence = max(sequence, self.durable_sequence)
         self.send("wrote", step=step, sequence=sequence)
 
-    def record_failed(self, step: int, error: str) -> None:
-        """The trainer could not make a step durable itself: the run hears it as of a keeper."""
-        self._hear_run({"kind": "failed", "order": None, "step": step, "error": error})
-
     def make_way(self) -> None:
         """The last state is about to be taken: waiting orders give up their slots."""
         self.send("last")
@@ -233,12 +227,13 @@ class KeeperClient:
 
     def _send_logged(self) -> None:
         """Send the logged metrics; from the pulse's thread, and at the end."""
-        if self.logged is not None:
-            self.logged.send(self._post_metrics)
 
-    def _post_metrics(self, metrics: dict[str, Any]) -> bool:
-        link, is_last = self._link, self._quit.is_set()  # the last message may not be dropped
-        return link is not None and link.send("metrics", may_drop=not is_last, m=metrics)
+        def post(metrics: dict[str, Any]) -> bool:
+            link, is_last = self._link, self._quit.is_set()  # the last message may not be dropped
+            return link is not None and link.send("metrics", may_drop=not is_last, m=metrics)
+
+        if self.logged is not None:
+            self.logged.send(post)
 
     def salvage(self, arena: Arena, path: str, sequence: int) -> None:
         """Have the keeper make durable a state that an earlier attempt left in memory."""
@@ -394,7 +389,7 @@ class KeeperClient:
             if order is not None:
                 self._resolve(order, message)
         if not self._quit.is_set():
-            self._hear_run(message)
+            self.hear_run(message)
 
     def _resolve(self, order: _Order, message: dict[str, Any]) -> None:
         sequence = order.taken.sequence
@@ -422,7 +417,7 @@ class KeeperClient:
                 }
                 with contextlib.suppress(OSError):
                     write_json(layout.heartbeat(attempt), record, durable=False)
-            self._hear_run({"kind": "tick"})
+            self.hear_run({"kind": "tick"})
             for kind, details in take_requests(layout, attempt):
                 told = {"kind": kind, **details}
                 journal.append(layout.journal, "request", attempt=attempt, **told)
@@ -432,7 +427,7 @@ class KeeperClient:
                 if kind == "stop" and details.get("now"):
                     reason = stop_from_file(details).reason
                     message = {"kind": "leave", "status": _errors.PERSON, "reason": reason}
-                self._hear_run({**message, "step": self.durable_step})
+                self.hear_run({**message, "step": self.durable_step})
 
 
 # -- The job of a single process: its keeper finds out why a stop came, and requeues the job -------

@@ -60,8 +60,6 @@ class KeeperPlan:
 
 
 class KeeperLink:
-    """One keeper process and the connection to it."""
-
     def __init__(self, plan: KeeperPlan, hear: Callable[[dict[str, Any]], None]) -> None:
         self._hear = hear
         policy = plan.policy

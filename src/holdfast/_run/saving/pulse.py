@@ -120,8 +120,6 @@ _MOST = 1000
 
 
 class OomScore:
-    """The trainer's oom_score_adj, while it has a keeper."""
-
     def __init__(self) -> None:
         self._before: int | None = None
         self._raised = 0

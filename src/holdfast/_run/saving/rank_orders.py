@@ -106,20 +106,15 @@ class RankAgreement:
         # A stop saves too.
         return max(ripe, key=lambda each: each.what == "stop", default=None)
 
-    def stands_at(self) -> Decision | None:
-        """A stop that is decided for a boundary that is passed: asked from within a phase."""
-        with self._changed:
-            mark = self._words[MARK]
-            reached = (each for each in self._decided if each.mark <= mark)
-            return next((each for each in reached if each.what == "stop"), None)
-
     def _wait_for_decision(self) -> None:
         deadline = FairDeadline(_DECISION_SECONDS, self._keeper.keeper_pids)
         keeper = self._keeper.keeper_pid
         while True:
             self._words[WAITS] = number = int(self._words[HOLD])
             with self._changed:
-                if self._is_decided():
+                kinds = {each.what for each in self._decided}
+                is_granted = "stop" in kinds or set(self._requested) <= kinds
+                if is_granted and self._round >= self._words[HOLD]:
                     break
                 if deadline.is_over():
                     self._round = max(self._round, number)  # no answer comes any more
@@ -132,12 +127,6 @@ class RankAgreement:
                     self._send_request(kind)
         self._words[WAITS] = 0
         self._requested.clear()
-
-    def _is_decided(self) -> bool:
-        """True if the agreement under way is decided, and all requests of this rank."""
-        kinds = {each.what for each in self._decided}
-        is_granted = "stop" in kinds or set(self._requested) <= kinds
-        return self._round >= self._words[HOLD] and is_granted
 
     def is_planned(self, mark: int) -> bool:
         """True if all ranks take a snapshot at this boundary."""
@@ -167,7 +156,6 @@ class RankAgreement:
         self._batches_to_show = 2
 
     def show_waits(self) -> None:
-        """Send how long this rank has waited in its latest collectives."""
         if self._meter is not None and (found := self._meter.read()) is not None:
             self._keeper.send("waits", waited=found[1], step_seconds=found[2])
 
@@ -208,7 +196,10 @@ class RankAgreement:
         """
         if self._meter is not None:
             self._meter.close()
-        agreed = self._stops or self.stands_at() is not None
+        with self._changed:
+            # A stop may be decided for a boundary that is passed: asked from within a phase.
+            mark, stops = self._words[MARK], [each for each in self._decided if each.what == "stop"]
+            agreed = self._stops or any(each.mark <= mark for each in stops)
         told: dict[str, Any] = {"status": status, "reason": reason, "error": error}
         self._words[WORK] = AGREES
 

@@ -89,7 +89,7 @@ class Saver:
         state, keeper, ranks = self._state, self._keeper, self._ranks
         # Of several ranks each captures its share.
         self._cache = CaptureCache() if ranks is None else Shares(ranks.rank, ranks.size, state)
-        self._wanted: list[Handle] = []
+        self.wanted: list[Handle] = []
         self._timed: TimedHandle | None = None  # the last one that the cadence asked for
         self.forgotten = ForgottenState(state, is_new=is_new)
         self._beside_tensors = ObjectGraphCache()
@@ -122,7 +122,6 @@ class Saver:
 
     @property
     def newest(self) -> Taken | None:
-        """The newest whole snapshot."""
         return self.snapshots.newest if self.snapshots else None
 
     def want(self, handle: Handle) -> Handle:
@@ -130,7 +129,7 @@ class Saver:
         handle.trainer = self._trainer
         handle.attend = self._keeper.check_keeper
         handle.words = self._keeper.words
-        self._wanted.append(handle)
+        self.wanted.append(handle)
         return handle
 
     def _begin_boundary(self, step: int) -> None:
@@ -147,22 +146,18 @@ class Saver:
     def pass_boundary(self, now: float, step: int) -> None:
         """Save what is due at this boundary, without waiting for the disk."""
         self._begin_boundary(step)
-        if self._wanted:
+        if self.wanted:
             # This boundary was asked for, so it waits for a slot if it must.
-            handles = list(self._wanted)
+            handles = list(self.wanted)
             self._begin_checkpoint(step, handles, _SLOT_SECONDS)
             for handle in handles:
                 if handle.step is None:
-                    self._wanted.remove(handle)
+                    self.wanted.remove(handle)
                     handle.resolve(f"no slot became free within {_SLOT_SECONDS:.0f} s")
         elif self._cadence.checkpoint_due(now, step):
             self._begin_in_time(now, step)
         elif self._cadence.snapshot_due(now):
             self._take_snapshot(step, 0.0)
-
-    def wants_something(self) -> str | None:
-        """The reason of the first request for a checkpoint, if there is one."""
-        return self._wanted[0].reason if self._wanted else None
 
     def pass_together(self, now: float, step: int, mark: int, decided: str | None) -> None:
         """The same with several ranks, which save the same boundary."""
@@ -172,7 +167,7 @@ class Saver:
         by_count = cadence.counts_steps and cadence.checkpoint_due(now, step)
         if decided is not None or by_count:
             # First the reason that all ranks share: it goes into the manifest.
-            handles = [Handle(decided or "cadence"), *self._wanted]
+            handles = [Handle(decided or "cadence"), *self.wanted]
             self._begin_checkpoint(step, handles, _SLOT_SECONDS)
         elif ranks.is_planned(mark) and self._take_snapshot(step, 0.0) is None:
             ranks.missed(mark, "no slot was free")
@@ -202,7 +197,7 @@ class Saver:
         if is_last:
             self._keeper.make_way()
         try:
-            self._begin_checkpoint(step, [*self._wanted, handle], _SLOT_SECONDS)
+            self._begin_checkpoint(step, [*self.wanted, handle], _SLOT_SECONDS)
             if handle.step is None:
                 handle.resolve(f"no slot became free within {_SLOT_SECONDS:.0f} s")
             self._keeper.wait(handle)
@@ -212,7 +207,6 @@ class Saver:
         return True
 
     def keep_last(self, reason: str) -> bool:
-        """Make the last whole snapshot durable."""
         if self.snapshots is not None:
             self.snapshots.wait_for_copies(_IN_FLIGHT_SECONDS)
         newest = self.newest
@@ -236,7 +230,6 @@ class Saver:
         self._failed_at = step
 
     def slots(self) -> list[tuple[int, memoryview]]:
-        """The step and the image of each whole slot in memory."""
         arena = None if self.snapshots is None else self.snapshots.arena
         if arena is None:
             return []
@@ -244,16 +237,16 @@ class Saver:
 
     def void_from(self, step: int) -> None:
         """A rule has called everything from this step on bad: drop it."""
-        for handle in self._wanted:
+        for handle in self.wanted:
             handle.resolve(_BAD)
-        self._wanted.clear()
+        self.wanted.clear()
         if self.snapshots is not None:
             self.snapshots.void_from(step)
 
     def close(self) -> None:
-        for handle in self._wanted:
+        for handle in self.wanted:
             handle.resolve("the run was closed before the next boundary")
-        self._wanted.clear()
+        self.wanted.clear()
         if self.snapshots is not None:
             self.snapshots.close()
 
@@ -296,8 +289,8 @@ class Saver:
             why = "there is no memory for snapshots, which several ranks need"
             _resolve(handles, step, why)
         for handle in handles:
-            if handle in self._wanted:
-                self._wanted.remove(handle)
+            if handle in self.wanted:
+                self.wanted.remove(handle)
         self._cadence.took_checkpoint(time.monotonic(), step, waited)
 
     def _can_snapshot(self) -> bool:
@@ -402,7 +395,8 @@ class Saver:
             write_direct(self._keeper.policy, self._capture(step), self._head(), step, reason)
         except SaveFailed as failed:
             error = str(failed)
-            self._keeper.record_failed(step, error)
+            # The run hears it as of a keeper.
+            self._keeper.hear_run({"kind": "failed", "order": None, "step": step, "error": error})
         else:
             newest = self.newest
             self._keeper.record_written(step, 0 if newest is None else newest.sequence)

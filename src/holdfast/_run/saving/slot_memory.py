@@ -199,7 +199,6 @@ class SlotMemory:
         return [(start + at, size) for at, size in self._arena.shared] if slot else []
 
     def close(self) -> None:
-        """Wait until the thread leaves the arena alone."""
         self._is_closed = True
         if self._thread is not None:
             self._thread.join()

@@ -73,7 +73,6 @@ class RawCopies:
 
 
 def _join(moves: Iterable[Move]) -> list[Move]:
-    """Merge moves that are adjacent at both ends."""
     joined: list[Move] = []
     for target, source, size in moves:
         before, origin, length = joined[-1] if joined else (0, 0, 0)
@@ -141,23 +140,15 @@ class _Batch:
             place, room = place + size, room - size
 
 
-def _find_readv() -> Callable[..., int] | None:
-    function = getattr(_libc, "process_vm_readv", None)
-    if function is None:
-        return None
-    pointer, count = ctypes.c_void_p, ctypes.c_ulong
-    function.restype = ctypes.c_ssize_t
-    function.argtypes = [ctypes.c_int, pointer, count, pointer, count, count]
-    return function  # type: ignore[no-any-return]  # ctypes says nothing of its functions
-
-
-_readv = _find_readv()
+_readv: Any = getattr(_libc, "process_vm_readv", None)
+if _readv is not None:
+    _span = (ctypes.c_void_p, ctypes.c_ulong)
+    _readv.restype = ctypes.c_ssize_t
+    _readv.argtypes = [ctypes.c_int, *_span, *_span, ctypes.c_ulong]
 
 
 @dataclass(frozen=True)
 class _Ways:
-    """How the tensors are copied into one slot."""
-
     addresses: list[int] | None  # as captured
     shared: list[Range]  # that the slots shared
     raw: RawCopies  # of bytes at known addresses
@@ -222,7 +213,6 @@ class Generation:
         )
 
     def finished(self, slot: int) -> None:
-        """A slot is whole."""
         if slot == 0 and not self._is_filled:
             self._is_filled = True
             self._ways.clear()  # from now on nothing may write to the shared ranges

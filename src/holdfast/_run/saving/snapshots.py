@@ -45,8 +45,6 @@ class Taken:
 
 
 class Snapshots:
-    """Takes snapshots for one attempt of a run."""
-
     def __init__(
         self,
         *,
@@ -230,7 +228,6 @@ class Snapshots:
 
     @property
     def is_building(self) -> bool:
-        """True while slots get their memory."""
         if self._builder.is_building:
             return True
         found = [each for each in (self._current, self._builder.built) if each is not None]
@@ -265,7 +262,6 @@ class Snapshots:
         self._landed(taken, good)
 
     def void_from(self, step: int) -> None:
-        """Drop all snapshots from this step on."""
         with self._whole:
             if self.in_flight is not None and self.in_flight.step >= step:
                 self.in_flight = None
