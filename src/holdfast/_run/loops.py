@@ -104,7 +104,7 @@ class Loops:
             self.epochs_total = boundary.words[EPOCHS] = total
             bound = {} if steps is None else {"total": steps}
             self._session.attempt.journal("loop", step=boundary.step, epochs=total, **bound)
-            self.cursor.begin_epochs(boundary.step)
+            course.begin_epochs(boundary.step)
             try:
                 while course.epoch < total and boundary.step != steps:
                     self._begin_epoch()
@@ -176,7 +176,7 @@ class Loops:
             feed.expect(accumulate)
             is_elsewhere = threading.get_ident() != session.attempt.thread
             cursor.feeds.warn_of_looking_ahead(sys._getframe(1).f_code, is_elsewhere)
-            course, lap = cursor.course, cursor.begin_lap()
+            course, lap = cursor.course, cursor.course.begin_lap()
             if lap.goal is not None:
                 self._arrive()
             start, batches = cursor.open(feed, lap)
@@ -433,7 +433,7 @@ class Loops:
 
     def _pass_made_step(self) -> bool:
         """A loop ends within a step: the step counts if it was made."""
-        is_whole = self.completes_step or not self.cursor.is_in_lap
+        is_whole = self.completes_step or self.cursor.lap is None
         if self._made_at != self._boundary.step or not is_whole:
             return False
         self.cursor.use_batch_at_hand()

@@ -172,9 +172,7 @@ class Run:
 
         >>> run.log(loss=loss, val_loss=0.3)  # doctest: +SKIP
         """
-        session = self._session
-        if session is None:
-            raise not_open(self._spec)
+        session = self._opened()
         is_best = session.log.record(session.boundary.step, metrics)
         if is_best and session.attempt.rank == 0:
             self.save(reason="best")

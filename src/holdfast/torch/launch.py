@@ -9,7 +9,6 @@ sentence where torch would hang, or print the frames of its stack.
 from __future__ import annotations
 
 import multiprocessing
-import os
 import re
 import socket
 import threading
@@ -66,13 +65,8 @@ def init_process_group(
     now, at_start = _environments(options)
     by_address = _meets_at_an_address(backend, options)
     mistakes = find_mistakes(now, at_start) if by_address else []
-    mistakes += find_device_mistakes(
-        now,
-        at_start,
-        devices=torch.cuda.device_count() if "nccl" in backend else None,
-        backend=backend,
-        launcher=variables.of_ranks_at_start(os.getppid()),
-    )
+    devices = torch.cuda.device_count() if "nccl" in backend else None
+    mistakes += find_device_mistakes(now, devices=devices, backend=backend)
     if by_address and multiprocessing.parent_process() is None:
         # Else the environment is that of the process that has spawned this one.
         mistakes = find_contradictions(_given(options), variables.of_ranks()) or mistakes

@@ -90,6 +90,7 @@ class Course:
     def __init__(self, position: Position | None = None, world: int = 1) -> None:
         start = position or Position(world=world)
         self._world = world
+        self.is_used = position is not None  # else the run has no loops over data
         self.epoch = start.epoch
         self.batch = max(0, start.batches - 1)
         self._goal = start if start.batches else None
@@ -114,6 +115,7 @@ class Course:
         return self._here
 
     def begin_lap(self) -> Lap:
+        self.is_used = True
         self._lap += 1
         goal = self._goal
         if goal is None:
@@ -134,12 +136,17 @@ class Course:
         if state is not None:
             self._states[lap.number] = state
         if here.batches:
-            self._here = replace(here, is_over=True, states=self._known_states())
+            self._here = replace(here, is_over=True, states=dict(self._states) or None)
 
     def end_epoch(self, step: int) -> bool:
         """True if a step was made in the epoch; else its end counts as one."""
         has_stepped = step > self._steps_at_top
-        self._begin_epoch(self.epoch + 1, step if has_stepped else step + 1)
+        self.epoch += 1
+        self.batch, self._lap, self._goal = 0, -1, None
+        self._steps_at_top = step if has_stepped else step + 1
+        # The generators of the last lap stay, unused: another layout would need a new arena.
+        common = {"top": self._top, "states": dict(self._states) or None, "world": self._world}
+        self._here = Position(self.epoch, start=self.position.start, **common)
         return has_stepped
 
     def note_top(self, generators: Any) -> Any:
@@ -156,42 +163,23 @@ class Course:
 
     def begin_epochs(self, step: int) -> None:
         """The epochs begin; a stored epoch already has steps."""
+        self.is_used = True
         self._steps_at_top = step - 1 if self._goal is not None else step
-
-    def _begin_epoch(self, epoch: int, step: int) -> None:
-        self.epoch = epoch
-        self.batch = 0
-        self._lap = -1
-        self._goal = None
-        self._steps_at_top = step
-        # The generators of the last lap stay, unused: another layout would need a new arena.
-        self._here = Position(
-            epoch,
-            top=self._top,
-            start=self.position.start,
-            states=self._known_states(),
-            world=self._world,
-        )
 
     def _position_in(self, lap: Lap, batches: int, length: int | None, start: Any) -> Position:
         goal, tally = lap.goal, lap.tally
         return Position(
-            lap.epoch,
-            lap.number,
-            batches,
+            *(lap.epoch, lap.number, batches),
             length=length,
             top=self._top,
             start=start,
-            states=self._known_states(),
+            states=dict(self._states) or None,
             world=self._world,
             before=0 if goal is None else goal.before,
             samples=None if tally is None else tally.after(batches),
             passed=0 if goal is None else goal.passed,
             order=None if tally is None else tally.order,
         )
-
-    def _known_states(self) -> dict[int, Any] | None:
-        return dict(self._states) or None
 
 
 def completes_step(number: int, accumulate: int, is_last: bool) -> bool:

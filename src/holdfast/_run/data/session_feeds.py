@@ -217,18 +217,9 @@ class DataCursor:
         self.course = Course(position, size)
         self.feeds = Feeds(state, rank, size)
         self.feed: Feed | None = None  # of the lap that is running
-        self._lap: tuple[Lap, int | None, Any] | None = None  # as Course.use wants it
+        self.lap: tuple[Lap, int | None, Any] | None = None  # as Course.use wants it
         # Of the last loader that keeps its own position:
         self._loader_state: Any = None if position is None else position.state
-        self._has_position = position is not None  # else the run has no loops over data
-
-    def begin_epochs(self, step: int) -> None:
-        self._has_position = True
-        self.course.begin_epochs(step)
-
-    def begin_lap(self) -> Lap:
-        self._has_position = True
-        return self.course.begin_lap()
 
     def open(self, feed: Feed, lap: Lap) -> tuple[Any, Iterator[Any]]:
         """The batches of a lap that are left, and the states to begin it again."""
@@ -239,16 +230,12 @@ class DataCursor:
         else:
             start, batches = begin_fresh(feed, lap)
         if not lap.is_over:
-            self.feed, self._lap = feed, (lap, feed.length, start)
+            self.feed, self.lap = feed, (lap, feed.length, start)
         return start, batches
 
     def close(self, feed: Feed) -> None:
         if self.feed is feed:
-            self.feed, self._lap = None, None
-
-    @property
-    def is_in_lap(self) -> bool:
-        return self._lap is not None
+            self.feed, self.lap = None, None
 
     def take(self, batches: Iterator[Any], number: int) -> Any:
         """The next batch, or END; an error says where in the data it came from."""
@@ -268,12 +255,12 @@ class DataCursor:
 
     def use_batch_at_hand(self) -> None:
         """The step of the batch that was given last is complete."""
-        if self._lap is not None:
-            lap, length, start = self._lap
+        if self.lap is not None:
+            lap, length, start = self.lap
             self.course.use(lap, self.course.batch + 1, length, start)
 
     def tree(self) -> dict[str, Any] | None:
-        return self.course.position.to_tree() if self._has_position else None
+        return self.course.position.to_tree() if self.course.is_used else None
 
     def stored(self) -> dict[str, Any] | None:
         """The position for a snapshot, with the state of a loader that keeps its own."""

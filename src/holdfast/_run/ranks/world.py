@@ -261,8 +261,7 @@ def _not_numbers(now: Mapping[str, str], *names: str) -> list[str]:
 def _wrong_ranks(now: Mapping[str, str]) -> list[str]:
     if "RANK" not in now or "WORLD_SIZE" not in now:
         return _missing_ranks(now)
-    wrong = _not_numbers(now, "RANK", "WORLD_SIZE")
-    if wrong:
+    if wrong := _not_numbers(now, "RANK", "WORLD_SIZE"):
         return wrong
     rank, size = _number(now, "RANK") or 0, _number(now, "WORLD_SIZE") or 0
     tasks = tasks_of_srun(now)
@@ -331,9 +330,9 @@ def tasks_of_srun(now: Mapping[str, str]) -> int | None:
 
 
 def _wrong_local_ranks(now: Mapping[str, str]) -> list[str]:
-    wrong = _not_numbers(now, "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    local, size = _number(now, "LOCAL_RANK"), _number(now, "LOCAL_WORLD_SIZE")
-    world = _number(now, "WORLD_SIZE")
+    names = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE")
+    wrong = _not_numbers(now, *names[:2])
+    local, size, world = (_number(now, name) for name in names)
     if local is not None and size is not None and local >= size:
         wrong.append(
             f"LOCAL_RANK is {local} and LOCAL_WORLD_SIZE is {size}, and ranks count from 0.\n"
@@ -368,48 +367,17 @@ def _wrong_address(now: Mapping[str, str]) -> list[str]:
     return []
 
 
-def find_device_mistakes(
-    now: Mapping[str, str],
-    at_start: Mapping[str, str],
-    *,
-    devices: int | None,
-    backend: str,
-    launcher: Mapping[str, str] | None = None,
-) -> list[str]:
-    """What is wrong with the GPUs of this host for ranks that talk by nccl.
-
-    `launcher` is the environment of the process that started this one.
-    """
-    if "nccl" not in backend or devices is None:
+def find_device_mistakes(now: Mapping[str, str], *, devices: int | None, backend: str) -> list[str]:
+    """nccl without a GPU; torch itself says clearly what is wrong with a GPU that it sees."""
+    if "nccl" not in backend or devices != 0:
         return []
     mask = next((name for name in _MASKS if name in now), None)
     by_mask = "" if mask is None else f' ({mask} is "{now[mask]}")'
-    if devices == 0:
-        return [
-            f"the backend is nccl, which needs a GPU, and torch sees none here{by_mask}.\n"
-            'On CPUs: init_process_group("gloo"). Does `nvidia-smi` show a GPU, and is this torch '
-            "built for it?"
-        ]
-    # A mask of this rank's own hides the GPUs of the others: their number then tells nothing.
-    of_launcher = (launcher or {}).get(mask or "")
-    if mask is not None and ("TORCHELASTIC_RUN_ID" not in now or of_launcher != now[mask]):
-        return []
-    local, size = _number(now, "LOCAL_RANK"), _number(now, "LOCAL_WORLD_SIZE")
-    count = f"{devices} GPU{'s' * (devices != 1)}{by_mask}"
-    if size is not None and size > devices:
-        return [
-            f"LOCAL_WORLD_SIZE is {size}, and torch sees {count}: nccl needs one for each rank.\n"
-            f"Start no more ranks on this host: torchrun --nproc-per-node={devices}"
-        ]
-    if local is not None and local >= devices:
-        given = at_start.get("LOCAL_RANK", "")
-        changed = f" (the launcher gave {given})" if given not in ("", str(local)) else ""
-        return [
-            f"LOCAL_RANK is {local}{changed}, and torch sees {count}: there is no device "
-            f"cuda:{local}.\n"
-            f"LOCAL_RANK counts the ranks of one host from 0, so it must be less than {devices}."
-        ]
-    return []
+    return [
+        f"the backend is nccl, which needs a GPU, and torch sees none here{by_mask}.\n"
+        'On CPUs: init_process_group("gloo"). Does `nvidia-smi` show a GPU, and is this torch '
+        "built for it?"
+    ]
 
 
 def code_print() -> dict[str, str]:

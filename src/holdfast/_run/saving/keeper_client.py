@@ -329,10 +329,9 @@ class KeeperClient:
         self._send_logged()
         link, self._link = self._link, None
         if link is not None:
-            if leaving is None and self._is_one_of_many:
-                link.send_goodbye()  # it goes when the others need it no more
-            elif leaving is None:
-                link.say_goodbye()
+            if leaving is None:
+                # One of several goes when the others need it no more: all is known to be durable.
+                link.say_goodbye(waits=not self._is_one_of_many)
             else:
                 link.send("leaving", status=leaving[0], seconds=leaving[1])
                 self._leaving = link

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -116,23 +115,15 @@ class KeeperLink:
             return f"was killed by {signal.Signals(-status).name}"
         return f"ended with status {status}"
 
-    def say_goodbye(self) -> None:
-        """Wait until it has finished what it writes and is gone."""
+    def say_goodbye(self, *, waits: bool = True) -> None:
+        """Wait until it has finished what it writes and is gone; or only until it is told."""
         self.send("goodbye")
-        deadline = time.monotonic() + _GOODBYE_SECONDS
-        while self.is_alive() and time.monotonic() < deadline:
+        seconds, pause = (_GOODBYE_SECONDS, 0.1) if waits else (_SEND_SECONDS, 0.001)
+        deadline = FairDeadline(seconds, lambda: [self.pid])
+        while self.is_alive() and not deadline.is_over() and (waits or not self._outbox.is_empty):
             self.flush()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(0.1)
-        self.close()
-
-    def send_goodbye(self) -> None:
-        """Say goodbye without waiting: all is known to be durable."""
-        self.send("goodbye")
-        deadline = FairDeadline(_SEND_SECONDS, lambda: [self.pid])
-        while not self._outbox.is_empty and not deadline.is_over() and self.is_alive():
-            self.flush()
-            time.sleep(0.001)
+                self._process.wait(pause)
         self.close()
 
     def close(self) -> None:

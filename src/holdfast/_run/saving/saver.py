@@ -230,25 +230,25 @@ class Saver:
         self._failed_at = step
 
     def slots(self) -> list[tuple[int, memoryview]]:
-        arena = None if self.snapshots is None else self.snapshots.arena
-        if arena is None:
+        if self.snapshots is None or self.snapshots.arena is None:
             return []
-        return [(record.step, arena[0].image(record.slot)) for record in arena[0].whole()]
+        arena, _ = self.snapshots.arena
+        return [(record.step, arena.image(record.slot)) for record in arena.whole()]
 
     def void_from(self, step: int) -> None:
         """A rule has called everything from this step on bad: drop it."""
-        for handle in self.wanted:
-            handle.resolve(_BAD)
-        self.wanted.clear()
+        self._refuse_wanted(_BAD)
         if self.snapshots is not None:
             self.snapshots.void_from(step)
 
     def close(self) -> None:
-        for handle in self.wanted:
-            handle.resolve("the run was closed before the next boundary")
-        self.wanted.clear()
+        self._refuse_wanted("the run was closed before the next boundary")
         if self.snapshots is not None:
             self.snapshots.close()
+
+    def _refuse_wanted(self, why: str) -> None:
+        while self.wanted:
+            self.wanted.pop().resolve(why)
 
     def _begin_in_time(self, now: float, step: int) -> None:
         """A checkpoint is due by the clock; the previous one gives the cost."""
@@ -305,8 +305,9 @@ class Saver:
         captured = self._cache.capture(self._state, extra)
         for line in self.forgotten.check(captured, step, in_first_epoch=where["in_first_epoch"]):
             say(line)
-        is_first = self._ranks is None or self._ranks.rank == 0
-        return self._beside_tensors.add_to(captured, self._state) if is_first else captured
+        if self._keeper.policy.rank:
+            return captured
+        return self._beside_tensors.add_to(captured, self._state)
 
     def _head(self) -> dict[str, Any]:
         return {

@@ -243,7 +243,11 @@ class ForgottenState:
         for optimizer in [found for each in suspects if (found := each()) is not None]:
             if not is_forgotten(optimizer, self._state, tensors):
                 continue
-            kind, name = type(optimizer).__name__, self._name_of_copy()
+            kind, parts = type(optimizer).__name__, {"state", "param_groups"}
+            copies = (
+                n for n, v in self._state.items() if isinstance(v, dict) and parts <= v.keys()
+            )
+            name = next(copies, None)
             if name is None:
                 yield (
                     f"an optimizer ({kind}) steps and is not part of the state: a restart "
@@ -256,12 +260,6 @@ class ForgottenState:
                     "change as it steps.\n"
                     f"Give the object itself to Run: holdfast.Run(…, {name}=optimizer)"
                 )
-
-    def _name_of_copy(self) -> str | None:
-        for name, value in self._state.items():
-            if isinstance(value, dict) and {"state", "param_groups"} <= value.keys():
-                return name
-        return None
 
     def _check_arrays(self) -> Iterator[str]:
         """Values that run.update leaves out, while it hands over others."""

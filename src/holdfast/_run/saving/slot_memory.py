@@ -1,19 +1,15 @@
 """Which slots of an arena have memory.
 
-    at the start     one slot, so that the first snapshot comes soon; the others follow in the
-                     background as soon as that snapshot is whole
+    at the start     one slot, so that the first snapshot comes soon; then the others
     usually          two: the newest whole one, which is never written to, and the other one
-    during a write   the keeper holds one slot, and the other one may become the newest: then no
-                     slot is free, and snapshots are skipped. So a third slot gets memory if there
-                     is plenty, and loses it after the write.
+    during a write   a third if there is plenty: the keeper holds one, and one may be the newest
 
 With several ranks there are always three: the newest one, the newest that all ranks have, and one
-to write to. With fewer, a rank that is ahead of the others would wait for them.
+to write to. With fewer, a rank that is ahead of the others would wait for them. If two do not fit,
+one slot is used. It is written over, and a kill during the copy leaves none.
 
 Ranges of the image that the slots share have memory in slot 0 only. If a tensor in them
 changes, all slots get memory of their own for them, in the background (`unshare`).
-
-If two do not fit, one slot is used. It is written over, and a kill during the copy leaves none.
 
 Slots get and lose their memory in one thread, one after another. A slot that does not have all its
 memory is absent for every process (see _store/memory/arena.py).

@@ -359,20 +359,20 @@ def announce_signal(
     elif number == signal.SIGINT:
         say(f"Ctrl-C: {doing}, then the run leaves. Ctrl-C again leaves at once and keeps {kept}.")
     elif grace is not None:
-        certain = ""
-        if grace < _LONG_SECONDS:
-            # Only a durable step is certain after a kill at the end of the grace time.
-            certain = "nothing is durable yet"
-            if durable is not None:
-                certain = f"step {durable} is durable already"
-            if needed is not None and needed > grace:
-                takes = f" A save takes about {needed:.0f} s here, and there are {grace:.0f} s"
-                certain = f"{takes}: {certain}."
-            elif held is None or held == durable:
-                certain = f" If {grace:.0f} s are not enough, {certain}."
-            else:
-                likely = f" If {grace:.0f} s are not enough, step {held} is likely kept."
-                certain = f"{likely} {certain.capitalize()}."
+        # Only a durable step is certain after a kill at the end of the grace time.
+        certain = "nothing is durable yet"
+        if durable is not None:
+            certain = f"step {durable} is durable already"
+        if grace >= _LONG_SECONDS:
+            certain = ""
+        elif needed is not None and needed > grace:
+            takes = f" A save takes about {needed:.0f} s here, and there are {grace:.0f} s"
+            certain = f"{takes}: {certain}."
+        elif held is None or held == durable:
+            certain = f" If {grace:.0f} s are not enough, {certain}."
+        else:
+            likely = f" If {grace:.0f} s are not enough, step {held} is likely kept."
+            certain = f"{likely} {certain.capitalize()}."
         say(f"{signal.Signals(number).name}: {doing}.{certain}")
 
 
