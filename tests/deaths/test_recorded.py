@@ -6,7 +6,7 @@ An OOM kill of the whole machine is in tests/unit/diagnose/test_recorded_deaths.
 from __future__ import annotations
 
 from holdfast._diagnose.deaths.judge import judge
-from holdfast._diagnose.texts.log_file import gather_log
+from holdfast._diagnose.evidence.gather import gather_log
 from holdfast._diagnose.verdict import Cause, Sure
 from tests.deaths.stage import text_of
 

@@ -12,8 +12,7 @@ import pytest
 
 from holdfast._diagnose.deaths.judge import judge_strictly
 from holdfast._diagnose.evidence.evidence import RankEvidence, RunFacts
-from holdfast._diagnose.evidence.gather import gather_led, gather_lives, gather_run
-from holdfast._diagnose.texts.log_file import gather_log
+from holdfast._diagnose.evidence.gather import gather_led, gather_lives, gather_log, gather_run
 from holdfast._diagnose.texts.signs import read_signs
 from holdfast._diagnose.verdict import Cause, Restart, Sure
 from holdfast._environment.processes.identity import host_name, of_process

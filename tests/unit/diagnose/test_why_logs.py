@@ -10,8 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from holdfast._diagnose.evidence.gather import gather_log
 from holdfast._diagnose.texts import log_file
-from holdfast._diagnose.texts.log_file import gather_log, read_log
+from holdfast._diagnose.texts.log_file import read_log
 
 DEATH = (
     "Traceback (most recent call last):\n"

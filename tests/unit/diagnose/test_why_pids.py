@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._diagnose.evidence import processes
-from holdfast._diagnose.evidence.processes import gather_pid, kernel_log
+from holdfast._diagnose.evidence import gather
+from holdfast._diagnose.evidence.gather import gather_pid, kernel_log
 from holdfast._environment.processes.identity import host_name
 from holdfast._environment.processes.tree import descendants, rank_of, ranks_below
 from holdfast._report.status.ask import look_at_process
@@ -61,7 +61,7 @@ def test_a_process_that_its_parent_has_not_fetched_still_has_its_status() -> Non
     process.kill()
 
     def is_zombie() -> bool:
-        return (processes.look_at(process.pid) or {}).get("state") == "Z"
+        return (gather.look_at(process.pid) or {}).get("state") == "Z"
 
     try:
         wait_until(is_zombie)
@@ -78,7 +78,7 @@ def test_a_process_that_its_parent_has_not_fetched_still_has_its_status() -> Non
 def test_of_an_unknown_process_it_is_said_that_nothing_is_recorded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(processes, "kernel_log", list)  # an older process had the same number
+    monkeypatch.setattr(gather, "kernel_log", list)  # an older process had the same number
     evidence = gather_pid(dead_pid())
     assert not evidence.is_live
     assert evidence.led is None
@@ -128,7 +128,7 @@ def test_the_kernel_log_tells_whom_the_oom_killer_chose(monkeypatch: pytest.Monk
         "anon-rss:2097152kB, file-rss:4kB, shmem-rss:0kB, UID:0 pgtables:1kB oom_score_adj:0",
         f"Out of memory: Killed process {pid}7 (other) total-vm:9kB, anon-rss:1kB",
     ]
-    monkeypatch.setattr(processes, "kernel_log", lambda: lines)
+    monkeypatch.setattr(gather, "kernel_log", lambda: lines)
     evidence = gather_pid(pid)
     (sign,) = evidence.signs
     assert sign.kind == "kernel_oom"

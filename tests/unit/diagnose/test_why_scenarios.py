@@ -14,7 +14,7 @@ import pytest
 
 from holdfast._diagnose.deaths.judge import judge_strictly
 from holdfast._diagnose.evidence.evidence import Evidence
-from holdfast._diagnose.texts.log_file import gather_log
+from holdfast._diagnose.evidence.gather import gather_log
 from tests.unit.why_evidence import printed
 
 LOGS = Path(__file__).parents[1] / "why_logs"

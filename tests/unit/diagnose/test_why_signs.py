@@ -14,9 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast._diagnose.deaths.judge import judge_strictly
 from holdfast._diagnose.texts.lines import Text, split_prefix
 from holdfast._diagnose.texts.patterns import PATTERNS
 from holdfast._diagnose.texts.signs import Sign, culprits_of, read_signs
+from tests.unit.why_evidence import printed
 
 TEXTS = Path(__file__).parents[1] / "deaths_texts"
 
@@ -47,22 +49,21 @@ EXPECTED: list[tuple[str, str, int | None, dict[str, Any]]] = [
     ("python_in_a_process", "python_exception", None, {"process": "Process-1"}),
     ("python_in_a_thread", "python_exception", None, {"thread": "prefetch"}),
     ("spawn_raised", "python_exception", 1, {"type": "ValueError", "message": "bad batch"}),
-    ("spawn_killed", "torchrun_summary", 1, {"exitcodes": {1: -9}, "launcher": "spawn"}),
+    ("spawn_killed", "torchrun_summary", 1, {"exitcodes": {1: -9}}),
     ("spawn_left_with_3", "torchrun_summary", 1, {"exitcodes": {1: 3}}),
-    ("torchrun_killed", "torchrun_summary", 1, {"exitcodes": {1: -9}, "root": 1}),
+    ("torchrun_killed", "torchrun_summary", 1, {"exitcodes": {1: -9}}),
     ("torchrun_killed", "peer_lost", 2, {"peer": "127.0.0.1"}),
-    ("torchrun_raised", "torchrun_summary", 1, {"culprit": 1, "root": 1}),
+    ("torchrun_raised", "torchrun_summary", 1, {"exitcodes": {1: 1}}),
     ("torchrun_raised", "python_exception", 1, {"message": "bad batch at step 7"}),
-    # Here torchrun's own "root cause" is a victim.
-    ("torchrun_segfault", "torchrun_summary", 1, {"root": 0, "culprit": 1}),
+    ("torchrun_segfault", "torchrun_summary", 0, {"exitcodes": {1: -11}}),
     ("torchrun_segfault", "faulthandler", 1, {"signal": 11}),
-    ("torchrun_left_with_3", "torchrun_summary", 1, {"root": 0, "culprit": 1}),
-    ("torchrun_timeout", "torchrun_summary", 1, {"root": 0, "culprit": 1}),
+    ("torchrun_left_with_3", "torchrun_summary", 0, {"exitcodes": {1: 3}}),
+    ("torchrun_timeout", "torchrun_summary", 0, {"exitcodes": {0: 1}}),
     ("torchrun_timeout", "gloo_timeout", 0, {"operation": "recv", "timeout_ms": 3000}),
     ("torchrun_barrier", "gloo_timeout", 0, {"missing": [1]}),
     ("torchrun_mismatch", "collective_mismatch", None, {}),
     ("torchrun_mismatch", "cxx_exception", 1, {"type": "gloo::EnforceNotMet"}),
-    ("torchrun_terminated", "torchrun_summary", 1, {"root": 1, "culprit": 1}),
+    ("torchrun_terminated", "torchrun_summary", 1, {"exitcodes": {1: -15}}),
     ("worker_killed", "worker_killed", None, {"pid": 3579, "signal_name": "Killed"}),
     ("worker_killed_then_missed", "worker_killed", None, {"signal_name": "Killed"}),
     ("worker_exited", "worker_exited", None, {"exitcode": 1}),
@@ -167,8 +168,8 @@ def test_what_torchrun_did_to_the_rest_says_nothing_of_them() -> None:
     text = read("torchrun_timeout")
     (summary,) = [sign for sign in read_signs(text) if sign.kind == "torchrun_summary"]
     assert summary.details["exitcodes"] == {0: 1}
-    ends = {each["rank"]: (each["exitcode"], each.get("signal")) for each in _failures(summary)}
-    assert ends == {0: (1, None), 1: (None, 15), 2: (None, 15)}
+    ends = {each["rank"]: each["exitcode"] for each in _failures(summary)}
+    assert ends == {0: 1, 1: None, 2: None}
     # A rank that did not answer is killed after half a minute, which nobody else did either.
     pid = next(each["pid"] for each in _failures(summary) if each["rank"] == 1)
     forced = (
@@ -178,7 +179,12 @@ def test_what_torchrun_did_to_the_rest_says_nothing_of_them() -> None:
     text = forced + text.replace(f"-15 (pid: {pid})  (SIGTERM)", f"-9 (pid: {pid})  (SIGKILL)")
     (summary,) = [sign for sign in read_signs(text) if sign.kind == "torchrun_summary"]
     assert summary.details["exitcodes"] == {0: 1}
-    assert summary.details["culprit"] == 1
+    assert judge_strictly(printed(text, 1)).rank == 1
+
+
+@pytest.mark.parametrize("name", ["killed", "raised", "segfault", "left_with_3", "timeout"])
+def test_the_rank_that_failed_is_told_where_the_root_cause_of_torchrun_is_a_victim(name):
+    assert judge_strictly(printed(read(f"torchrun_{name}"), 1)).rank == 1
 
 
 def _failures(summary: Sign) -> list[dict[str, Any]]:

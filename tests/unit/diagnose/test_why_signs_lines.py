@@ -44,8 +44,8 @@ LINES: list[tuple[str, str, int | None, dict[str, Any]]] = [
         None,
         {"count": 2},
     ),
-    ("srun: error: n1: task 1: Out Of Memory", "slurm_oom", 1, {"node": "n1", "tasks": "1"}),
-    ("srun: error: nid1277: tasks 1-3: Out Of Memory", "slurm_oom", 1, {"tasks": "1-3"}),
+    ("srun: error: n1: task 1: Out Of Memory", "slurm_oom", 1, {"node": "n1"}),
+    ("srun: error: nid1277: tasks 1-3: Out Of Memory", "slurm_oom", 1, {"node": "nid1277"}),
     ("srun: error: n1: task 1: Killed", "killed_line", 1, {"signal": 9}),
     ("srun: error: n1: task 4: Segmentation fault (core dumped)", "segfault_line", 4, {}),
     ("srun: error: n1: task 0: Exited with exit code 3", "srun_exit", 0, {"exitcode": 3}),
@@ -53,14 +53,14 @@ LINES: list[tuple[str, str, int | None, dict[str, Any]]] = [
         "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-16T02:44:23 DUE TO TIME LIMIT ***",
         "slurm_time_limit",
         None,
-        {"id": "7", "node": "n1", "at": "2026-11-16T02:44:23", "what": "job"},
+        {"node": "n1"},
     ),
     (
         "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-16T02:44:23 DUE TO PREEMPTION "
         "***",
         "slurm_preempted",
         None,
-        {"id": "7.0"},
+        {"node": "n1"},
     ),
     (
         "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-16T02:44:23 DUE TO NODE FAILURE, "
@@ -80,14 +80,14 @@ LINES: list[tuple[str, str, int | None, dict[str, Any]]] = [
         "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-16T02:44:23 ***",
         "slurm_cancelled",
         None,
-        {"what": "job"},
+        {"node": "n1"},
     ),
     (
         "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-16T02:44:23 DUE to SIGNAL "
         "Terminated ***",
         "slurm_cancelled",
         None,
-        {"signal_name": "Terminated"},
+        {"node": "n1"},
     ),
     # What follows when one task of a step has failed.
     (

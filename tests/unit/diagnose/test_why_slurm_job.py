@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast._diagnose.deaths.judge import judge_strictly
-from holdfast._diagnose.evidence.slurm_job import gather_slurm, is_job, parse_accounting, parse_job
+from holdfast._diagnose.evidence.gather import gather_slurm, is_job, parse_accounting, parse_job
 from holdfast._diagnose.verdict import Cause
 
 LINE = (

@@ -9,9 +9,9 @@ import re
 
 from holdfast import _errors, _text
 from holdfast._diagnose import advice
-from holdfast._diagnose.deaths.memory import oom_of_worker
+from holdfast._diagnose.deaths.signals import CRASHES, led_signals, oom_of_worker, tell_sender
 from holdfast._diagnose.evidence.case import Case, Finding
-from holdfast._diagnose.evidence.evidence import LIVE_STATES, Record
+from holdfast._diagnose.evidence.evidence import LIVE_STATES
 from holdfast._diagnose.evidence.memory import last_use, moved, tell_memory
 from holdfast._diagnose.texts.exceptions import fault_of_error, fault_of_how
 from holdfast._diagnose.texts.signs import Sign, is_of_another, was_caught
@@ -19,7 +19,6 @@ from holdfast._diagnose.verdict import Cause, Sure
 
 _BY_REASON = (("time limit", Cause.TIME_LIMIT), ("preempted|requeued by slurm", Cause.PREEMPTED))
 _STOPS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
-CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGSYS", "SIGTRAP")
 _ANSWER_SECONDS = 120.0
 _AT_EXIT = ("peer_lost",)  # a printed line without an exception, of ranks that leave one by one
 _FEW_LINES = 10  # that a shell script prints after its command has failed
@@ -84,15 +83,18 @@ def judge_asked(case: Case) -> Finding | None:
     evidence = [f"it was asked to stop: {_text.one_line(reason)}"]
     if status is not None:
         evidence.append(f"it left with status {status}")
-    evidence += senders + _requests(case)
+    stops = [each for each in case.evidence.journal if each.get("event") == "request"]
+    by = [each["by"] for each in stops if each.get("kind") == "stop" and each.get("by")]
+    evidence += senders
+    evidence += [f"the stop was asked for by {_text.one_line(str(each))}" for each in by[-1:]]
     said = _text.text(case.evidence.run.requeue.get("said"))
     if said:
         evidence.append(f"SLURM: {_text.one_line(said)}")
-    by = f"; {senders[-1]}" if senders else ""
+    sender = f"; {senders[-1]}" if senders else ""
     sentence = {
         Cause.TIME_LIMIT: f"The job's time was over ({_text.one_line(reason)}).",
         Cause.PREEMPTED: f"It was interrupted to go on later ({_text.one_line(reason)}).",
-    }.get(cause, f"It was asked to stop ({_text.one_line(reason)}){by}.")
+    }.get(cause, f"It was asked to stop ({_text.one_line(reason)}){sender}.")
     killed = case.end.status == -9 and bool(case.end.asked)
     if killed and moved(case.end.counters).kills:
         killed = False  # more time would not have helped it
@@ -165,29 +167,6 @@ def _left_after_signal(case: Case) -> bool:
         return False
     moment = _text.real(sent[-1].get("time"))
     return moment is not None and end.time is not None and 0 <= end.time - moment < _ANSWER_SECONDS
-
-
-def led_signals(case: Case) -> list[Record]:
-    """The signals that `holdfast run` received, oldest first."""
-    sent = _text.records(_text.record(case.evidence.led).get("signals"))
-    return [each for each in sent if each.get("name")]
-
-
-def tell_sender(signal: Record) -> str:
-    name, pid = _text.text(signal.get("name")), _text.whole(signal.get("pid"))
-    uid, by = _text.whole(signal.get("uid")), _text.text(signal.get("by"))
-    if not pid:
-        return f"{name} came from the terminal or the kernel"
-    whose = "" if uid is None else " of root" if uid == 0 else f" of uid {uid}"
-    return f"{name} came from {f'`{by}` ' if by else ''}(pid {pid}{whose})"
-
-
-def _requests(case: Case) -> list[str]:
-    told = []
-    for event in case.evidence.journal:
-        if event.get("event") == "request" and event.get("kind") == "stop" and event.get("by"):
-            told.append(f"the stop was asked for by {_text.one_line(str(event['by']))}")
-    return told[-1:]
 
 
 # -- Status 0: finished, or only reported as finished ----------------------------------------------
@@ -453,7 +432,10 @@ def _by_signs(case: Case) -> Finding | None:
         told = [said]
         if "OOMKilled" in said:
             at = sign.details.get("limit", "")
-            sentence = f"Kubernetes ended {_container(sign)} at its memory limit{at and f' ({at})'}"
+            names = [(what, sign.details.get(what)) for what in ("container", "pod")]
+            which = " of ".join(f"the {what} {name}" for what, name in names if name)
+            which = which or "a container"
+            sentence = f"Kubernetes ended {which} at its memory limit{at and f' ({at})'}"
             is_of_slurm |= sign.details.get("exitcode") == 137
         elif kind == "slurm_oom" and (killed := case.sign("killed_line")) is not None:
             told.append(f"it printed: {_text.one_line(killed.text, 240)}")
@@ -471,11 +453,6 @@ def _by_signs(case: Case) -> Finding | None:
         sure = Sure.CERTAIN if is_certain else Sure.LIKELY
         return _of_slurm(case, cause, sentence, sure, told)
     return None
-
-
-def _container(sign: Sign) -> str:
-    names = [(what, _text.text(sign.details.get(what))) for what in ("container", "pod")]
-    return " of ".join(f"the {what} {name}" for what, name in names if name) or "a container"
 
 
 def _is_first(sign: Sign, case: Case) -> bool:

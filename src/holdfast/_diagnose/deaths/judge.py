@@ -22,10 +22,15 @@ from holdfast._diagnose.deaths.hang import (
     judge_stacks,
     tell_hang,
 )
-from holdfast._diagnose.deaths.memory import judge_kill, judge_lost_child
 from holdfast._diagnose.deaths.python import judge_python
 from holdfast._diagnose.deaths.ranks import judge_collective, judge_mismatch, open_case
-from holdfast._diagnose.deaths.signals import judge_crash, judge_terminated, judge_timed_out
+from holdfast._diagnose.deaths.signals import (
+    judge_crash,
+    judge_kill,
+    judge_lost_child,
+    judge_terminated,
+    judge_timed_out,
+)
 from holdfast._diagnose.evidence.case import Case, Finding
 from holdfast._diagnose.evidence.evidence import Evidence
 from holdfast._diagnose.hangs.explain import HangFinding

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from holdfast import _text
 from holdfast._diagnose import advice
-from holdfast._diagnose.deaths.memory import judge_worker
+from holdfast._diagnose.deaths.signals import judge_worker
 from holdfast._diagnose.evidence.case import (
     Case,
     Finding,

@@ -8,16 +8,16 @@ itself; without one, the rank that neither raised nor died while the others wait
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 
 from holdfast import _errors, _text
 from holdfast._diagnose import advice
 from holdfast._diagnose.evidence.case import Case, End, Finding, ends_of, is_ended_by_launcher
 from holdfast._diagnose.evidence.evidence import Evidence
+from holdfast._diagnose.hangs.stacks import name_ranks
 from holdfast._diagnose.texts.exceptions import KINDS, fault_of_signs
 from holdfast._diagnose.texts.python import shape_of
-from holdfast._diagnose.texts.sign import Sign
 from holdfast._diagnose.texts.signs import IN_VAIN, SYSTEM_ERROR, calls_of, culprits_of
 from holdfast._diagnose.verdict import Cause, Sure
 
@@ -63,16 +63,21 @@ def open_case(evidence: Evidence) -> Case:
     other = [
         end
         for end in hard
-        if kind_of(end) != "rendezvous" and not _is_of_group(end) and not _is_aborted(end)
+        if kind_of(end) != "rendezvous"
+        and not _is_aborted(end)
+        and (end.fault is None or end.fault.kind != "plain" or not _OF_A_GROUP.fullmatch(_why(end)))
     ]
     hard = other if any(end.fault is not None for end in other) else hard
     if by_itself:
         # A signal of the launcher is no cause, as long as there is another.
         culprit = min(hard or by_itself, key=_blame)
-        rivals = _rivals(culprit, hard or by_itself)
+        # The other ranks that may have been first: no record tells.
+        rivals = [each for each in hard or by_itself if each is not culprit and each.time is None]
+        rivals = [] if culprit.time is not None or culprit.is_unreachable else rivals
         is_ordered = {*map(_why, rivals)} <= {_why(culprit)} and _is_only_cause(culprit)
         why = [*_how_found(culprit, by_itself, is_ordered=not rivals), *_one_of(culprit)]
-        if same := [end for end in rivals if _raised(end) == _raised(culprit) != ""]:
+        raised = culprit.fault.sentence() if culprit.fault is not None else None
+        if same := [end for end in rivals if end.fault and end.fault.sentence() == raised]:
             who = ", ".join(end.name() for end in same[:_MOST_OTHERS])
             told = f"{who} raised the same, in no known order"
             why = [told, *(why if len(same) < len(rivals) else [])]
@@ -190,14 +195,14 @@ def _blame(end: End) -> tuple[float, int, int]:
 
 
 def _how_found(culprit: End, by_itself: list[End], *, is_ordered: bool) -> list[str]:
-    if len(by_itself) == 1 and culprit.fault is not None and culprit.fault.by.startswith("thread"):
-        return [f"only a thread of {culprit.name()} had failed, and no other rank by itself"]
-    if len(by_itself) == 1:
-        return [f"{culprit.name()} is the only one that ended by itself"]
-    count = len(by_itself)
+    who, count = culprit.name(), len(by_itself)
+    if count == 1 and culprit.fault is not None and culprit.fault.by.startswith("thread"):
+        return [f"only a thread of {who} had failed, and no other rank by itself"]
+    if count == 1:
+        return [f"{who} is the only one that ended by itself"]
     if not is_ordered:
-        return [f"{culprit.name()} is one of {count} that ended by themselves, in no known order"]
-    return [f"{culprit.name()} ended first of {count} that did not only lose a peer"]
+        return [f"{who} is one of {count} that ended by themselves, in no known order"]
+    return [f"{who} ended first of {count} that did not only lose a peer"]
 
 
 def _one_of(end: End) -> list[str]:
@@ -216,22 +221,6 @@ def _is_only_cause(end: End) -> bool:
         return False
     raised = (fault_of_signs([sign]) for sign in end.signs if end.one_of)
     return len({each.type for each in raised if each and each.kind not in _OF_PEERS}) <= 1
-
-
-def _is_of_group(end: End) -> bool:
-    fault = end.fault
-    return fault is not None and fault.kind == "plain" and bool(_OF_A_GROUP.fullmatch(fault.type))
-
-
-def _raised(end: End) -> str:
-    return end.fault.sentence() if end.fault is not None else ""
-
-
-def _rivals(culprit: End, by_itself: list[End]) -> list[End]:
-    """The other ranks that may have been first: no record tells."""
-    if culprit.time is not None or culprit.is_unreachable:
-        return []
-    return [each for each in by_itself if each is not culprit and each.time is None]
 
 
 def _why(end: End) -> str:
@@ -257,15 +246,19 @@ def _absent(ends: list[End]) -> tuple[End, list[str]]:
         and (end.was_sent_away or not end.is_recorded or is_ended_by_launcher(end))
     ]
     if waited and silent:
-        culprit = min(silent, key=_progress)
+        progress = {id(end): _NEVER if end.step is None else end.step for end in silent}
+        culprit = min(silent, key=lambda end: (progress[id(end)], end.rank or 0))
         return culprit, [f"{culprit.name()} neither raised nor died while the others waited"]
     steps = sorted({end.step for end in ends if end.step is not None})
     behind = [end for end in ends if steps and end.step == steps[0]]
     if len(steps) > 1 and len(behind) == 1:
         return behind[0], [f"{behind[0].name()} was behind all others, at step {steps[0]}"]
-    timed = [end for end in waited if end.time is not None]
-    first = min(timed, key=_blame) if timed else min(waited or ends, key=_first_line)
-    return first, []
+    if timed := [end for end in waited if end.time is not None]:
+        return min(timed, key=_blame), []
+    gave_up = {  # where in the log
+        id(end): [sign.line for sign in end.signs if sign.kind in _TIMEOUTS] for end in ends
+    }
+    return min(waited or ends, key=lambda end: min(gave_up[id(end)], default=1 << 60)), []
 
 
 def _lines_of(ends: list[End], tell: Callable[[End], str]) -> list[str]:
@@ -278,47 +271,19 @@ def _lines_of(ends: list[End], tell: Callable[[End], str]) -> list[str]:
     for each in same.values():
         first = tell(each[0])
         if len(each) > 2 and first.startswith(each[0].name()):
-            ranks = _ranks([end.rank for end in each if end.rank is not None])
+            ranks = name_ranks(end.rank for end in each)
             lines.append(f"{ranks}{first.removeprefix(each[0].name())}")
         else:
             lines += map(tell, each)
     return list(filter(None, lines))
 
 
-def _ranks(numbers: Iterable[int]) -> str:
-    """Their name in a sentence.
-
-    >>> _ranks([3]), _ranks([0, 1, 2]), _ranks([0, 2])
-    ('rank 3', 'ranks 0-2', 'ranks 0, 2')
-    """
-    ranks = sorted(numbers)
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    if len(ranks) > 2 and ranks == [*range(ranks[0], ranks[-1] + 1)]:
-        return f"ranks {ranks[0]}-{ranks[-1]}"
-    more = ", …" if len(ranks) > _MOST_OTHERS else ""
-    return f"ranks {', '.join(map(str, ranks[:_MOST_OTHERS]))}{more}"
-
-
-def _first_line(end: End) -> int:
-    """Where in the log it gave up."""
-    return min((sign.line for sign in end.signs if sign.kind in _TIMEOUTS), default=1 << 60)
-
-
 def _left_first(ends: list[End], waited: list[End]) -> End | None:
     """A rank that had finished before the others gave up."""
     known = [each.time for each in waited if each.time is not None]
-    early = [
-        end
-        for end in ends
-        if end.status == 0 and end.fault is None and end.time is not None
-        if known and end.time < min(known)
-    ]
-    return min(early, key=lambda end: end.time or 0.0) if early else None
-
-
-def _progress(end: End) -> tuple[float, int]:
-    return (end.step if end.step is not None else _NEVER), end.rank or 0
+    early = [end for end in ends if end.status == 0 and end.fault is None and end.time is not None]
+    early = [end for end in early if known and (end.time or 0.0) < min(known)]
+    return min(early, key=lambda end: end.time or 0.0, default=None)
 
 
 def _then(end: End) -> str:
@@ -345,10 +310,15 @@ def judge_collective(case: Case) -> Finding | None:
         return None
     if own == "" and (_is_own(case.end) or not kinds & {"timeout", "peer_lost"}):
         return None
-    if case.end.status == 0:
-        return _too_few_batches(case)
-    named = bool(case.culprit) and not case.end.one_of
     evidence = _said_of_peers(case)
+    if case.end.status == 0:
+        sentence = (
+            f"{case.opening} had finished, with status 0, while the others still waited for it"
+        )
+        lines = advice.advise(case, "mismatched")
+        said = f"{sentence}: it had fewer batches."
+        return Finding(Cause.PEER_LOST, said, Sure.LIKELY, evidence, lines)
+    named = bool(case.culprit) and not case.end.one_of
     marks = [f"rank {end.rank} at step {end.step}" for end in case.ends if end.step is not None]
     if len(marks) > 1:
         evidence.append(f"the last steps: {', '.join(marks[:_MOST_OTHERS])}")
@@ -358,7 +328,11 @@ def judge_collective(case: Case) -> Finding | None:
         return _timeout(case, named, evidence)
     if not named and len(case.ends) > 1:
         evidence.append("no rank is known to have ended before the others")
-    if (fault := case.end.fault) is not None and all(map(_tells_no_call, case.ends)):
+    # They have no more than NCCL's "unhandled system error".
+    said = [end.fault.message if end.fault is not None else "" for end in case.ends]
+    tells_no_call = all(SYSTEM_ERROR in each and "Last error:" not in each for each in said)
+    have_left = all(end.status in (None, 1) for end in case.ends)
+    if (fault := case.end.fault) is not None and tells_no_call and have_left:
         sentence = f"{case.opening} raised {fault.sentence()}: NCCL did not say which call failed."
         lines = advice.advise(case, "system_error")
         return Finding(Cause.PYTHON_EXCEPTION, sentence, Sure.LIKELY, evidence, lines)
@@ -379,12 +353,6 @@ def judge_collective(case: Case) -> Finding | None:
     elif named:
         sentence = f"{case.opening} ended without a message, and the others lost it."
     return Finding(Cause.PEER_LOST, sentence, Sure.LIKELY, evidence, lines)
-
-
-def _tells_no_call(end: End) -> bool:
-    """Whether it has no more than NCCL's "unhandled system error"."""
-    said = end.fault.message if end.fault is not None else ""
-    return SYSTEM_ERROR in said and "Last error:" not in said and end.status in (None, 1)
 
 
 def judge_mismatch(case: Case) -> Finding | None:
@@ -410,17 +378,6 @@ def judge_mismatch(case: Case) -> Finding | None:
     return Finding(Cause.HANG_BRANCHES, sentence, Sure.LIKELY, evidence, lines)
 
 
-def _too_few_batches(case: Case) -> Finding:
-    return Finding(
-        Cause.PEER_LOST,
-        f"{case.opening} had finished, with status 0, while the others still waited for it: it had "
-        "fewer batches.",
-        Sure.LIKELY,
-        _said_of_peers(case),
-        advice.advise(case, "mismatched"),
-    )
-
-
 def _timeout(case: Case, named: bool, evidence: list[str]) -> Finding:
     waiting = [end.step for end in case.ends if end is not case.end and end.step is not None]
     where = ""
@@ -438,7 +395,8 @@ def _timeout(case: Case, named: bool, evidence: list[str]) -> Finding:
             "the cause."
         )
     progress = [sign for end in case.ends for sign in end.signs if sign.kind == "nccl_progress"]
-    if progress and not case.end.step and all(_is_first(sign) for sign in progress):
+    completed = {_text.whole(sign.details.get("completed")) for sign in progress}
+    if progress and not case.end.step and completed <= {-1, 0}:
         evidence.append(
             "it was the first collective: none had completed, so NCCL may never have connected"
         )
@@ -447,7 +405,7 @@ def _timeout(case: Case, named: bool, evidence: list[str]) -> Finding:
         lines = [line for line in lines if "which collective" not in line]  # it is known
         evidence[:1] = [
             *evidence[:1],
-            *(f"{_ranks(calls[call])} waited in {call}" for call in sorted(calls)),
+            *(f"{name_ranks(calls[call])} waited in {call}" for call in sorted(calls)),
         ]
     count = sum(map(len, calls.values()))
     if len(calls) == 1 and not named and len(case.ends) == count > 1:
@@ -496,11 +454,6 @@ def _where_they_waited(case: Case) -> str:
             break
         call = call or str(frame[2])
     return f"{call}(), at {own[0]}:{own[1]} in {own[2]}" if own and call else ""
-
-
-def _is_first(sign: Sign) -> bool:
-    """Whether no collective had completed in this group of processes."""
-    return _text.whole(sign.details.get("completed")) in (-1, 0)
 
 
 def _said_of_peers(case: Case) -> list[str]:

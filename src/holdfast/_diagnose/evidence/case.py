@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast import _text
@@ -77,6 +78,12 @@ class End:
     is_child: bool = False  # of the process that reported its end
     one_of: tuple[int, ...] = ()  # the ranks of which it is one, if its lines do not name it
     seen_at: float | None = None  # when a leader saw it end: these times are in the right order
+
+    def fill(self, **known: Any) -> None:
+        """Set what is not known yet."""
+        for name, value in known.items():
+            if getattr(self, name) in (None, "", [], {}):
+                setattr(self, name, value)
 
     @property
     def signal(self) -> str | None:
@@ -154,43 +161,25 @@ class Case:
 
     @property
     def durable_step(self) -> int | None:
-        found = [
-            self.evidence.durable_step,
-            self.end.durable_step,
-            _text.whole(self.evidence.exit.get("durable_step")),
-            _text.whole(self.evidence.beat.get("durable_step")),
-            *(_text.whole(event.get("durable_step")) for event in self.evidence.journal),
-            *(
-                _text.whole(event.get("step"))
-                for event in self.evidence.journal
-                if event.get("event") == "checkpoint"
-            ),
-        ]
+        events = self.evidence.journal
+        steps = [each.get("step") for each in events if each.get("event") == "checkpoint"]
+        records = (self.evidence.exit, self.evidence.beat, *events)
+        told = map(_text.whole, [*steps, *(each.get("durable_step") for each in records)])
+        found = (self.evidence.durable_step, self.end.durable_step, *told)
         return max((step for step in found if step is not None), default=None)
 
     @property
     def finished_step(self) -> int | None:
         """The step at which the training was complete, if it was."""
-        for event in reversed(self.evidence.journal):
-            if event.get("event") == "finished":
-                return _text.whole(event.get("step")) or 0
-        return None
+        ends = [each for each in self.evidence.journal if each.get("event") == "finished"]
+        return _text.whole(ends[-1].get("step")) or 0 if ends else None
 
     def stacks_lines(self, most: int = 8) -> list[str]:
         """The top of the stack that faulthandler wrote of the thread that failed."""
-        lines = (self.end.stacks or "").splitlines()
-        starts = [i for i, line in enumerate(lines) if line.startswith("Fatal Python error")]
-        current = [i for i, line in enumerate(lines) if line.startswith("Current thread")]
-        begin = starts[-1] if starts else 0
-        at = next((i for i in current if i >= begin), None)
-        if at is None:
-            return []
-        found = []
-        for line in lines[at + 1 :]:
-            if not line.strip().startswith("File "):
-                break
-            found.append(line.strip())
-        return found[:most]
+        dump = f"\n{self.end.stacks}".rpartition("\nFatal Python error")[2]
+        lines = dump.partition("\nCurrent thread")[2].splitlines()[1:]
+        frames = takewhile(lambda line: line.startswith("File "), map(str.strip, lines))
+        return [*islice(frames, most)]
 
 
 @dataclass(frozen=True)
@@ -321,8 +310,8 @@ def _one_of(failed: list[End], fault: Fault | None, signs: list[Sign]) -> End:
     """The rank that raised, among those that left with one status: its lines do not name it."""
     hosts = {end.host for end in failed}
     numbers = tuple(end.rank for end in failed if end.rank is not None)
-    found = End(host=hosts.pop() if len(hosts) == 1 else None, fault=fault, signs=signs)
-    return replace(found, one_of=numbers, status=failed[0].status)
+    host, status = hosts.pop() if len(hosts) == 1 else None, failed[0].status
+    return End(host=host, status=status, fault=fault, signs=signs, one_of=numbers)
 
 
 def _add_step_end(ends: list[End], signs: Iterable[Sign]) -> None:
@@ -350,16 +339,11 @@ def _add_parting(ends: list[End], evidence: Evidence) -> None:
         if end.rank == int(match[1]):
             # Its status tells nothing more then, unless it is a signal.
             if end.fault is None and (end.status is None or end.status >= 0):
-                end.fault = _fault_of_parting(match[2])
+                end.fault = fault_of_line(match[2])
+                if end.fault is not None and end.fault.is_exit:
+                    end.fault.exit_code = end.fault.message or None
         elif end.fault is None and end.status is not None and end.status == status:
             end.was_sent_away = True
-
-
-def _fault_of_parting(line: str) -> Fault | None:
-    fault = fault_of_line(line)
-    if fault is not None and fault.is_exit:
-        fault.exit_code = fault.message or None
-    return fault
 
 
 def _only_end(evidence: Evidence, found: RankEvidence) -> End:
@@ -368,8 +352,7 @@ def _only_end(evidence: Evidence, found: RankEvidence) -> End:
     processes = _text.records(led.get("processes"))
     mine = next((p for p in processes if end.pid and p.get("pid") == end.pid), {})
     _add_process(end, mine)
-    if end.status is None:
-        end.status = _shell_status(_text.whole(led.get("status")))
+    end.fill(status=_shell_status(_text.whole(led.get("status"))))
     if end.status is None and not evidence.exit:
         end.status = _job_status(evidence.job)
         # The status of the batch script may hide that of the training; a cancelled job has 0, too.
@@ -384,12 +367,14 @@ def _only_end(evidence: Evidence, found: RankEvidence) -> End:
     _add_failure(end, next(iter(failures.values()), {}))
     _add_exit(end)
     _add_line(end)
-    end.pid = end.pid or _text.whole(led.get("child_pid"))
-    end.host = end.host or _text.text(led.get("host")) or None
-    end.time = end.time or _text.real(led.get("ended"))
-    end.memory = end.memory or _text.records(led.get("memory"))
-    end.counters = end.counters or _text.record(led.get("counters"))
-    end.children = end.children or processes
+    end.fill(
+        pid=_text.whole(led.get("child_pid")),
+        host=_text.text(led.get("host")) or None,
+        time=_text.real(led.get("ended")),
+        memory=_text.records(led.get("memory")),
+        counters=_text.record(led.get("counters")),
+        children=processes,
+    )
     told = fault_of_signs(evidence.signs)
     # A launcher's summary has one line of an exception, and its traceback has the rest.
     is_same = told is not None and end.fault is not None and told.type == end.fault.type
@@ -411,10 +396,8 @@ def _end_of(evidence: Evidence, found: RankEvidence, rank: int | None) -> End:
         host=_first(_text.text, "host", death, error, found.process) or found.host,
         pid=_first(_text.whole, "pid", death, error, found.process) or found.pid,
         time=_first(_text.real, "time", error, death, exit_record),
-        step=_first(_text.whole, "step", error, death, left, {"step": found.step}, exit_record),
-        durable_step=_first(
-            _text.whole, "durable_step", death, exit_record, {"durable_step": found.durable_step}
-        ),
+        step=_first(_text.whole, "step", error, death, left, vars(found), exit_record),
+        durable_step=_first(_text.whole, "durable_step", death, exit_record, vars(found)),
         status=_text.whole(death.get("status")),
         asked=_text.text(death.get("asked")),
         was_sent_away=death.get("left_status") is not None,
@@ -434,14 +417,12 @@ def _end_of(evidence: Evidence, found: RankEvidence, rank: int | None) -> End:
         end.fault = _cause_in_thread(end.fault)
     if end.fault is not None and not end.fault.by:
         end.fault = cause_before(end.fault, signs)
-    if not end.memory and (sample := _text.record(error.get("memory"))):
-        end.memory = [sample]
-    if not end.memory and rank is None and (sample := _text.record(evidence.beat.get("memory"))):
-        end.memory = [sample]
-    if end.status is None and led:
-        end.status = _shell_status(_text.whole(led.get("status"))) if rank is not None else None
-    if end.fault is None and rank is not None:
-        end.fault = fault_of_signs(signs)
+    samples = (error.get("memory"), evidence.beat.get("memory") if rank is None else None)
+    end.fill(memory=[sample for each in samples if (sample := _text.record(each))][:1])
+    if rank is not None:
+        end.fill(status=_shell_status(_text.whole(led.get("status"))))
+        if end.fault is None:
+            end.fault = fault_of_signs(signs)
     if end.fault is None and not found.rank:
         end.fault = fault_of_how(exit_record)
     if rank == 0 and end.fault is None and _OF_ANOTHER.match(_text.text(exit_record.get("how"))):
@@ -458,14 +439,8 @@ def _cause_in_thread(fault: Fault) -> Fault:
         return fault  # that child is to blame
     if first is None or first.kind in _OF_OTHERS or first.type in IN_VAIN:
         return fault
-    at = f" at {fault.place}" if fault.place else ""
-    return replace(
-        first,
-        record={**fault.record, **first.record, "traceback": ""},
-        is_before_first_step=fault.is_before_first_step,
-        by=f"thread {_text.text(ended[-1].get('thread'))}".strip(),
-        then=f"{fault.sentence()}{at}",
-    )
+    by = f"thread {_text.text(ended[-1].get('thread'))}".strip()
+    return fault.came_of(first, by=by, record={"traceback": ""})
 
 
 def waited_in_vain(fault: Fault) -> bool:
@@ -494,11 +469,13 @@ def _add_journal(end: End, journal: Iterable[Record], rank: int) -> None:
         if event.get("event") != "rank-died" or _text.whole(event.get("rank")) != rank:
             continue
         how = _text.text(event.get("how"))
-        end.how = end.how or how
         end.is_unreachable = end.is_unreachable or "cannot be reached" in how
-        end.time = end.time or _text.real(event.get("time"))
-        end.host = end.host or _text.text(event.get("host")) or None
-        end.step = end.step if end.step is not None else _text.whole(event.get("step"))
+        end.fill(
+            how=how,
+            time=_text.real(event.get("time")),
+            host=_text.text(event.get("host")) or None,
+            step=_text.whole(event.get("step")),
+        )
         if end.status is None and end.fault is None:
             end.status = _status_of_words(how)
 
@@ -508,11 +485,10 @@ def _add_process(end: End, process: Record, *, over: bool = False) -> None:
     if not process:
         return
     status = _text.whole(process.get("status"))
-    if status is not None and (end.status is None or over):
+    if status is not None and over:
         end.status = status
-    end.pid = end.pid or _text.whole(process.get("pid"))
     end.seen_at = _text.real(process.get("ended"))
-    end.time = end.time or end.seen_at
+    end.fill(status=status, pid=_text.whole(process.get("pid")), time=end.seen_at)
     # The counters at its own death: others may have died until the end of the whole command.
     end.counters = _text.record(process.get("counters")) or end.counters
 
@@ -560,14 +536,14 @@ def _torchrun_failures(signs: Iterable[Sign]) -> dict[int, Record]:
 
 
 def _add_failure(end: End, failure: Record) -> None:
-    if not failure:
-        return
     status = _text.whole(failure.get("status"))
     if end.status is None or (end.status == 1 and status is not None):
         end.status = status
-    end.fault = end.fault or fault_of_line(_text.text(failure.get("error")))
-    end.host = end.host or _text.text(failure.get("host")) or None
-    end.pid = end.pid or _text.whole(failure.get("pid"))
+    end.fill(
+        fault=fault_of_line(_text.text(failure.get("error"))),
+        host=_text.text(failure.get("host")) or None,
+        pid=_text.whole(failure.get("pid")),
+    )
 
 
 def _number(value: object) -> int | None:

@@ -1,6 +1,6 @@
-"""The evidence of a run folder, or of a record of `holdfast run`.
+"""The evidence of a run folder, a record of `holdfast run`, a log, a process or a job of SLURM.
 
-The folder is only read, and may have been copied from another machine. So processes are looked up
+A folder is only read, and may have been copied from another machine. So processes are looked up
 only if they ran on this machine, and a new heartbeat is awaited only after a recent one.
 """
 
@@ -9,24 +9,36 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from holdfast import _text
-from holdfast._diagnose.evidence.evidence import Evidence, RankEvidence, Record
+from holdfast._diagnose.evidence.evidence import LIVE_STATES, Evidence, RankEvidence, Record
+from holdfast._diagnose.texts.log_file import read_log
 from holdfast._diagnose.texts.sign import Sign
 from holdfast._diagnose.texts.signs import read_signs
+from holdfast._environment import variables
 from holdfast._environment.processes.identity import host_name, of_process
 from holdfast._environment.processes.memory_sample import mounted_rooms
 from holdfast._environment.processes.proc import FairDeadline
 from holdfast._environment.processes.tree import keepers_of
+from holdfast._environment.slurm.controller import can_ask, describe_job
 from holdfast._store.folder import journal
 from holdfast._store.folder.attempts import is_live, keeper_of, lease_holder, read_json
 from holdfast._store.folder.layout import RunLayout
 from holdfast._store.folder.plain_file import read_end
-from holdfast._store.folder.supervised import led_outputs
+from holdfast._store.folder.supervised import (
+    led_output,
+    led_outputs,
+    led_record,
+    lives,
+    supervisions,
+)
 
 _OUTPUT_BYTES = 1 << 20  # of the end of a log
 _STACKS_BYTES = 1 << 16
@@ -124,14 +136,9 @@ def gather_led(life_folder: Path) -> Evidence:
         found.signs += read_signs(text)
     if _text.record(found.led).get("host") == host_name():
         look_for_full_disks(found)
-    found.files = [
-        *(
-            path
-            for name in ("led.json", "output.log", "hang.json")
-            if (path := life_folder / name).exists()
-        ),
-        *found.files,
-    ]
+    names = ("led.json", "output.log", "hang.json")
+    own = [path for name in names if (path := life_folder / name).exists()]
+    found.files = [*own, *found.files]
     return found
 
 
@@ -313,3 +320,357 @@ def _named(signs: Iterable[Sign], rank: int | None) -> Iterator[Sign]:
 
 def _tail(path: Path, size_bytes: int) -> str:
     return read_end(path, size_bytes).decode("utf-8", errors="replace")
+
+
+# -- A log -----------------------------------------------------------------------------------------
+
+_NEAR_THE_END = 60  # lines; torchrun's summary is that long with a few ranks
+
+
+def gather_log(path: Path) -> Evidence:
+    evidence = Evidence(subject=str(path), kind="log", files=[path])
+    try:
+        signs, tail = read_log(path)
+    except OSError as error:
+        evidence.notes.append(f"{path} cannot be read: {error.strerror or error}.")
+        return evidence
+    evidence.signs, evidence.output = signs, tail
+    look_for_full_disks(evidence)
+    if not tail.strip():
+        evidence.notes.append(f"{path} is empty: nothing was written to it.")
+    is_told = any(
+        sign.details.get("from_end", 0) < _NEAR_THE_END and not sign.details.get("is_past")
+        for sign in signs
+        if sign.kind != "holdfast_start"
+    )
+    writers = _writers(path)
+    for pid, comm in writers[:4]:
+        evidence.notes.append(f"Process {pid} ({comm}) still has this file open for writing.")
+    # A shell or `tee` may outlive its command: if the log tells of an end, it ended.
+    evidence.is_live = bool(writers) and not is_told
+    return evidence
+
+
+def _writers(path: Path) -> list[tuple[int, str]]:
+    """The processes that have a file open for writing, as far as /proc shows them."""
+    found: list[tuple[int, str]] = []
+    if sys.platform != "linux":
+        return found
+    try:
+        wanted = path.stat()
+        processes = [name for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208  quicker
+    except OSError:
+        return found
+    for name in processes:
+        if int(name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError, ValueError):
+            for number in os.listdir(f"/proc/{name}/fd"):  # noqa: PTH208  quicker than a Path
+                opened = os.stat(f"/proc/{name}/fd/{number}")  # noqa: PTH116  quicker than pathlib
+                if (opened.st_dev, opened.st_ino) != (wanted.st_dev, wanted.st_ino):
+                    continue
+                flags = Path(f"/proc/{name}/fdinfo/{number}").read_text().partition("flags:")[2]
+                if int(flags.split()[0], 8) & (os.O_WRONLY | os.O_RDWR):
+                    comm = Path(f"/proc/{name}/comm").read_text(errors="replace").strip()
+                    found.append((int(name), comm))
+                    break
+    return found
+
+
+# -- A process by its pid: alive, or dead and recorded somewhere -----------------------------------
+
+_STATES = {
+    "R": "running",
+    "S": "waiting",
+    "D": "waiting in the kernel, for a disk or a network",
+    "T": "stopped (kill -CONT goes on with it)",
+    "t": "stopped by a debugger",
+    "Z": "ended, and not yet awaited by its parent",
+    "I": "idle",
+}
+_KERNEL_SECONDS = 3.0
+
+
+def gather_pid(pid: int) -> Evidence:
+    """The evidence of a process that runs or has run on this machine."""
+    evidence = Evidence(subject=f"process {pid}", kind="pid")
+    process = look_at(pid)
+    if process is not None and process.get("state") != "Z":
+        evidence.process, evidence.is_live = process, True
+        state = _STATES.get(str(process.get("state")), "alive")
+        command = " ".join(process.get("command") or [str(process.get("comm", ""))])[:200]
+        evidence.notes.append(f"Process {pid} is {state}: {command}")
+        return evidence
+    found = _find_led(pid)
+    if found is not None:
+        return found
+    evidence.signs = kernel_signs(pid)
+    evidence.notes += [f"The kernel's log has: {sign.text}" for sign in evidence.signs]
+    if process is not None:
+        evidence.process = process
+        _add_zombie(evidence, pid, process)
+    elif not evidence.signs:
+        may_read = os.access("/dev/kmsg", os.R_OK)
+        evidence.notes += [
+            f"There is no process {pid} on {host_name()}. Neither `holdfast run` nor the kernel's "
+            f"log has a record of one{'' if may_read else ', which only root may read here'}.",
+            "Linux keeps nothing of a process that has ended. What its parent saw is lost; its "
+            "output may tell: holdfast why LOGFILE. For the next time: holdfast run -- COMMAND",
+        ]
+    return evidence
+
+
+def look_at(pid: int) -> Record | None:
+    """A process as /proc has it; None if there is none, or no /proc."""
+    folder = Path("/proc", str(pid))
+    try:
+        text = folder.joinpath("stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None if sys.platform == "linux" or not _answers(pid) else {"pid": pid}
+    comm = text[text.find("(") + 1 : text.rfind(")")]
+    fields = text.rpartition(")")[2].split()
+    process: Record = {"pid": pid, "comm": comm}
+    with contextlib.suppress(IndexError, ValueError, OSError):
+        ticks = os.sysconf("SC_CLK_TCK")
+        process["state"] = fields[0]
+        process["parent"] = int(fields[1])
+        process["cpu_seconds"] = (int(fields[11]) + int(fields[12])) / ticks
+        process["rss"] = int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
+        uptime = float(Path("/proc/uptime").read_text().split()[0])
+        process["started"] = time.time() - uptime + int(fields[19]) / ticks
+        process["exit_code"] = int(fields[49])
+    with contextlib.suppress(OSError):
+        command = folder.joinpath("cmdline").read_bytes().split(b"\0")
+        process["command"] = [os.fsdecode(word) for word in command if word][:64]
+    with contextlib.suppress(OSError):
+        process["cwd"] = str(folder.joinpath("cwd").readlink())
+    with contextlib.suppress(OSError):
+        process["parent_comm"] = (
+            Path("/proc", str(process.get("parent", 0)), "comm").read_text(errors="replace").strip()
+        )
+    return process
+
+
+def kernel_signs(pid: int) -> list[Sign]:
+    """The lines of the kernel's log about a process, where they may be read."""
+    own = re.compile(rf"(?:[Pp]rocess |pid[ =]|\[){pid}\b")
+    lines = [line for line in kernel_log() if own.search(line)]
+    kinds = ("kernel_oom", "kernel_segfault", "kernel_trap", "cuda_error")
+    signs = [sign for sign in read_signs("\n".join(lines)) if sign.kind in kinds]
+    is_of_cgroup = any("constraint=CONSTRAINT_MEMCG" in line for line in lines)
+    for sign in signs:
+        if sign.kind == "kernel_oom" and is_of_cgroup:
+            sign.details["of_cgroup"] = True
+    return [sign for sign in signs if sign.details.get("pid", pid) == pid]
+
+
+def kernel_log() -> list[str]:
+    """The kernel's messages, oldest first; empty where only root may read them."""
+    return _printed_by("dmesg", "--notime", timeout=_KERNEL_SECONDS).splitlines()
+
+
+def _printed_by(*command: str, timeout: float, **more: str) -> str:
+    """What a command prints; empty if it fails, or takes too long."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        said = subprocess.run(
+            command,
+            env={**variables.child_environment(), **more},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=timeout,
+        )
+        return said.stdout if said.returncode == 0 else ""
+    return ""
+
+
+def _find_led(pid: int) -> Evidence | None:
+    """By the records of `holdfast run`; a pid is used again, so the newest counts."""
+    for supervision in reversed(supervisions()):
+        for life in reversed(lives(supervision)):
+            led = read_json(led_record(life))
+            which = _which(led, pid)
+            if which is None:
+                continue
+            evidence = gather_led(life)
+            evidence.subject = f"process {pid}"
+            if not evidence.signs:
+                with contextlib.suppress(OSError):
+                    evidence.signs, evidence.output = read_log(led_output(life))
+            evidence.notes.append(which)
+            return evidence
+    return None
+
+
+def _which(led: Record, pid: int) -> str | None:
+    """What the process was in a life of a command; None if it was not part of it."""
+    if led.get("host") not in (None, host_name()):
+        return None
+    if led.get("child_pid") == pid:
+        return f"Process {pid} was led by `holdfast run`."
+    if led.get("leader_pid") == pid:
+        return f"Process {pid} was `holdfast run` itself; this is of the command that it led."
+    for each in _text.records(led.get("processes")):
+        if each.get("pid") == pid:
+            comm, status = each.get("comm"), _status_words(each.get("status"))
+            who = f"Process {pid}{f' ({comm})' if comm else ''}"
+            return f"{who} was a descendant of the command that `holdfast run` led{status}."
+    return None
+
+
+def _status_words(status: object) -> str:
+    if not isinstance(status, int):
+        return ""
+    name = _text.signal_name(status)
+    return f", and died of {name}" if name else f", and left with status {status}"
+
+
+def _add_zombie(evidence: Evidence, pid: int, process: Record) -> None:
+    """A zombie has its status before its parent asks."""
+    code = process.get("exit_code")
+    parent: Any = process.get("parent_comm") or "its parent"
+    said = ""
+    if isinstance(code, int) and (code or os.geteuid() == 0):
+        status = -(code & 0x7F) if code & 0x7F else code >> 8
+        said = _status_words(status)
+        evidence.led = {"child_pid": pid, "status": status, "host": host_name()}
+    evidence.notes.append(f"Process {pid} has ended{said}; {parent} has not awaited it yet.")
+
+
+def _answers(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return True
+
+
+# -- A job: from SLURM's controller and accounting, and from its output ----------------------------
+
+JOB = re.compile(r"\d+(?:_\d+|_\[[\d,%:-]+\]|\+\d+)?(?:\.\w+)?")
+_ANSWER_SECONDS = 15.0
+_FIELD = re.compile(r"(?:^|\s)([A-Z][A-Za-z:/_]*)=")
+_ACCOUNTED = (
+    *("JobID", "JobName", "State", "ExitCode", "DerivedExitCode", "Reason", "NodeList"),
+    *("MaxRSS", "ReqMem", "End", "Comment"),
+)
+_ENDED = ("CANCELLED", "COMPLETED", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT",
+          "DEADLINE", "BOOT_FAIL", "LAUNCH_FAILED")  # fmt: skip
+
+
+def is_job(word: str) -> bool:
+    """Whether a word could name a job: 12, 12_3 of an array, 12+1 of a heterogeneous one."""
+    return JOB.fullmatch(word) is not None
+
+
+def gather_slurm(job: str) -> Evidence:
+    job = job.partition(".")[0]  # a step's end is told by its job
+    evidence = Evidence(subject=f"job {job}", kind="slurm")
+    if not is_job(job):
+        evidence.notes.append(
+            f"{job} is not a job of SLURM: jobs are numbers, as 12, 12_3 or 12+1."
+        )
+        return evidence
+    # The controller forgets a job minutes after its end. Of an array: the task that tells most.
+    lines = describe_job(job) if can_ask() else []
+    records = [each for each in map(parse_job, lines) if each.get("JobState")]
+    controller = min(records, key=_rank_of_state, default={})
+    command = ("sacct", "-j", job, "-P", "-n", "-D", f"--format={','.join(_ACCOUNTED)}")
+    said = _printed_by(*command, timeout=_ANSWER_SECONDS, SLURM_TIME_FORMAT="%s")
+    accounting = parse_accounting(said)
+    if not controller and not accounting:
+        evidence.notes.append(
+            f"SLURM does not know job {job} (the controller forgets a job minutes after its end, "
+            "and accounting is not kept here or does not know it): holdfast why LOGFILE"
+            if can_ask()
+            else "There is no scontrol here: ask on a node of the cluster."
+        )
+        return evidence
+    evidence.job = facts = _merge(controller, accounting)
+    state = str(facts.get("state", ""))
+    has_ended = any(word in state for word in _ENDED)
+    evidence.is_live = not has_ended and any(word in state for word in LIVE_STATES)
+    _add_outputs(evidence, controller)
+    return evidence
+
+
+def parse_job(line: str) -> Record:
+    """All fields of what `scontrol show job -o` prints; values may have spaces in them."""
+    found: Record = {}
+    # The name comes second and can be anything, also something that looks like a field.
+    number, _, rest = line.partition(" UserId=")
+    for part in (number.partition(" ")[0], f"UserId={rest}"):
+        marks = list(_FIELD.finditer(part))
+        ends = [*(mark.start() for mark in marks[1:]), len(part)]
+        for mark, end in zip(marks, ends, strict=False):
+            found.setdefault(mark[1], part[mark.end() : end].strip())
+    return found
+
+
+def _rank_of_state(record: Record) -> int:
+    state = str(record.get("JobState"))
+    order = ("OUT_OF_MEMORY", "FAILED", "NODE_FAIL", "TIMEOUT", "PREEMPTED", "CANCELLED", "RUNNING")
+    return next((n for n, word in enumerate(order) if word in state), len(order))
+
+
+def parse_accounting(text: str) -> list[dict[str, str]]:
+    """The lines of `sacct -P`; the name may hold the separator, so count from both ends."""
+    found = []
+    for line in text.splitlines():
+        cells = line.split("|")
+        behind = len(_ACCOUNTED) - 2
+        if len(cells) < len(_ACCOUNTED):
+            continue
+        # A comment may hold a separator, too, but few jobs have one.
+        name = "|".join(cells[1 : len(cells) - behind])
+        found.append(dict(zip(_ACCOUNTED, [cells[0], name, *cells[-behind:]], strict=True)))
+    return found
+
+
+def _merge(controller: Record, accounting: list[dict[str, str]]) -> Record:
+    wholes = [row for row in accounting if "." not in row["JobID"]]
+    whole: dict[str, str] = wholes[-1] if wholes else {}  # the last attempt of a requeued job
+    end = _moment(controller.get("EndTime") or whole.get("End"))
+    facts: Record = {
+        "state": controller.get("JobState") or whole.get("State"),
+        "exit_code": controller.get("ExitCode") or whole.get("ExitCode"),
+        "derived": controller.get("DerivedExitCode") or whole.get("DerivedExitCode"),
+        "reason": controller.get("Reason") or whole.get("Reason"),
+        "node": controller.get("NodeList") or whole.get("NodeList"),
+        "end": _text.clock(end) if end is not None else None,
+    }
+    nothing = ("", "None", "(null)", "N/A", "None assigned")
+    return {key: value for key, value in facts.items() if str(value or "") not in nothing}
+
+
+def _add_outputs(evidence: Evidence, controller: Record) -> None:
+    named = [str(controller[key]) for key in ("StdErr", "StdOut") if controller.get(key)]
+    for name in dict.fromkeys(named):
+        path = Path(name)
+        if not path.is_absolute() or name == "/dev/null":
+            continue
+        try:
+            signs, tail = read_log(path)
+        except OSError as error:
+            evidence.notes.append(f"Its output {path} cannot be read: {error.strerror or error}.")
+            continue
+        evidence.signs += signs
+        evidence.output = tail if not evidence.output.strip() else evidence.output
+        evidence.files.append(path)
+    if not named:
+        evidence.notes.append(
+            "Where its output is, only the controller knows, and it has forgotten the job: "
+            "holdfast why LOGFILE says more."
+        )
+
+
+def _moment(value: object) -> float | None:
+    text = str(value or "")
+    if text.isdigit():
+        return float(text) or None
+    with contextlib.suppress(ValueError, OverflowError):
+        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
+    return None

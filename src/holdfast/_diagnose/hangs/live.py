@@ -6,6 +6,7 @@ measure is always the run itself: the steps that it made while nothing disturbed
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,6 @@ from holdfast._diagnose.hangs.explain import (
 from holdfast._diagnose.hangs.process import has_stack, is_computing, what_holds
 from holdfast._diagnose.hangs.stacks import (
     WAITS_FOR_RANKS,
-    ThreadStanding,
     merge_looks,
     standing_of,
     trainer_of,
@@ -131,29 +131,28 @@ def _find(evidence: Evidence) -> HangFinding:
     # One that moves in one function only computes there.
     moves = any(activity_of(look) is Activity.MOVING and not loop_of(look) for look in looks)
     hang = _open_hang(evidence, looks)
+    told = found if found is not None and found.sure is not Sure.UNKNOWN else None
     # A process that computes on one line hangs, too.
     if hang and not moves:
         if found is not None:
             found.evidence += tell_limit(hang)
-        return _of(evidence, found if found is not None and _saw(found) else _recorded(hang))
-    if pace.stands and found is not None and not activities & _AT_WORK and _saw(found):
-        found.evidence.append(_not_yet(looks))
-        return _of(evidence, found)
+        return _of(evidence, told or _recorded(hang))
+    if told is not None and pace.stands and not activities & _AT_WORK:
+        limits = _reals(looks, "patience")
+        until = f" before {_text.duration(max(limits))} are over" if limits else " yet"
+        told.evidence.append(f"the watch over hangs does not call it one{until}")
+        return _of(evidence, told)
     still = _text.real(evidence.look.get("still_seconds"))
-    is_seen = found is not None and any(map(has_stack, looks))
     # The store of a rendezvous polls while its process only waits.
     is_meeting = any(standing_of(look).kind == "rendezvous" for look in looks)
-    is_still = is_meeting or not activities & _AT_WORK
-    if still and found is not None and is_seen and is_still and _saw(found):
-        found.sure = Sure.LIKELY if found.sure is Sure.CERTAIN else found.sure
-        found.evidence.append(
-            f"its steps are not counted: in the last {_text.duration(still)} it did nothing"
-        )
-        return _of(evidence, found)
+    is_still = still and (is_meeting or not activities & _AT_WORK)
+    if told is not None and still and is_still and any(map(has_stack, looks)):
+        told.sure = Sure.LIKELY if told.sure is Sure.CERTAIN else told.sure
+        said = f"in the last {_text.duration(still)} it did nothing"
+        told.evidence.append(f"its steps are not counted: {said}")
+        return _of(evidence, told)
     lately = _text.whole(_text.record(beat.get("pace")).get("compiles_lately"))
-    reasons = find_reasons(looks, disturbed, lately)
-    if (late := tell_straggler(_straggler(evidence))) is not None:
-        reasons.insert(0, late)
+    reasons = [*_straggler(evidence), *_find_reasons(looks, disturbed, lately)]
     if not (pace.is_slow or hang):
         reasons = [each for each in reasons if each.is_enough or pace.may_be_slow]
         if not reasons:
@@ -173,18 +172,6 @@ def _see_full_shm(evidence: Evidence, found: HangFinding) -> None:
     found.sentence = f"{what}: {found.sentence[:1].lower()}{found.sentence[1:]}"
     found.evidence.insert(0, f"it printed: {_text.one_line(sign.text)}")
     found.advice = list(LARGER_SHM)
-
-
-def _straggler(evidence: Evidence) -> Record:
-    told = _text.record(evidence.beat.get("straggler"))
-    noted = (each for each in reversed(evidence.journal) if each.get("event") == "straggler")
-    return told or next(noted, {})
-
-
-def _not_yet(looks: list[Record]) -> str:
-    limits = _reals(looks, "patience")
-    until = f" before {_text.duration(max(limits))} are over" if limits else " yet"
-    return f"the watch over hangs does not call it one{until}"
 
 
 def _open_hang(evidence: Evidence, looks: list[Record]) -> Record:
@@ -210,10 +197,6 @@ def _is_over(record: Record, beat: Record, looks: list[Record]) -> bool:
         return min(passed) > began + _SAME_SECONDS
     written = _text.real(beat.get("time"))
     return written is None or found is None or written > found
-
-
-def _saw(found: HangFinding) -> bool:
-    return found.sure is not Sure.UNKNOWN
 
 
 def _recorded(hang: Record) -> HangFinding:
@@ -313,16 +296,10 @@ def _running(
     sizes = _sizes(evidence, disturbed)
     if sizes:
         said += f"; {sizes[0]}"
-        advice += [f"{let_go(name)}." for name in named_best(disturbed)][:2]
+        advice += [f"{_let_go(name)}." for name in _slowing(disturbed)][:2]
     told += sizes
     told += [f"{name} is at work in it" for name in disturbed]
     return HangFinding(Cause.RUNNING, f"{said}.", sure, told, advice)
-
-
-def _sizes(evidence: Evidence, disturbed: list[str]) -> list[str]:
-    memory = _text.record(_text.record(evidence.beat.get("pace")).get("memory"))
-    said = larger(_text.real(memory.get("usual")), _text.real(memory.get("now")), disturbed)
-    return [said] if said else []
 
 
 def _pace_of(beat: Record, looks: list[Record]) -> _Pace:
@@ -405,117 +382,98 @@ class Reason:
     is_enough: bool = False  # to call it slow at any pace
 
 
-def find_reasons(looks: list[Record], disturbed: list[str], lately: int | None) -> list[Reason]:
+def _find_reasons(looks: list[Record], disturbed: list[str], lately: int | None) -> list[Reason]:
     """What slows it, the most certain first; `lately`: recent compilations of torch.compile."""
     found: list[Reason] = []
     for look in looks:
         held = what_holds(look)
         if held.cause is Cause.SLOW and "swap" in held.words:
             found.append(Reason(f"{_subject(look, looks)} {held.words}", held.hint, is_enough=True))
-    found += (Reason(f"{name} is at work in it", let_go(name)) for name in named_best(disturbed))
-    computing = [reason for look in looks if (reason := _computes_far(look, _subject(look, looks)))]
+    found += (Reason(f"{name} is at work in it", _let_go(name)) for name in _slowing(disturbed))
+    computing = [each for look in looks for each in _computes_far(look, _subject(look, looks))]
     found += computing
     for look in looks:
         # Its own work takes the time then, and the other ranks wait for it.
-        if not computing:
-            found += (reason for reason in _of_cores(look, looks) if reason is not None)
-        found += (reason for reason in _of_look(look, looks, lately) if reason is not None)
+        found += [] if computing else _of_cores(look, looks)
+        found += _of_calls(look, looks, lately)
     return list(dict.fromkeys(found))
 
 
-def named_best(disturbed: list[str]) -> list[str]:
+def _slowing(disturbed: list[str]) -> list[str]:
     """What slows it, without the means that another of them uses."""
-    slowing = [name for name in disturbed if name != _HARMLESS]
-    by_others = {
-        means
-        for means, users in _MEANS.items()
-        if means in slowing and any(user in slowing for user in users)
-    }
-    return [name for name in slowing if name not in by_others]
+    by_others = [means for means, users in _MEANS.items() if set(users) & set(disturbed)]
+    return [name for name in disturbed if name != _HARMLESS and name not in by_others]
 
 
-def _of_cores(look: Record, looks: list[Record]) -> list[Reason | None]:
-    subject = _subject(look, looks)
-    return [
-        _out_of_quota(look, subject),
-        _too_many_threads(look, _who(look, looks)) or _crowded_out(look, subject),
-        _on_a_crowded_machine(look),
-    ]
-
-
-def _of_look(look: Record, looks: list[Record], lately: int | None) -> list[Reason | None]:
-    standing = standing_of(look)
-    who = _who(look, looks)
-    return [
-        _recompiles(look, standing, who, lately),
-        _waits_for_data(look, standing, _subject(look, looks)),
-    ]
-
-
-def _too_many_threads(look: Record, who: str) -> Reason | None:
-    cores = _text.whole(look.get("cores")) or 0
-    busy = 0
-    for process in _text.records(look.get("processes")):
-        # Not by computed time: many threads live only for one step.
-        busy += sum(t.get("state") == "R" for t in _text.records(process.get("threads")))
-    if not cores or busy < 2 * cores:
-        return None
-    told = f"{who}{busy} threads of it want to run on {_text.count(cores, 'core')}"
-    each = max(1, cores // max(1, len(_text.records(look.get("processes")))))
-    return Reason(
-        told,
-        f"Let it use fewer: OMP_NUM_THREADS={each}, torch.set_num_threads, fewer workers",
-        is_enough=busy >= _FAR_TOO_MANY * cores,
-    )
-
-
-def _out_of_quota(look: Record, subject: str) -> Reason | None:
-    quota = _text.record(look.get("cpu_quota"))
-    share, cores = _text.real(quota.get("throttled")) or 0.0, _text.real(quota.get("cores"))
-    if cores is None or share < _THROTTLED_SHARE:
-        return None
-    return Reason(
-        f"{subject} may use {cores:g} cores (the quota of its cgroup), and had used them up in "
-        f"{share:.0%} of the periods",
-        "Raise the quota: docker run --cpus=…, in Kubernetes resources.limits.cpu; or use fewer "
-        "threads and workers",
-    )
-
-
-def _on_a_crowded_machine(look: Record) -> Reason | None:
-    load, cores = _text.real(look.get("load")), _text.whole(look.get("cores"))
-    if load is None or not cores or load < _FAR_TOO_MANY * cores:
-        return None
-    if _waited_share(look) < _LOADED_SHARE:
-        return None  # a process that sleeps is not slowed by the others
-    return Reason(
-        f"the machine has a load of {load:.0f} on {_text.count(cores, 'core')}",
-        "See who computes there (top), and let them run elsewhere",
-    )
-
-
-def _waited_share(look: Record) -> float:
-    """The share of the time in which it was ready to run and had no processor."""
-    shares = [*map(waiting_share, _text.records(look.get("processes")))]
-    age, waited = _text.real(look.get("boundary_age")), _text.real(look.get("step_waited"))
-    if age is not None and waited is not None and age > _LONG_SECONDS:
-        shares.append(waited / age)
-    return max(shares, default=0.0)
-
-
-def _computes_far(look: Record, subject: str) -> Reason | None:
+def _computes_far(look: Record, subject: str) -> Iterator[Reason]:
     """It computes itself, far longer than a step of it took: no lack of processors explains it."""
     ran, usual = _text.real(look.get("step_cpu")), _text.real(look.get("usual_step_seconds"))
     if ran is None or not usual or ran < max(_FAR_COMPUTED_TIMES * usual, _LONG_SECONDS):
-        return None
-    if not is_computing(look):
-        return None
-    at = standing_of(look).at
-    return Reason(
-        f"{subject} has computed for {_text.duration(ran)} in this step, and is now{at}",
-        "See whether that work can end, or is only long: "
-        f"py-spy top --pid {trainer_of(look).get('pid')}",
-    )
+        return
+    if is_computing(look):
+        at = standing_of(look).at
+        yield Reason(
+            f"{subject} has computed for {_text.duration(ran)} in this step, and is now{at}",
+            "See whether that work can end, or is only long: "
+            f"py-spy top --pid {trainer_of(look).get('pid')}",
+        )
+
+
+def _of_cores(look: Record, looks: list[Record]) -> Iterator[Reason]:
+    """Too few cores for it: by a quota, by its own threads, or by other processes."""
+    subject, processes = _subject(look, looks), _text.records(look.get("processes"))
+    cores, load = _text.whole(look.get("cores")) or 0, _text.real(look.get("load")) or 0.0
+    quota = _text.record(look.get("cpu_quota"))
+    throttled, of = _text.real(quota.get("throttled")) or 0.0, _text.real(quota.get("cores"))
+    if of is not None and throttled >= _THROTTLED_SHARE:
+        yield Reason(
+            f"{subject} may use {of:g} cores (the quota of its cgroup), and had used them up in "
+            f"{throttled:.0%} of the periods",
+            "Raise the quota: docker run --cpus=…, in Kubernetes resources.limits.cpu; or use "
+            "fewer threads and workers",
+        )
+    # Not by computed time: many threads live only for one step.
+    threads = [each for process in processes for each in _text.records(process.get("threads"))]
+    busy = sum(each.get("state") == "R" for each in threads)
+    waited = max(map(waiting_share, processes), default=0.0)
+    if cores and busy >= 2 * cores:
+        each = max(1, cores // max(1, len(processes)))
+        yield Reason(
+            f"{_who(look, looks)}{busy} threads of it want to run on {_text.count(cores, 'core')}",
+            f"Let it use fewer: OMP_NUM_THREADS={each}, torch.set_num_threads, fewer workers",
+            is_enough=busy >= _FAR_TOO_MANY * cores,
+        )
+    elif waited >= _CROWDED_SHARE:
+        yield Reason(
+            f"{subject} waits for a processor {waited:.0%} of the time: other processes have them",
+            "See which they are (top), and let them run elsewhere, or give it cores of its own",
+        )
+    age, in_step = _text.real(look.get("boundary_age")), _text.real(look.get("step_waited"))
+    if age is not None and in_step is not None and age > _LONG_SECONDS:
+        waited = max(waited, in_step / age)
+    # A process that sleeps is not slowed by the others.
+    if cores and load >= _FAR_TOO_MANY * cores and waited >= _LOADED_SHARE:
+        yield Reason(
+            f"the machine has a load of {load:.0f} on {_text.count(cores, 'core')}",
+            "See who computes there (top), and let them run elsewhere",
+        )
+
+
+def _of_calls(look: Record, looks: list[Record], lately: int | None) -> Iterator[Reason]:
+    """torch.compile that compiles again and again, and a data loader that is slow."""
+    standing, made = standing_of(look), _text.whole(look.get("compiles")) or 0
+    is_compiling = standing.kind == "compile"
+    if (lately or 0) >= _MOST_COMPILES or (is_compiling and made > _MOST_COMPILES):
+        at = standing.at if is_compiling else ""
+        often = f", {lately} of them recently" if lately else ""
+        again = f"torch.compile makes code again and again{at}: {made} pieces so far{often}"
+        hint = "See why: TORCH_LOGS=recompiles; pad the batches, or torch.compile(…, dynamic=True)"
+        yield Reason(f"{_who(look, looks)}{again}", hint, is_enough=True)
+    if standing.kind == "loader":
+        held = what_holds(look)
+        more = "More workers, or less work for each sample"
+        hint = held.hint if held.cause is Cause.SLOW else more
+        yield Reason(f"{_subject(look, looks)} {held.words}", hint)
 
 
 def _find_waits(looks: list[Record]) -> list[Reason]:
@@ -531,67 +489,32 @@ def _find_waits(looks: list[Record]) -> list[Reason]:
     return found
 
 
-def tell_straggler(found: Record) -> Reason | None:
+def _straggler(evidence: Evidence) -> list[Reason]:
     """The rank that the others wait for in each step."""
+    noted = (each for each in reversed(evidence.journal) if each.get("event") == "straggler")
+    found = _text.record(evidence.beat.get("straggler")) or next(noted, {})
     rank, late = _text.whole(found.get("rank")), _text.real(found.get("seconds"))
     if rank is None or late is None:
-        return None
+        return []
     host = _text.one_line(_text.text(found.get("host")), 60)
-    where = f" on {host}" if host else ""
-    return Reason(
-        f"rank {rank}{where} comes {_text.duration(late)} later than the others in each step",
-        "See what else runs there, and what its data and its GPU do",
-    )
+    by = f"{_text.duration(late)} later than the others in each step"
+    because = f"rank {rank}{f' on {host}' if host else ''} comes {by}"
+    return [Reason(because, "See what else runs there, and what its data and its GPU do")]
 
 
-def _crowded_out(look: Record, subject: str) -> Reason | None:
-    share = max(map(waiting_share, _text.records(look.get("processes"))), default=0.0)
-    if share < _CROWDED_SHARE:
-        return None
-    return Reason(
-        f"{subject} waits for a processor {share:.0%} of the time: other processes have them",
-        "See which they are (top), and let them run elsewhere, or give it cores of its own",
-    )
-
-
-def _recompiles(
-    look: Record, standing: ThreadStanding, who: str, lately: int | None
-) -> Reason | None:
-    made = _text.whole(look.get("compiles")) or 0
-    is_compiling = standing.kind == "compile"
-    if not (lately or 0) >= _MOST_COMPILES and not (is_compiling and made > _MOST_COMPILES):
-        return None
-    at = standing.at if is_compiling else ""
-    often = f", {lately} of them recently" if lately else ""
-    return Reason(
-        f"{who}torch.compile makes code again and again{at}: {made} pieces so far{often}",
-        "See why: TORCH_LOGS=recompiles; pad the batches, or torch.compile(…, dynamic=True)",
-        is_enough=True,
-    )
-
-
-def _waits_for_data(look: Record, standing: ThreadStanding, subject: str) -> Reason | None:
-    if standing.kind != "loader":
-        return None
-    held = what_holds(look)
-    hint = held.hint if held.cause is Cause.SLOW else "More workers, or less work for each sample"
-    return Reason(f"{subject} {held.words}", hint)
-
-
-def larger(usual: float | None, now: float | None, disturbed: list[str]) -> str:
-    """How much larger it is than while nothing disturbed it; empty if it is not."""
+def _sizes(evidence: Evidence, disturbed: list[str]) -> list[str]:
+    """How much larger it is than while nothing disturbed it."""
+    memory = _text.record(_text.record(evidence.beat.get("pace")).get("memory"))
+    usual, now = _text.real(memory.get("usual")), _text.real(memory.get("now"))
     blamed = [name for name in disturbed if name in _LARGE]
     if not usual or not now or not blamed or now < _MUCH_LARGER * usual:
-        return ""
-    return f"it has {_text.size(now)} instead of {_text.size(usual)} because of {_listed(blamed)}"
+        return []
+    names = f"{', '.join(blamed[:-1])} and {blamed[-1]}" if blamed[1:] else blamed[0]
+    return [f"it has {_text.size(now)} instead of {_text.size(usual)} because of {names}"]
 
 
-def let_go(name: str) -> str:
+def _let_go(name: str) -> str:
     return _REMEDIES.get(name, "Take it out again")
-
-
-def _listed(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _subject(look: Record, looks: list[Record]) -> str:

@@ -201,6 +201,13 @@ class Fault:
             return f"{self.type} in `{_text.one_line(code, most)}`{where}"
         return f"{self.type}: {said}{where}" if said else f"{self.type}{where}"
 
+    def came_of(self, first: Fault, **more: Any) -> Fault:
+        """The exception of another thread or process, which led to this one of the main thread."""
+        at = f" at {self.place}" if self.place else ""
+        record = {**self.record, **first.record, **more.pop("record", {})}
+        early, then = self.is_before_first_step, f"{self.sentence()}{at}"
+        return replace(first, record=record, is_before_first_step=early, then=then, **more)
+
     @property
     def verb(self) -> str:
         """What a process did with it: FATAL, or a status of TensorFlow, is no exception."""
@@ -231,7 +238,9 @@ class Fault:
             return "environment"
         if self.type == "ImportError":
             # A name that the script's own module lacks: nothing is wrong with the machine.
-            is_of_a_library = _LIBRARY.search(self.message) or self._is_in_a_package()
+            inner = [file for file in self._files() if not file.startswith("<frozen")][-1:]
+            is_in_a_package = any(part in file for part in _PACKAGES for file in inner)
+            is_of_a_library = is_in_a_package or _LIBRARY.search(self.message)
             return "environment" if is_of_a_library else "plain"
         if any(cause.startswith("MemoryError") for cause in self.chain):
             return "cpu_oom"
@@ -247,7 +256,11 @@ class Fault:
                 kind = kind_of_sign(min(found, key=lambda sign: _ORDER.index(sign.kind)))
                 # The lines below a message of TensorFlow name the device.
                 return "cpu_oom" if kind == "cuda_oom" and self.is_of_host else kind
-        if self._is_lost_in_the_loader():
+        # A worker's death also shows as a lost connection or file: then a frame tells. A data set,
+        # too, may miss a file: only the loader's own calls tell of a dead worker.
+        files = self._files() if "Connection" in self.type else self._files()[-1:]
+        told = " ".join(files) or _text.text(self.record.get("traceback"))
+        if self.type in DISGUISES and any(part in told for part in _LOADER):
             return "worker"
         if _NO_MEMORY.search(f"{whole}\n{self.tail}"):
             return "cuda_oom" if _GPU.search(f"{whole}\n{self.tail}") else "cpu_oom"
@@ -263,26 +276,6 @@ class Fault:
         frames = self.record.get("frames")
         places = frames if isinstance(frames, list) else []
         return [str(each[0]) for each in places if isinstance(each, list | tuple) and each]
-
-    def _is_in_a_package(self) -> bool:
-        """Whether it was raised in an installed package."""
-        files = [file for file in self._files() if not file.startswith("<frozen")]
-        return any(part in (files or [""])[-1] for part in _PACKAGES)
-
-    def _is_lost_in_the_loader(self) -> bool:
-        """A worker's death also shows as a lost connection or file: then a frame tells.
-
-        A data set, too, may miss a file: only the loader's own calls tell of a dead worker.
-        """
-        files = self._files() if "Connection" in self.type else self._files()[-1:]
-        told = " ".join(files) or _text.text(self.record.get("traceback"))
-        return self.type in DISGUISES and any(part in told for part in _LOADER)
-
-    @property
-    def _is_of_a_place(self) -> bool:
-        """Whether a folder for the output, or the log in it, cannot be made."""
-        is_made = _MAKING.search(_text.text(self.record.get("code"))) is not None
-        return is_made and _NO_PLACE.search(self.message) is not None
 
     @property
     def _is_of_holdfast(self) -> bool:
@@ -320,7 +313,9 @@ class Fault:
         is_of_settings = _NOT_EVEN_LOADED.fullmatch(self.type) or _OF_SETTINGS.search(self.message)
         if is_of_settings and self.is_before_first_step is not False:
             return True
-        if self._is_of_a_place and self.is_before_first_step is None:
+        # A folder for the output, or the log in it, cannot be made.
+        is_made = _MAKING.search(_text.text(self.record.get("code"))) is not None
+        if is_made and _NO_PLACE.search(self.message) and self.is_before_first_step is None:
             return not self.record.get("is_late")
         return bool(self.is_before_first_step) and bool(_NEVER_RIGHT.fullmatch(self.type))
 
@@ -333,23 +328,21 @@ def fault_of_error(error: Record) -> Fault | None:
     chain = error.get("chain")
     code = error.get("exit_code")
     early = error.get("is_configuration")
+    message = _text.text(error.get("message"))
+    # torch relays an exception from another process in the message.
+    relayed = _FRAME.findall(message.partition("\nOriginal Traceback ")[2])
+    given_on = [[file, int(line), name] for file, line, name in relayed]
     found = Fault(
         type=name,
-        message=_text.text(error.get("message")),
+        message=message,
         qualified=_text.text(error.get("qualified")),
         chain=[t for t in chain if isinstance(t, str)][:20] if isinstance(chain, list) else [],
-        place=_place(_given_on(_text.text(error.get("message")))) or _place(error.get("frames")),
+        place=_place(given_on) or _place(error.get("frames")),
         record=error,
         is_before_first_step=early if isinstance(early, bool) else None,
         exit_code=None if code is None else str(code)[:300],
     )
     return _before_the_loss(found)
-
-
-def _given_on(message: str) -> list[list[Any]]:
-    """The frames of an exception that torch relayed from another process in its message."""
-    _, mark, told = message.partition("\nOriginal Traceback ")
-    return [[file, int(line), name] for file, line, name in _FRAME.findall(told)] if mark else []
 
 
 def fault_of_signs(signs: Iterable[Sign]) -> Fault | None:
@@ -365,7 +358,8 @@ def fault_of_signs(signs: Iterable[Sign]) -> Fault | None:
             continue
         if _is_own(fault):
             first = (sign.details.get("lines") or [sign.line])[0]
-            after = (first - s.line for s in signs if _asks(s) and s.rank == sign.rank)
+            stops = [s for s in signs if s.kind == "terminated_line" and s.rank == sign.rank]
+            after = [first - s.line for s in stops if s.details.get("signal") == 2]
             is_asked = any(0 < lines < _ANSWER_LINES for lines in after)
             return _interrupted(fault) if is_asked else cause_before(fault, found)
         last = last or fault  # another rank may have printed the cause into the same log
@@ -375,14 +369,12 @@ def fault_of_signs(signs: Iterable[Sign]) -> Fault | None:
 def _is_own(fault: Fault) -> bool:
     """Whether it tells of the process itself, and does not report the end of another one."""
     # A child that left by itself has printed why.
-    is_report = fault.type in _LAUNCHERS or any(
-        shape.search(fault.message) for shape in (CHILD_LEFT, POINTS_ABOVE)
-    )
+    is_report = CHILD_LEFT.search(fault.message) or POINTS_ABOVE.search(fault.message)
     is_of_a_worker = fault.type in DISGUISES and fault.kind == "worker"
     # What is cancelled, is because of something else.
     is_cancelled = "CancelledError" in fault.type or fault.message.lower() == "cancelled"
-    is_of_another_end = is_report or is_of_a_worker or is_cancelled
-    return fault.kind not in _OF_VICTIMS and not is_of_another_end
+    is_of_another_end = fault.type in _LAUNCHERS or is_report or is_of_a_worker or is_cancelled
+    return not is_of_another_end and fault.kind not in _OF_VICTIMS
 
 
 def raises_after(sign: Sign, signs: Iterable[Sign]) -> bool:
@@ -432,13 +424,7 @@ def cause_before(fault: Fault, signs: Iterable[Sign]) -> Fault:
     first = _fault_of_sign(before[-1]) if before else None
     if first is None or first.kind in _OF_VICTIMS or first.type in DISGUISES:
         return fault
-    at = f" at {fault.place}" if fault.place else ""
-    return replace(
-        first,
-        record={**fault.record, **first.record},
-        is_before_first_step=fault.is_before_first_step,
-        then=f"{fault.sentence()}{at}",
-    )
+    return fault.came_of(first)
 
 
 def _leads_to(other: Sign, main: Sign) -> bool:
@@ -483,10 +469,6 @@ def _fault_of_sign(sign: Sign) -> Fault | None:
     return _before_the_loss(found)
 
 
-def _asks(sign: Sign) -> bool:
-    return sign.kind == "terminated_line" and sign.details.get("signal") == 2
-
-
 def _interrupted(fault: Fault) -> Fault:
     """What the script raised because of a Ctrl-C."""
     if fault.kind == "interrupt":
@@ -526,8 +508,9 @@ def _place(frames: object) -> str:
     """The innermost frame that is neither Python's nor a library's."""
     found: list[tuple[str, int, str]] = []
     for frame in frames if isinstance(frames, list) else []:
-        if isinstance(frame, list | tuple) and len(frame) >= 2 and isinstance(frame[0], str):
-            function = f" in {frame[2]}" if len(frame) > 2 and isinstance(frame[2], str) else ""
-            found.append((frame[0], frame[1], function))
+        match frame:
+            case [str(file), line, *more]:
+                function = f" in {more[0]}" if more and isinstance(more[0], str) else ""
+                found.append((file, line, function))
     own = innermost_own(found)
     return "" if own is None else f"{own[0]}:{own[1]}{own[2]}"

@@ -1,16 +1,16 @@
 """What launchers, shells and SLURM print at the end: which process failed, and how.
 
 torchrun's own "root cause" is the failure that it saw first. After the kill of a rank, that is
-often another rank, which had lost its connection. So the culprit is worked out from all failures.
+often another rank, which had lost its connection. So all failures are kept, and judged together.
 """
 
 from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, takewhile
 from typing import Any
 
 from holdfast._diagnose.texts.lines import Line, Text
@@ -33,13 +33,6 @@ _AGENT = re.compile(
 )
 _CLOSING = re.compile(r"Sending process (\d{1,9}) closing signal (?:Signals\.)?(\w+)")
 _FORCED = re.compile(r"Unable to shutdown process (\d{1,9}) via .*forcefully exiting via")
-# What a rank prints that has only lost another rank.
-_OF_A_VICTIM = re.compile(
-    r"Connection (?:closed|reset) by (?:remote )?peer|Broken pipe|ncclRemoteError"
-    r"|remote process exited|unhandled system error|Timed out waiting \d+ ?ms"
-    r"|collective operation timeout|failed to pass monitoredBarrier"
-    r"|successfully reached monitoredBarrier|Connection refused"
-)
 # Other launchers, and Python's own subprocess, with the status of their child.
 _SIGNAL_STATUS = (
     r"[:= ]{1,3}(?P<code>-[1-9]\d?|1(?:24|29|3\d|4[0-3])|2(?:5[7-9]|6\d|7[01]))"  # PBS: from 256
@@ -108,7 +101,6 @@ _REPORT = re.compile(
     r"|^Job ID: \d.*\n(?:[A-Z][\w /-]+: .*(?:\n|\Z))+"
 )
 _REPORT_WORDS = ("Sender: LSF", "Name: ", "NAME ", "JobID", "Job ID: ")
-_TIMED_OUT = re.compile(r"Timed out waiting|operation timeout|monitoredBarrier|wait timeout after")
 
 
 def split_reports(text: str) -> tuple[str, str]:
@@ -131,31 +123,23 @@ def split_reports(text: str) -> tuple[str, str]:
 def read_launchers(text: Text, exceptions: list[Sign]) -> Iterator[Sign]:
     """The summaries of torchrun and of torch.multiprocessing.spawn, and the statuses of others."""
     summaries = [line for line in text.hits("(first observed failure):") if "Root" in line.text]
-    for line in summaries[-_MOST_SUMMARIES:]:
-        sign = _summary(text, line, exceptions)
-        if sign is not None:
-            yield sign
-    if not summaries and (fields := list(text.hits("exitcode  : "))):
-        # The end of a summary, as of `tail`.
-        sign = _summary(text, fields[-1], exceptions)
-        if sign is not None:
-            yield sign
+    # Or the end of a summary, as of `tail`.
+    roots = summaries[-_MOST_SUMMARIES:] or [*text.hits("exitcode  : ")][-1:]
+    for line in roots:
+        yield from _summary(text, line, exceptions)
     for line in text.hits("failed (exitcode: "):
         match = _AGENT.search(line.text)
         if match is not None and not summaries:
             # Without the summary, as when the agent was killed while it wrote.
-            rank, code = int(match[2]), int(match[1])
-            pid = int(match[3])
-            details = {"exitcodes": {rank: code}, "root": rank, "culprit": rank, "pid": pid}
-            yield make_sign("torchrun_summary", line, {**details, "launcher": "torchrun"}, rank)
+            rank = int(match[2])
+            details = {"exitcodes": {rank: int(match[1])}, "pid": int(match[3])}
+            yield make_sign("torchrun_summary", line, details, rank)
     for line in chain(text.hits("Exception: process "), text.hits("Exception: Process ")):
         match = _SPAWN.search(line.text)
         if match is not None:
             rank = int(match[1])
             code = -_number(match[2]) if match[2] else int(match[3])
-            details = {"exitcodes": {rank: code}, "root": rank, "culprit": rank}
-            yield make_sign("torchrun_summary", line, {**details, "launcher": "spawn"}, rank)
-
+            yield make_sign("torchrun_summary", line, {"exitcodes": {rank: code}}, rank)
     yield from _read_ray(text)
     yield from _read_pods(text)
     for needle, shape in _EXITS.items():
@@ -223,20 +207,20 @@ def _number(name: str) -> int:
     return int(getattr(signal, name, 0)) if name.startswith("SIG") else 0
 
 
-def _summary(text: Text, root: Line, exceptions: list[Sign]) -> Sign | None:
+def _summary(text: Text, root: Line, exceptions: list[Sign]) -> Iterator[Sign]:
     before = [root]
     for line in text.before(root, 4000):
         if line.rank == root.rank:
             before.append(line)
         if line.text.startswith("Failures:"):
             break
-    failures = _failures(reversed(before))
-    ending = list(_until_rule(text, root))
-    said_root = _failures(iter(ending))
-    known = {each["rank"] for each in said_root}
-    failures = said_root + [each for each in failures if each["rank"] not in known]
+    below = text.from_same(root, 400)
+    ending = [root, *takewhile(lambda line: not line.text.startswith("====="), below)]
+    failures = _failures(ending)
+    known = {each["rank"] for each in failures}
+    failures += [each for each in _failures(reversed(before)) if each["rank"] not in known]
     if not failures:
-        return None
+        return
     starts = [line.number for line in text.hits(RESTARTS) if line.number < root.number]
     attempt = [sign for sign in exceptions if sign.line > max(starts, default=0)]
     for each in failures:
@@ -245,22 +229,15 @@ def _summary(text: Text, root: Line, exceptions: list[Sign]) -> Sign | None:
             each["error"] = own[-1].text if own else ""
     ended = _ended_by_agent(text)
     for each in failures:
-        each["ended_by_torchrun"] = ended.get(each.get("pid")) == each["exitcode"]
-    culprit = _culprit(failures)
-    by_itself = [each for each in failures if not each["ended_by_torchrun"]]
-    for each in failures:
-        if each["ended_by_torchrun"]:
-            # The status tells what torchrun did, and nothing of the rank.
-            each["signal"], each["exitcode"] = -each["exitcode"], None
+        if ended.get(each.get("pid")) == each["exitcode"]:
+            each["exitcode"] = None  # it tells what torchrun did, and nothing of the rank
+    codes = {each["rank"]: each["exitcode"] for each in failures}
     details: dict[str, Any] = {
-        "exitcodes": {each["rank"]: each["exitcode"] for each in by_itself},
-        "root": failures[0]["rank"] if said_root else None,
-        "culprit": culprit["rank"],
+        "exitcodes": {rank: code for rank, code in codes.items() if code is not None},
         "failures": failures[:64],
-        "launcher": "torchrun",
         "lines": [before[-1].number, ending[-1].number],
     }
-    return make_sign("torchrun_summary", root, details, culprit["rank"])
+    yield make_sign("torchrun_summary", root, details, failures[0]["rank"])
 
 
 def _ended_by_agent(text: Text) -> dict[int | None, int]:
@@ -275,15 +252,7 @@ def _ended_by_agent(text: Text) -> dict[int | None, int]:
     return found
 
 
-def _until_rule(text: Text, root: Line) -> Iterator[Line]:
-    yield root
-    for line in text.from_same(root, 400):
-        if line.text.startswith("====="):
-            return
-        yield line
-
-
-def _failures(lines: Iterator[Line]) -> list[dict[str, Any]]:
+def _failures(lines: Iterable[Line]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     last = ""
     for line in lines:
@@ -295,21 +264,18 @@ def _failures(lines: Iterator[Line]) -> list[dict[str, Any]]:
         name, value = match[1], match[2].strip()
         if name == "time":
             _close(found, last)
-            found.append({"rank": -1, "exitcode": 0, "error": "", "time": value})
+            found.append({"rank": -1, "exitcode": 0, "error": ""})
             last = ""
         elif not found:
             continue
         elif name == "host":
             found[-1]["host"] = value
-        elif name == "rank" and (numbers := re.match(r"(\d+)(?: \(local_rank: (\d+)\))?", value)):
-            found[-1]["rank"] = int(numbers[1])
-            found[-1]["local_rank"] = int(numbers[2]) if numbers[2] else None
-        elif name == "exitcode" and (numbers := re.match(r"(-?\d+)(?:\s+\(pid: (\d+)\))?", value)):
-            found[-1]["exitcode"] = int(numbers[1])
-            found[-1]["pid"] = int(numbers[2]) if numbers[2] else None
         elif name == "traceback":
-            found[-1]["traceback"] = value[:200]
-            last = ""
+            found[-1]["traceback"], last = value[:200], ""
+        elif numbers := re.match(r"(-?\d+)(?:\s+\(pid: (\d+)\))?", value):
+            found[-1][name] = int(numbers[1])
+            if numbers[2]:
+                found[-1]["pid"] = int(numbers[2])
     _close(found, last)
     return [each for each in found if each["rank"] >= 0]
 
@@ -317,24 +283,6 @@ def _failures(lines: Iterator[Line]) -> list[dict[str, Any]]:
 def _close(found: list[dict[str, Any]], last: str) -> None:
     if found and not found[-1]["error"] and found[-1].get("traceback", "").startswith("Traceback"):
         found[-1]["error"] = last[:600]
-
-
-def _culprit(failures: list[dict[str, Any]]) -> dict[str, Any]:
-    """The rank that failed by itself. A rank that lost another, or that torchrun ended, did not."""
-    own = [each for each in failures if not _is_victim(each)]
-    if own:
-        # A lost connection ends no rank by a signal; it may end one with a status.
-        return next((each for each in own if each["exitcode"] < 0), own[0])
-    if any(_TIMED_OUT.search(each["error"]) for each in failures):
-        silent = [each for each in failures if not each["error"]]
-        if silent:
-            return silent[0]  # the others had waited for it
-    return failures[0]
-
-
-def _is_victim(failure: dict[str, Any]) -> bool:
-    was_ended = failure["ended_by_torchrun"] or failure["exitcode"] == -15
-    return was_ended or bool(_OF_A_VICTIM.search(failure["error"]))
 
 
 # -- Shells, SLURM and the C++ runtime
@@ -364,27 +312,29 @@ _HELPERS = re.compile(
     r"|iostat|dstat|sar|Xvfb|ssh|rsync)\b"
 )
 # "train.sh: line 3:  4711 Killed      python train.py", "[1]+  Killed  python …", "Killed"
-_SHELL = re.compile(
-    rf"(?:\^[A-Z\\])*(?:(?P<script>[^:]{{1,200}}): line \d+: +|\[\d+\][+-]? +)?(?:(?P<pid>\d+) +)?"
-    rf"(?:signal: )?(?P<what>{_WORDS})(?:: (?:4|6|9|10|11|15))?"  # a number on macOS
-    r"(?P<core>\s*\(core dumped\))?(?P<command>\s{2,}.*|)\s*"
-)
-_GLUED = re.compile(rf"[^:]{{1,200}}: line \d+: +(?P<pid>\d+) (?P<what>{_WORDS})(?P<command>.*)")
-_ZSH = re.compile(
-    r"(?:zsh: |\[\d+\] +[+-]? *(?P<pid>\d+) +)"
-    r"(?P<what>killed|segmentation fault|abort|bus error|illegal hardware instruction|terminated)"
-    r"(?P<core> +\(core dumped\))?(?P<command>\s{2,}.*|)\s*"
-)
-_OTHER_SHELL = re.compile(
-    r"(?:signal: )?(?P<what>segmentation fault|aborted|bus error|illegal instruction|floating point"
-    r" exception) \(core dumped\)"
+_SHELLS = (
+    re.compile(
+        r"(?:\^[A-Z\\])*(?:[^:]{1,200}: line \d+: +|\[\d+\][+-]? +)?(?:(?P<pid>\d+) +)?"
+        rf"(?:signal: )?(?P<what>{_WORDS})(?:: (?:4|6|9|10|11|15))?"  # a number on macOS
+        r"(?:\s*\(core dumped\))?(?P<command>\s{2,}.*|)\s*"
+    ),
+    re.compile(  # zsh
+        r"(?:zsh: |\[\d+\] +[+-]? *(?P<pid>\d+) +)"
+        r"(?P<what>killed|segmentation fault|abort|bus error|illegal hardware instruction"
+        r"|terminated)(?: +\(core dumped\))?(?P<command>\s{2,}.*|)\s*"
+    ),
+    re.compile(rf"[^:]{{1,200}}: line \d+: +(?P<pid>\d+) (?P<what>{_WORDS})(?P<command>.*)"),
+    re.compile(
+        r"(?:signal: )?(?P<what>segmentation fault|aborted|bus error|illegal instruction|floating"
+        r" point exception) \(core dumped\)"
+    ),
 )
 _SRUN = re.compile(
-    r"srun: error: (?P<node>[^:\s]+): tasks? (?P<tasks>[\d,\-]+): (?P<what>.+?)"
-    r"(?P<core> \(core dumped\))?\s*$"
+    r"srun: error: (?P<node>[^:\s]+): tasks? (?P<task>\d+)[\d,\-]*: (?P<what>.+?)"
+    r"(?: \(core dumped\))?\s*$"
 )
 _CANCELLED = re.compile(
-    r"\*\*\* (?P<what>JOB|STEP) (?P<id>[\w.+\[\]-]+) ON (?P<node>\S+) CANCELLED AT (?P<at>\S+)"
+    r"\*\*\* (?P<what>JOB|STEP) [\w.+\[\]-]+ ON (?P<node>\S+) CANCELLED AT \S+"
     r"(?P<why> DUE (?:TO|to) .*?)?(?:, SEE [^*]*)? \*\*\*"
 )
 _REASONS = {
@@ -401,50 +351,41 @@ def read_system(text: Text) -> Iterator[Sign]:
     for word in (*SIGNAL_WORDS, "abort", "illegal hardware instruction"):
         for spelled in {word, word[:1].upper() + word[1:]} - {"out of memory", "Out of memory"}:
             for line in text.hits(spelled):
-                sign = _shell(line)
-                if sign is not None:
-                    yield sign
+                yield from _shell(line)
     for line in text.hits("srun: error: "):
         yield from _srun(line)
     for line in text.hits(" CANCELLED AT "):
-        sign = _cancelled(line)
-        if sign is not None:
-            yield sign
+        yield from _cancelled(line)
     for line in text.hits("terminate called after throwing"):
         yield _terminate(text, line)
 
 
-def _shell(line: Line) -> Sign | None:
+def _shell(line: Line) -> Iterator[Sign]:
     """A shell reports the signal of its command; prose with the same words has more words."""
     if is_source_code(line.text, 0) or len(line.text) > 2000:
-        return None
+        return
     said = PROGRESS_BAR.sub("", line.text.strip())
-    shells = (_SHELL, _ZSH, _GLUED, _OTHER_SHELL)
-    match = next((found for each in shells if (found := each.fullmatch(said))), None)
+    match = next((m for each in _SHELLS if (m := each.fullmatch(said))), None)
     if match is None:
-        return None
+        return
     word = match["what"].lower().replace(" hardware", "").replace("cpu", "CPU")
     kind, number = SIGNAL_WORDS.get(word, SIGNAL_WORDS["aborted"])
     named = match.groupdict()
     details: dict[str, Any] = {"signal": number}
     if named.get("pid"):
         details["pid"] = int(named["pid"][:9])
-    command = (named.get("command") or "").replace("(core dumped)", "").strip()
-    if _HELPERS.match(command):
-        return None
-    if command:
+    if command := (named.get("command") or "").replace("(core dumped)", "").strip():
         details["command"] = command[:300]
-    return make_sign(kind, line, details)
+    if not _HELPERS.match(command):
+        yield make_sign(kind, line, details)
 
 
 def _srun(line: Line) -> Iterator[Sign]:
     match = _SRUN.search(line.text)
     if match is None:
         return
-    first = re.match(r"\d+", match["tasks"])
-    rank = int(first[0][:9]) if first else None
-    details: dict[str, Any] = {"node": match["node"], "tasks": match["tasks"]}
-    what = match["what"].lower()
+    details: dict[str, Any] = {"node": match["node"]}
+    rank, what = int(match["task"][:9]), match["what"].lower()
     if exited := re.fullmatch(r"exited with exit code (\d+)", what):
         yield make_sign("srun_exit", line, {**details, "exitcode": int(exited[1][:9])}, rank)
     elif what in SIGNAL_WORDS:
@@ -452,28 +393,22 @@ def _srun(line: Line) -> Iterator[Sign]:
         yield make_sign(kind, line, {**details, "signal": number}, rank)
 
 
-def _cancelled(line: Line) -> Sign | None:
+def _cancelled(line: Line) -> Iterator[Sign]:
     match = _CANCELLED.search(line.text)
     if match is None:
-        return None
+        return
     why = (match["why"] or "").upper()
-    details = {"what": match["what"].lower(), **{key: match[key] for key in ("id", "node", "at")}}
-    kind = next((kind for word, kind in _REASONS.items() if word in why), "slurm_cancelled")
-    if match["what"] == "STEP" and not why:
-        # Every step with a failed task ends so; of a cancelled job, the job does.
-        kind = "slurm_step_cancelled"
-    elif kind == "slurm_cancelled" and (signal := re.search(r"SIGNAL (\w+)", why)):
-        details["signal_name"] = signal[1].capitalize()
-    return make_sign(kind, line, details, None)
+    # Every step with a failed task ends so; of a cancelled job, the job does.
+    other = "slurm_step_cancelled" if match["what"] == "STEP" and not why else "slurm_cancelled"
+    kind = next((kind for word, kind in _REASONS.items() if word in why), other)
+    yield make_sign(kind, line, {"node": match["node"]})
 
 
 def _terminate(text: Text, line: Line) -> Sign:
     match = _TERMINATE.search(line.text)
-    what = ""
-    for other in text.from_same(line, 3):
-        if other.text.strip().startswith("what():"):
-            what = other.text.strip().removeprefix("what():").strip()
-            break
+    below = (each.text.strip() for each in text.from_same(line, 3))
+    said = next((each for each in below if each.startswith("what():")), "")
+    what = said.removeprefix("what():").strip()
     # NCCL's watchdog names its rank in there.
     named = re.search(r"\[(?:PG [^\]]{0,80})?Rank (\d{1,6})\]", what)
     details = {"type": match["type"] if match else "", "what": what}

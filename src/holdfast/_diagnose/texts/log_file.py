@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
-from holdfast._diagnose.evidence.evidence import Evidence
-from holdfast._diagnose.evidence.gather import look_for_full_disks
 from holdfast._diagnose.texts.launchers import split_reports
 from holdfast._diagnose.texts.lines import Text
 from holdfast._diagnose.texts.signs import Sign, read_signs
@@ -22,31 +18,6 @@ TAIL_BYTES = 4 << 20
 OUTPUT_CHARACTERS = 64 << 10
 _COUNTED_BYTES = 256 << 20  # between head and tail; lines beyond it are estimated
 _PIPED_BYTES = 1 << 30  # a device may have no end
-_NEAR_THE_END = 60  # lines; torchrun's summary is that long with a few ranks
-
-
-def gather_log(path: Path) -> Evidence:
-    evidence = Evidence(subject=str(path), kind="log", files=[path])
-    try:
-        signs, tail = read_log(path)
-    except OSError as error:
-        evidence.notes.append(f"{path} cannot be read: {error.strerror or error}.")
-        return evidence
-    evidence.signs, evidence.output = signs, tail
-    look_for_full_disks(evidence)
-    if not tail.strip():
-        evidence.notes.append(f"{path} is empty: nothing was written to it.")
-    is_told = any(
-        sign.details.get("from_end", 0) < _NEAR_THE_END and not sign.details.get("is_past")
-        for sign in signs
-        if sign.kind != "holdfast_start"
-    )
-    writers = _writers(path)
-    for pid, comm in writers[:4]:
-        evidence.notes.append(f"Process {pid} ({comm}) still has this file open for writing.")
-    # A shell or `tee` may outlive its command: if the log tells of an end, it ended.
-    evidence.is_live = bool(writers) and not is_told
-    return evidence
 
 
 def read_log(path: Path) -> tuple[list[Sign], str]:
@@ -135,29 +106,3 @@ def _lines_between(file: BinaryIO, start: int, end: int) -> int:
         left -= len(data)
     looked_at = end - start - left
     return lines if left <= 0 or not looked_at else lines * (end - start) // looked_at
-
-
-def _writers(path: Path) -> list[tuple[int, str]]:
-    """The processes that have a file open for writing, as far as /proc shows them."""
-    found: list[tuple[int, str]] = []
-    if sys.platform != "linux":
-        return found
-    try:
-        wanted = path.stat()
-        processes = [name for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208  quicker
-    except OSError:
-        return found
-    for name in processes:
-        if int(name) == os.getpid():
-            continue
-        with contextlib.suppress(OSError, ValueError):
-            for number in os.listdir(f"/proc/{name}/fd"):  # noqa: PTH208  quicker than a Path
-                opened = os.stat(f"/proc/{name}/fd/{number}")  # noqa: PTH116  quicker than pathlib
-                if (opened.st_dev, opened.st_ino) != (wanted.st_dev, wanted.st_ino):
-                    continue
-                flags = Path(f"/proc/{name}/fdinfo/{number}").read_text().partition("flags:")[2]
-                if int(flags.split()[0], 8) & (os.O_WRONLY | os.O_RDWR):
-                    comm = Path(f"/proc/{name}/comm").read_text(errors="replace").strip()
-                    found.append((int(name), comm))
-                    break
-    return found

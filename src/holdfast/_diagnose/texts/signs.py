@@ -29,9 +29,8 @@ from dataclasses import replace
 from holdfast._diagnose.texts.launchers import read_launchers, read_system, split_reports
 from holdfast._diagnose.texts.lines import Text
 from holdfast._diagnose.texts.patterns import PATTERNS, sign_of
-from holdfast._diagnose.texts.python import read_last_lines, read_python
+from holdfast._diagnose.texts.python import read_last_lines, read_python, read_stacks
 from holdfast._diagnose.texts.sign import Marks, Sign, make_sign, of_training, tells_progress
-from holdfast._diagnose.texts.stack_dump import read_stacks
 
 __all__ = ["IN_VAIN", "Sign", "culprits_of", "read_signs", "was_caught"]
 
@@ -309,8 +308,7 @@ def _with_global_rank(signs: list[Sign], agent: Sign, rank: int) -> list[Sign]:
     of_nodes = (8, 4) if local < 4 else (8,)  # processes of a node
     if rank <= local or code not in (1, -6) or all((rank - local) % n for n in of_nodes):
         return signs
-    more = {"exitcodes": {rank: code}, "root": rank, "culprit": rank}
-    named = replace(agent, rank=rank, details={**agent.details, **more})
+    named = replace(agent, rank=rank, details={**agent.details, "exitcodes": {rank: code}})
     return [named if sign is agent else sign for sign in signs]
 
 

@@ -13,10 +13,15 @@ from rich.text import Text
 from holdfast import _text
 from holdfast._diagnose.deaths.judge import judge
 from holdfast._diagnose.evidence.evidence import Evidence
-from holdfast._diagnose.evidence.gather import gather_led, gather_lives, gather_run
-from holdfast._diagnose.evidence.processes import gather_pid
-from holdfast._diagnose.evidence.slurm_job import JOB, gather_slurm
-from holdfast._diagnose.texts.log_file import gather_log
+from holdfast._diagnose.evidence.gather import (
+    JOB,
+    gather_led,
+    gather_lives,
+    gather_log,
+    gather_pid,
+    gather_run,
+    gather_slurm,
+)
 from holdfast._diagnose.verdict import Verdict
 from holdfast._environment.processes.activity import Activity, activity_of
 from holdfast._environment.slurm.controller import can_ask
