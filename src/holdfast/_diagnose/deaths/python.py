@@ -223,11 +223,11 @@ def _how_sure(case: Case, trouble: Trouble) -> Sure:
 def _breakpoint(case: Case, fault: Fault, evidence: list[str]) -> Finding:
     """pdb has ended the process: q was typed, or there was no terminal to type at."""
     at = f", at {fault.place}" if fault.place else ""
+    is_worker = "in DataLoader worker" in fault.message
     why = "pdb was left there with q, or there was no terminal to answer at"
-    instead = "start it at a terminal"
-    if "in DataLoader worker" in fault.message:
-        why = "a worker of a data loader has no terminal, so pdb got no answer there"
-        instead = "debug with num_workers=0 at a terminal"
+    none = "a worker of a data loader has no terminal, so pdb got no answer there"
+    why = none if is_worker else why
+    instead = "debug with num_workers=0 at a terminal" if is_worker else "start it at a terminal"
     sentence = f"{case.opening} ended at a breakpoint (breakpoint() or pdb){at}: {why}."
     lines = [f"Take the breakpoint out, or {instead}.", *advice.go_on(case)]
     return Finding(Cause.DEBUGGER, sentence, Sure.CERTAIN, evidence, lines)
@@ -268,9 +268,12 @@ def _trouble(case: Case) -> Trouble | None:
         return None  # the printed lines are not why it ended
     if signs:
         order = list(KINDS)  # the gravest first
-        # Of lines that tell the same, the one with a pid names the process.
+        # Of lines that tell the same, the one with a pid names the process. One that only tells
+        # that a process or a peer was lost comes last: another line may say why.
         signs = sorted(signs, key=lambda each: "pid" not in each.details)
-        sign = min(signs, key=lambda each: (_is_report(each), order.index(each.kind)))
+        telling = [s for s in signs if kind_of_sign(s) not in ("worker", *_SAYING_LITTLE)]
+        telling += [s for s in signs if {"exitcode", "signal_name"} & s.details.keys()]
+        sign = min(telling or signs, key=lambda each: order.index(each.kind))
         return Trouble(kind_of_sign(sign), _text.one_line(sign.text, 200), None, sign)
     return None
 
@@ -293,12 +296,6 @@ def _lines_after(sign: Sign) -> int:
     return _text.whole(sign.details.get("from_end")) or 0
 
 
-def _is_report(sign: Sign) -> bool:
-    """Whether it only tells that a process or a peer was lost: another line may say why."""
-    told = {"exitcode", "signal_name"} & sign.details.keys()
-    return kind_of_sign(sign) in ("worker", *_SAYING_LITTLE) and not told
-
-
 def _says_more(sign: Sign, fault: Fault) -> bool:
     """Whether a printed line says more of the cause than the exception."""
     if fault.kind == "interrupt":
@@ -309,11 +306,10 @@ def _says_more(sign: Sign, fault: Fault) -> bool:
     lacks_more = _WANTS_GPU.search(fault.message) or CHILD_LEFT.search(fault.message)
     if sign.kind == "environment" and lacks_more is not None:
         return True
-    if KINDS[sign.kind] in ("cuda_error", "cuda_oom", "rendezvous") and _VAGUE.fullmatch(
-        fault.type
-    ):
+    is_vague = _VAGUE.fullmatch(fault.type) is not None
+    if is_vague and KINDS[sign.kind] in ("cuda_error", "cuda_oom", "rendezvous"):
         return True
-    if _INTERNAL.search(fault.message) is not None and sign.kind == "rendezvous":
+    if sign.kind == "rendezvous" and _INTERNAL.search(fault.message) is not None:
         return True
     # A worker that left by itself has printed the exception that ended it.
     has_told = sign.details.get("exitcode") or sign.details.get("points_above") or fault.by
@@ -442,23 +438,17 @@ def _judge_cuda_oom(case: Case, trouble: Trouble) -> Finding:
     figures = _figures(trouble, noted)
     tried, total, free, allocated, idle, needed = map(figures.get, _FIGURES)
     evidence = trouble.evidence(case)
-    parts = []
-    if allocated is not None and total:
-        parts.append(f"it had {_text.size_of(allocated, total)} allocated")
-    if idle is not None:
-        parts.append(f"{_text.size(idle)} were reserved and not in use")
-    if free is not None:
-        parts.append(f"{_text.size(free)} were free")
-    evidence += [", ".join(parts)] if parts else []
+    has = f"it had {_text.size_of(allocated, total)} allocated" if allocated and total else ""
+    unused = "" if idle is None else f"{_text.size(idle)} were reserved and not in use"
+    left = "" if free is None else f"{_text.size(free)} were free"
+    evidence += filter(None, [", ".join(filter(None, (has, unused, left)))])
     if shape := _text.text(read_memory_error(trouble.message).get("shape")):
         evidence.append(f"it asked for a tensor of shape {shape}")
     evidence += [f"{each} of that GPU" for each in _OTHERS_USE.findall(trouble.message)[:4]]
     evidence += _largest(noted)
-    is_fragmented = bool(
-        idle
-        and (not total or idle > _LITTLE * total)
-        and ((tried and idle >= tried) or (total and idle > _FRAGMENTED * total))
-    )
+    is_much = idle and (not total or idle > _LITTLE * total)
+    is_enough = (tried and (idle or 0) >= tried) or (total and (idle or 0) > _FRAGMENTED * total)
+    is_fragmented = bool(is_much and is_enough)
     if is_fragmented:
         evidence.append("so there was room, but in pieces: fragmentation")
     graphs = tell_graphs(_text.records(trouble.record.get("graphs")))
@@ -481,12 +471,10 @@ def _figures(trouble: Trouble, noted: Record) -> dict[str, int]:
     """In bytes: as the trainer noted them, else as the message has them."""
     found: dict[str, int] = {}
     for source in (read_memory_error(trouble.message), trouble.details, noted):
-        for key in _FIGURES:
-            value = _text.whole(source.get(key))
-            if value is not None and value >= 0:
-                found[key] = value
-    cached = _text.whole(noted.get("cached_free"))
-    allocated, reserved = _text.whole(noted.get("allocated")), _text.whole(noted.get("reserved"))
+        sizes = {key: _text.whole(source.get(key)) for key in _FIGURES}
+        found |= {key: size for key, size in sizes.items() if size is not None and size >= 0}
+    names = ("cached_free", "allocated", "reserved")
+    cached, allocated, reserved = (_text.whole(noted.get(name)) for name in names)
     if cached is not None and cached >= 0:
         found["reserved_unallocated"] = cached
     elif allocated is not None and reserved is not None and reserved >= allocated:
@@ -497,15 +485,13 @@ def _figures(trouble: Trouble, noted: Record) -> dict[str, int]:
 def _largest(noted: Record) -> list[str]:
     told = []
     for each in _text.records(noted.get("largest"))[:5]:
-        size, number = _text.whole(each.get("bytes")), _text.whole(each.get("count")) or 1
-        if size is None or size < 0:
-            continue
-        shape = each.get("shape")
+        size, number, shape = _text.whole(each.get("bytes")), each.get("count"), each.get("shape")
         shown = "×".join(map(str, shape[:8])) if isinstance(shape, list) else ""
         name = _text.one_line(str(each.get("name") or "without a name"), 60)
-        times = f"{number} of " if number > 1 else ""
+        times = f"{number} of " if (_text.whole(number) or 1) > 1 else ""
         kind = _text.one_line(str(each.get("dtype") or ""), 20).removeprefix("torch.")
-        told.append(f"{times}{name} {shown} {kind}".strip() + f": {_text.size(size)}")
+        if size is not None and size >= 0:
+            told.append(f"{times}{name} {shown} {kind}".strip() + f": {_text.size(size)}")
     return [f"the largest tensors: {'; '.join(told)}"] if told else []
 
 
@@ -612,9 +598,8 @@ def _is_full(disk: Record) -> bool:
     free, total = _text.whole(disk.get("free")), _text.whole(disk.get("total"))
     if _text.whole(disk.get("free_inodes")) == 0:
         return bool(total)
-    if free is None:
-        return False
-    return free < min(_FULL_BYTES, _FULL_SHARE * total if total else _FULL_BYTES) or free == 0
+    little = min(_FULL_BYTES, _FULL_SHARE * total if total else _FULL_BYTES)
+    return free is not None and (free < little or free == 0)
 
 
 def _tell(disk: Record, had: str = "had") -> str:

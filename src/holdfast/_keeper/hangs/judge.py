@@ -21,6 +21,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from holdfast._environment.processes.activity import (
+    activity_of,
+    computes,
+    held_thread,
+    loop_of,
+    unread_of,
+    waiting_share,
+)
 from holdfast._environment.processes.patience import FIRST, FRESH, OUTSIDE, PHASE, STEP, WORK
 from holdfast._keeper import protocol
 from holdfast._keeper.hangs.record import NO_HANG
@@ -45,13 +53,10 @@ _HELD_BY = {
 
 def activity(look: dict[str, Any]) -> str:
     """What a trainer and its children do, as a name of `_environment/processes/activity.py`."""
-    from holdfast._environment.processes.activity import activity_of  # only in trouble
-
     if look.get("paused"):
         return "PAUSED"
-    if not look.get("processes"):
-        return "MOVING"  # nothing was observed: the benefit of the doubt
-    return activity_of(look).name
+    # If nothing was observed, it has the benefit of the doubt.
+    return activity_of(look).name if look.get("processes") else "MOVING"
 
 
 def held_by(act: str, look: dict[str, Any]) -> str:
@@ -61,27 +66,20 @@ def held_by(act: str, look: dict[str, Any]) -> str:
     processes = look.get("processes") or [{}]
     if act == "TRACED":
         return str(next((p["tracer_name"] for p in processes if p.get("tracer_name")), "a tracer"))
-    return _HELD_BY.get(act) or _debugger(look)
-
-
-def _debugger(look: dict[str, Any]) -> str:
-    from holdfast._environment.processes.activity import held_thread  # only in trouble
-
+    if act in _HELD_BY:
+        return _HELD_BY[act]
     found = held_thread(look)
     if found is None:
         return "a debugger"
     by, process, _ = found
-    is_trainer = process is (look.get("processes") or [{}])[0]
-    return by if is_trainer else f"{by} in its process {process.get('pid')}"
+    return by if process is processes[0] else f"{by} in its process {process.get('pid')}"
 
 
 def is_deaf(act: str, look: dict[str, Any]) -> bool:
     """True if the trainer cannot print that it is held; under strace it can."""
-    processes = look.get("processes") or [{}]
     if act == "UNREAD":
-        from holdfast._environment.processes.activity import unread_of  # only in trouble
-
         return 2 in unread_of(look)  # its stderr is not read either
+    processes = look.get("processes") or [{}]
     return act in ("STOPPED", "FROZEN") or processes[0].get("state") == "t"
 
 
@@ -102,8 +100,6 @@ def crowding(look: dict[str, Any]) -> float:
 
     Without the trainer's main thread: its patience already excludes the time it waits.
     """
-    from holdfast._environment.processes.activity import waiting_share  # only in trouble
-
     shares = [0.0]
     for number, process in enumerate(look.get("processes") or []):
         threads = [
@@ -111,13 +107,6 @@ def crowding(look: dict[str, Any]) -> float:
         ]
         shares.append(waiting_share({"threads": threads}))
     return min(_MOST_CROWDED, 1.0 / max(1.0 - max(shares), 1e-3))
-
-
-def lines_of_loop(look: dict[str, Any]) -> list[int]:
-    """The lines of one function between which it moves, in the order in which they were seen."""
-    from holdfast._environment.processes.activity import loop_of  # only in trouble
-
-    return loop_of(look)
 
 
 def comes_back(lines: list[int]) -> bool:
@@ -143,63 +132,48 @@ def computes_on(look: dict[str, Any], *, is_loop: bool = False) -> bool:
         has_moved = has_moved and not (is_loop and number == 0)
         # The position of a child that is not Python is unknown: the benefit of the doubt.
         is_unknown = number > 0 and not stack
-        if _computes(process) and (has_moved or is_unknown):
+        if computes(process) and (has_moved or is_unknown):
             return True
     return False
 
 
-def _computes(process: dict[str, Any]) -> bool:
-    from holdfast._environment.processes.activity import computes  # only in trouble
-
-    return computes(process)
+def _main_thread(process: dict[str, Any]) -> dict[str, Any]:
+    return next((each for each in process.get("threads") or [] if each.get("is_main")), {})
 
 
 def main_stack(process: dict[str, Any]) -> tuple[tuple[Any, ...], bool]:
     """The stack of the main thread, and True if it was observed to move."""
-    for thread in process.get("threads") or []:
-        if thread.get("is_main"):
-            frames = thread.get("frames") or []
-            stack = tuple((f.get("file"), f.get("line"), f.get("name")) for f in frames)
-            return stack, bool(thread.get("moved"))
-    return (), False
+    thread = _main_thread(process)
+    frames = thread.get("frames") or []
+    stack = tuple((each.get("file"), each.get("line"), each.get("name")) for each in frames)
+    return stack, bool(thread.get("moved"))
 
 
 def by_cpu(look: dict[str, Any]) -> dict[int, Any]:
     """The stacks of the processes that compute, by pid."""
-    found = {}
-    for process in look.get("processes") or []:
-        if _computes(process):
-            found[process.get("pid", 0)] = main_stack(process)[0]
-    return found
+    busy = filter(computes, look.get("processes") or [])
+    return {each.get("pid", 0): main_stack(each)[0] for each in busy}
 
 
 def awaited_processes(look: dict[str, Any]) -> frozenset[int]:
     """If it waits for a program that it has started: the pids of its children."""
-    processes = look.get("processes") or []
-    threads = [each for process in processes[:1] for each in process.get("threads") or []]
-    for main in (each for each in threads if each.get("is_main")):
-        files = [str(each.get("file")) for each in main.get("frames") or []]
-        if main.get("call") in _WAITS or any(each.endswith("/subprocess.py") for each in files):
-            return frozenset(each.get("pid", 0) for each in processes[1:])
-    return frozenset()
-
-
-def _is_same(before: dict[int, Any], after: dict[int, Any], look: dict[str, Any]) -> bool:
-    """True if the same processes compute at the same places; the trainer, in the same function."""
-    pid = (look.get("processes") or [{}])[0].get("pid", 0)
-    return _by_function(before, pid) == _by_function(after, pid)
+    trainer, *children = look.get("processes") or [{}]
+    main = _main_thread(trainer)
+    files = [str(each.get("file")) for each in main.get("frames") or []]
+    is_waiting = main.get("call") in _WAITS or any(f.endswith("/subprocess.py") for f in files)
+    return frozenset(each.get("pid", 0) for each in children if is_waiting)
 
 
 def _by_function(stacks: dict[int, Any], pid: int) -> dict[int, Any]:
+    """The same stacks, without the innermost line of the trainer."""
     if not stacks.get(pid):
         return stacks
     (file, _, name), *outer = stacks[pid]
     return {**stacks, pid: (file, name, *outer)}
 
 
-def _line(stacks: dict[int, Any], look: dict[str, Any]) -> list[int]:
-    stack = stacks.get((look.get("processes") or [{}])[0].get("pid", 0))
-    return [stack[0][1]] if stack else []
+def _trainer_pid(look: dict[str, Any]) -> int:
+    return int((look.get("processes") or [{}])[0].get("pid") or 0)
 
 
 ANSWER_SECONDS = 10.0  # without a report from a keeper that inspects its trainer
@@ -251,16 +225,10 @@ class HangJudge:
         self._count = int(clock() * 1000)  # a judge before this one had smaller numbers
         self._stuck: dict[int, _Stuck] = {}
         self._is_asking = False
-        self._next_at: float | None = None
-        self._idle_since: float | None = None
-        self._slack = 1.0
-        self._crowding = 1.0  # how many times longer work takes, because of other processes
-        self._busy_before: dict[int, Any] = {}  # the stacks of the last inspection
-        self._lines: dict[int, list[int]] = {}  # of the function that a rank has not left
-        self._awaited_before: dict[int, frozenset[int]] = {}
-        self._is_slow = False
         self.record: dict[str, Any] | None = None  # of a hang
         self.held: dict[str, Any] | None = None  # by what, which rank, since when
+        self._begin()
+        self._next_at = None
 
     # -- reports of the ranks ---------------------------------------------------------
 
@@ -299,10 +267,15 @@ class HangJudge:
             self._end(moved=moved)
 
     def _begin(self) -> None:
-        self._next_at, self._idle_since = 0.0, None
-        self._slack = self._crowding = 1.0
-        self._busy_before, self._awaited_before, self._is_slow = {}, {}, False
-        self._lines = {}
+        """The first rank is stuck: nothing is known of this episode yet."""
+        self._next_at: float | None = 0.0
+        self._idle_since: float | None = None
+        self._slack = 1.0
+        self._crowding = 1.0  # how many times longer work takes, because of other processes
+        self._busy_before: dict[int, Any] = {}  # the stacks of the last inspection
+        self._lines: dict[int, list[int]] = {}  # of the function that a rank has not left
+        self._awaited_before: dict[int, frozenset[int]] = {}
+        self._is_slow = False
 
     def _end(self, *, moved: bool) -> None:
         record, self.record = self.record, None
@@ -416,7 +389,7 @@ class HangJudge:
         awaited = {rank: awaited_processes(look) for rank, look in bound.items()}
         former, self._awaited_before = self._awaited_before, awaited
         others_come = any(former.get(r) and awaited[r] and former[r] != awaited[r] for r in bound)
-        seen = {r: lines for r in bound if (lines := lines_of_loop(bound[r]))}
+        seen = {r: lines for r in bound if (lines := loop_of(bound[r]))}
         if others_come or any(acts[r] == "MOVING" and r not in seen for r in bound):
             return "MOVING"
         busy = [rank for rank in bound if rank in seen or acts[rank] == "BUSY"]
@@ -424,11 +397,17 @@ class HangJudge:
             return next((act for act in ("POLLS", "DISK") if act in found), "IDLE")
         if any(computes_on(bound[r], is_loop=r in seen) for r in busy):
             return "MOVING"
-        if any(before.get(r) and not _is_same(before[r], stacks[r], bound[r]) for r in busy):
-            self._lines = {}
-            return "MOVING"
         for r in busy:
-            self._lines.setdefault(r, []).extend(seen.get(r) or _line(stacks[r], bound[r]))
+            # The same processes must compute at the same places; the trainer, in one function.
+            pid, former_stacks = _trainer_pid(bound[r]), before.get(r)
+            now = _by_function(stacks[r], pid)
+            if former_stacks and _by_function(former_stacks, pid) != now:
+                self._lines = {}
+                return "MOVING"
+        for r in busy:
+            stack = stacks[r].get(_trainer_pid(bound[r]))
+            line = [stack[0][1]] if stack else []
+            self._lines.setdefault(r, []).extend(seen.get(r) or line)
         loops = [r for r in busy if len(set(self._lines[r])) > 1]
         if not all(comes_back(self._lines[r]) and computed_far(bound[r]) for r in loops):
             return "MOVING"
