@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -163,24 +163,9 @@ def _verdict(case: Case, found: Finding) -> Verdict:
     culprit = [] if is_hang or found.is_of_job else case.culprit
     told = [*found.evidence, *culprit, *case.evidence.notes]
     told += [] if is_hang else tell_hang(case.evidence)
-    sure = found.sure
-    if sure is Sure.CERTAIN and (after := _lines_after(case.evidence)):
-        sure = Sure.LIKELY
-        is_failure = _REPORTED.search("\n".join(case.evidence.output.splitlines()[-after:]))
-        doubt = "" if is_failure else ": it may have recovered"
-        told.append(f"{_text.count(after, 'line')} came after that{doubt}")
-    if sure is Sure.CERTAIN and any(sign.details.get("is_bare") for sign in end.signs):
-        sure = Sure.LIKELY
-        told.append("its traceback is missing")
-    is_of_another = bool(end.fault and end.fault.by and end.status is None)
-    if sure is Sure.CERTAIN and end.fault and (end.fault.then or is_of_another):
-        sure = Sure.LIKELY  # that one exception led to the other is not told
-    status = end.status or 0
-    if sure is Sure.CERTAIN and case.evidence.kind == "led" and end.fault and status > 1:
-        sure = Sure.LIKELY
-        told.append(f"it left with status {status}, and an exception alone gives 1")
-    if sure is Sure.CERTAIN and not case.is_ordered:
-        sure = Sure.LIKELY  # `culprit` says that the order is not known
+    doubt = next(_doubts(case), None) if found.sure is Sure.CERTAIN else None
+    told += [doubt] if doubt else []
+    sure = found.sure if doubt is None else Sure.LIKELY
     has_finished = end.has("holdfast_finished") if end.fault is not None else None
     if has_finished is not None and found.cause is not Cause.FINISHED:
         told.append(f"it had printed: {_text.one_line(has_finished.text, 160)}")
@@ -191,11 +176,10 @@ def _verdict(case: Case, found: Finding) -> Verdict:
     is_from_outside = found.cause in _FROM_OUTSIDE and case.evidence.kind == "log"
     if (of_a_signal or is_from_outside) and (said := last_progress(case.evidence.output)):
         told.append(f"the last progress that it printed: {_text.one_line(said, 160)}")
-    durable = case.durable_step
-    if end.step is not None and found.cause is not Cause.FINISHED:
+    durable, is_run = case.durable_step, case.evidence.kind == "run"
+    if end.step is not None and is_run and found.cause is not Cause.FINISHED:
         kept = "nothing was durable" if durable is None else f"step {durable} is durable"
-        if case.evidence.kind == "run":
-            told.append(f"its last step was {end.step}; {kept}")
+        told.append(f"its last step was {end.step}; {kept}")
     rank, others = end.rank, case.others
     if isinstance(found, HangFinding):
         rank, others = found.rank, found.others
@@ -217,6 +201,23 @@ def _verdict(case: Case, found: Finding) -> Verdict:
         # A run that was ended because it hung did not finish, whatever held it.
         restart=Restart.BACKOFF if is_hang else restart_after(found.cause),
     )
+
+
+def _doubts(case: Case) -> Iterator[str]:
+    """Why a cause is only likely; empty where the evidence says it already."""
+    end, fault, status = case.end, case.end.fault, case.end.status or 0
+    if after := _lines_after(case.evidence):
+        is_failure = _REPORTED.search("\n".join(case.evidence.output.splitlines()[-after:]))
+        recovered = "" if is_failure else ": it may have recovered"
+        yield f"{_text.count(after, 'line')} came after that{recovered}"
+    if any(sign.details.get("is_bare") for sign in end.signs):
+        yield "its traceback is missing"
+    if fault is not None and (fault.then or (fault.by and end.status is None)):
+        yield ""  # that one exception led to the other is not told
+    if case.evidence.kind == "led" and fault is not None and status > 1:
+        yield f"it left with status {status}, and an exception alone gives 1"
+    if not case.is_ordered:
+        yield ""  # `culprit` says that the order is not known
 
 
 def _advice(case: Case, found: Finding) -> list[str]:

@@ -8,7 +8,7 @@ itself; without one, the rank that neither raised nor died while the others wait
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from holdfast import _errors, _text
@@ -271,11 +271,18 @@ def _lines_of(ends: list[End], tell: Callable[[End], str]) -> list[str]:
     for each in same.values():
         first = tell(each[0])
         if len(each) > 2 and first.startswith(each[0].name()):
-            ranks = name_ranks(end.rank for end in each)
+            ranks = _ranks([end.rank for end in each if end.rank is not None])
             lines.append(f"{ranks}{first.removeprefix(each[0].name())}")
         else:
             lines += map(tell, each)
     return list(filter(None, lines))
+
+
+def _ranks(numbers: Iterable[int]) -> str:
+    ranks = sorted(numbers)
+    if len(ranks) > 2 and ranks == [*range(ranks[0], ranks[-1] + 1)]:
+        return f"ranks {ranks[0]}-{ranks[-1]}"
+    return name_ranks(ranks).replace(" and ", ", ")
 
 
 def _left_first(ends: list[End], waited: list[End]) -> End | None:
@@ -329,8 +336,8 @@ def judge_collective(case: Case) -> Finding | None:
     if not named and len(case.ends) > 1:
         evidence.append("no rank is known to have ended before the others")
     # They have no more than NCCL's "unhandled system error".
-    said = [end.fault.message if end.fault is not None else "" for end in case.ends]
-    tells_no_call = all(SYSTEM_ERROR in each and "Last error:" not in each for each in said)
+    messages = [end.fault.message if end.fault is not None else "" for end in case.ends]
+    tells_no_call = all(SYSTEM_ERROR in said and "Last error:" not in said for said in messages)
     have_left = all(end.status in (None, 1) for end in case.ends)
     if (fault := case.end.fault) is not None and tells_no_call and have_left:
         sentence = f"{case.opening} raised {fault.sentence()}: NCCL did not say which call failed."
@@ -405,7 +412,7 @@ def _timeout(case: Case, named: bool, evidence: list[str]) -> Finding:
         lines = [line for line in lines if "which collective" not in line]  # it is known
         evidence[:1] = [
             *evidence[:1],
-            *(f"{name_ranks(calls[call])} waited in {call}" for call in sorted(calls)),
+            *(f"{_ranks(calls[call])} waited in {call}" for call in sorted(calls)),
         ]
     count = sum(map(len, calls.values()))
     if len(calls) == 1 and not named and len(case.ends) == count > 1:

@@ -197,9 +197,8 @@ def oom_of_worker(case: Case, evidence: list[str], victim: Record | None = None)
 def _name(process: Record) -> str:
     """A child of the trainer, within a sentence."""
     pid, comm = _text.whole(process.get("pid")), _text.text(process.get("comm"))
-    what = "a data-loader worker" if not comm or "pt_data" in comm else f"its child `{comm}`"
-    if "comm" in process and not comm:
-        what = "a process that it had started"
+    what = f"its child `{comm}`" if comm else "a process that it had started"
+    what = "a data-loader worker" if "comm" not in process or "pt_data" in comm else what
     return f"{what} (pid {pid})" if pid else what
 
 
@@ -254,15 +253,13 @@ def _status(process: Record) -> int | None:
 def _is_far_below(case: Case, use: Use, counted: Moved, limit: int | None) -> bool:
     if not limit or use.is_near_limit:
         return False
-    if counted.peak is not None:
-        return counted.peak < _FAR * limit
-    if most := _text.whole(_text.record(case.evidence.led).get("maxrss")):
-        return most < _FAR * limit
-    if use.time is None or case.end.time is None:
-        return False
-    used = max(use.tree or 0, use.used or 0)
-    is_fresh = abs(case.end.time - use.time) < _FRESH_SECONDS
-    return bool(used) and is_fresh and used < _FAR * limit
+    most = counted.peak
+    if most is None:
+        most = _text.whole(_text.record(case.evidence.led).get("maxrss")) or None
+    if most is None and use.time is not None and case.end.time is not None:
+        is_fresh = abs(case.end.time - use.time) < _FRESH_SECONDS
+        most = (max(use.tree or 0, use.used or 0) or None) if is_fresh else None
+    return most is not None and most < _FAR * limit
 
 
 def _killed(case: Case, use: Use, counted: Moved) -> Finding:
@@ -285,19 +282,17 @@ def _killed(case: Case, use: Use, counted: Moved) -> Finding:
         evidence.append(f"memory was below its limit: {_text.size_of(use.used, use.limit)}")
     elif use.available is not None and use.total:
         evidence.append(f"the machine had {_text.size_of(use.available, use.total)} available")
-    sentence = f"Another process killed {case.who} with SIGKILL (kill -9)."
-    sure = Sure.BY_EXCLUSION
+    lines = advice.killed(case, knows_counters=counted.is_known)
     if counted.is_known or counted.machine_kills == 0:
         evidence.append("no stop was requested, and its keeper did not end it")
-    else:
-        sentence = (
-            f"{case.opening} was killed with SIGKILL: by another process (kill -9) or by the "
-            "OOM killer. Nothing that was recorded tells which."
-        )
-        sure = Sure.UNKNOWN
-        evidence.append("no counter of OOM kills could be read")
-    lines = advice.killed(case, knows_counters=counted.is_known)
-    return Finding(Cause.KILLED, sentence, sure, evidence, lines)
+        sentence = f"Another process killed {case.who} with SIGKILL (kill -9)."
+        return Finding(Cause.KILLED, sentence, Sure.BY_EXCLUSION, evidence, lines)
+    evidence.append("no counter of OOM kills could be read")
+    by = "by another process (kill -9) or by the OOM killer"
+    sentence = (
+        f"{case.opening} was killed with SIGKILL: {by}. Nothing that was recorded tells which."
+    )
+    return Finding(Cause.KILLED, sentence, Sure.UNKNOWN, evidence, lines)
 
 
 # -- A data-loader worker that died: it shows as four different exceptions -------------------------
@@ -596,13 +591,10 @@ def judge_terminated(case: Case) -> Finding | None:
         evidence = [f"{case.who} left with status {case.end.status}, which stands for {name}"]
     elif told := case.end.has("terminated_line"):
         evidence = [f"it printed: {_text.one_line(told.text)}"]
-    if sender := _sender(case, name):
-        evidence.append(sender)
-    else:
-        hint = "; holdfast run -- … records the sender" if case.evidence.led is None else ""
-        evidence.append(f"the sender is not recorded{hint}")
-    if name in _MEANINGS:
-        evidence.append(_MEANINGS[name])
+    hint = "; holdfast run -- … records the sender" if case.evidence.led is None else ""
+    sender = _sender(case, name)
+    evidence.append(sender or f"the sender is not recorded{hint}")
+    evidence += [_MEANINGS[name]] if name in _MEANINGS else []
     lines = advice.go_on(case)
     if case.evidence.kind != "run" and name in ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT"):
         lines.append("With holdfast.Run the script would have saved its state and left.")

@@ -422,9 +422,8 @@ def gather_pid(pid: int) -> Evidence:
 
 def look_at(pid: int) -> Record | None:
     """A process as /proc has it; None if there is none, or no /proc."""
-    folder = Path("/proc", str(pid))
     try:
-        text = folder.joinpath("stat").read_text(encoding="ascii", errors="replace")
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:
         return None if sys.platform == "linux" or not _answers(pid) else {"pid": pid}
     comm = text[text.find("(") + 1 : text.rfind(")")]
@@ -440,14 +439,13 @@ def look_at(pid: int) -> Record | None:
         process["started"] = time.time() - uptime + int(fields[19]) / ticks
         process["exit_code"] = int(fields[49])
     with contextlib.suppress(OSError):
-        command = folder.joinpath("cmdline").read_bytes().split(b"\0")
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         process["command"] = [os.fsdecode(word) for word in command if word][:64]
     with contextlib.suppress(OSError):
-        process["cwd"] = str(folder.joinpath("cwd").readlink())
+        process["cwd"] = str(Path(f"/proc/{pid}/cwd").readlink())
     with contextlib.suppress(OSError):
-        process["parent_comm"] = (
-            Path("/proc", str(process.get("parent", 0)), "comm").read_text(errors="replace").strip()
-        )
+        said = Path(f"/proc/{process.get('parent', 0)}/comm").read_text(errors="replace")
+        process["parent_comm"] = said.strip()
     return process
 
 

@@ -44,16 +44,14 @@ class Moved:
 
 
 def moved(counters: Record) -> Moved:
-    start, before = _text.record(counters.get("start")), _text.record(counters.get("before"))
-    after = _text.record(counters.get("death"))
-    mine, then, first = (_text.record(each.get("cgroup")) for each in (after, before, start))
-    then, before = then or first, before or start
+    records = [_text.record(counters.get(key)) for key in ("start", "before", "death")]
+    first, then, mine = (_text.record(each.get("cgroup")) for each in records)
+    then, before, after = then or first, records[1] or records[0], records[2]
     hits = [_moved(mine, then, key) for key in ("oom", "max")]
-    known = [each for each in hits if each is not None]
     return Moved(
         kills=_moved(mine, then, "oom_kill"),
         kills_in_life=_moved(mine, first, "oom_kill"),
-        hits=max(known) if known else None,
+        hits=max((each for each in hits if each is not None), default=None),
         machine_kills=_moved(after, before, "vmstat_oom_kill"),
         peak=_text.whole(mine.get("peak")),
         limit=_text.whole(mine.get("limit")),
@@ -146,23 +144,19 @@ def tell_memory(samples: list[Record], ended: float | None) -> list[str]:
     told = [f"{_text.duration(seconds)} before: {_text.size(value)}" for seconds, value in moments]
     closing = _text.size_of(final, limit) if limit else _text.size(final)
     told.append(f"at the end: {closing}")
-    lines = [f"{whose}: {', '.join(told)}"]
-    if not limit and uses[-1].used:
-        lines[0] += " (no limit)"
-    parts = _parts(last)
-    if parts:
+    no_limit = " (no limit)" if uses[-1].used and not limit else ""
+    lines = [f"{whose}: {', '.join(told)}{no_limit}"]
+    if parts := _parts(last):
         lines.append(f"in the last sample: {', '.join(parts)}")
     if last.available is not None and last.total:
-        left = _text.size_of(last.available, last.total)
-        lines.append(f"the machine had {left} available")
+        lines.append(f"the machine had {_text.size_of(last.available, last.total)} available")
     return lines
 
 
 def tell_space(use: Use) -> list[str]:
     """A limited address space looks like a full memory."""
-    if use.space_limit is None:
-        return []
-    return [f"its address space is limited to {_text.size(use.space_limit)} (ulimit -v)"]
+    limits = [] if use.space_limit is None else [_text.size(use.space_limit)]
+    return [f"its address space is limited to {limit} (ulimit -v)" for limit in limits]
 
 
 def tell_graphs(graphs: list[Record]) -> list[str]:
@@ -179,18 +173,15 @@ def tell_graphs(graphs: list[Record]) -> list[str]:
 
 def _moments(uses: list[Use], end: float | None) -> list[tuple[float, int]]:
     """(seconds before the end, bytes) of the samples nearest to a few moments."""
-    found: dict[float, tuple[float, int]] = {}
     if end is None:
         return []
-    for wanted in _MOMENTS_SECONDS:
-        timed = [use for use in uses if use.time is not None and use.time <= end]
-        if not timed:
-            continue
-        nearest = min(timed, key=lambda use: abs(end - (use.time or 0.0) - wanted))
-        seconds = end - (nearest.time or 0.0)
+    found: dict[float, tuple[float, int]] = {}
+    ages = {end - use.time: use for use in uses if use.time is not None and use.time <= end}
+    for wanted in _MOMENTS_SECONDS if ages else ():
+        seconds = min(ages, key=lambda age: abs(age - wanted))
         if abs(seconds - wanted) <= 0.4 * wanted:
-            found[nearest.time or 0.0] = (seconds, _shown(nearest) or 0)
-    return [found[moment] for moment in sorted(found)]
+            found[seconds] = (seconds, _shown(ages[seconds]) or 0)
+    return [found[seconds] for seconds in sorted(found, reverse=True)]
 
 
 def _shown(use: Use) -> int | None:

@@ -95,9 +95,13 @@ def name_dead_thread(found: HangFinding, signs: Iterable[Sign]) -> None:
 def explain_strictly(record: Record) -> HangFinding:
     """The same, for tests: what goes wrong here is a bug."""
     looks = _text.records(record.get("looks")) or ([record] if record.get("processes") else [])
+    told = record.get("missing")
+    known = map(_text.whole, told if isinstance(told, list) else [])
+    missing = [number for number in known if number is not None]
     if not looks:
-        return _unseen(record)
-    missing = _missing(record)
+        why = f"{name_ranks(missing)} gave no answer" if missing else "could not be inspected"
+        said = f"It makes no progress, and {why}."
+        return HangFinding(Cause.UNKNOWN, said, Sure.UNKNOWN, rank=next(iter(missing), None))
     ranks = [_rank(look, is_alone=len(looks) + len(missing) == 1) for look in looks]
     if len(ranks) == 1 and not missing:
         found = _alone(ranks[0])
@@ -109,7 +113,10 @@ def explain_strictly(record: Record) -> HangFinding:
         found.sentence = f"{since}: {found.sentence}"
     else:
         found.sentence = found.sentence[:1].upper() + found.sentence[1:]
-    found.evidence += _patience(record, looks)
+    found.evidence += tell_limit(record)
+    known = (_text.real(each.get("usual_step_seconds")) for each in (record, looks[0]))
+    if usual := next((each for each in known if each is not None), None):
+        found.evidence.append(f"a step of it usually takes {_text.duration(usual)}")
     return found
 
 
@@ -154,10 +161,12 @@ def _among(ranks: list[_Rank], missing: list[int]) -> HangFinding:
         return _absent(ranks, missing)
     if not busy:
         return _all_wait(ranks)
-    if len(busy) == len(ranks) and len({rank.held.cause for rank in busy}) == 1:
-        alike = {rank.standing.place for rank in busy}
-        if len(alike) == 1 and len(ranks) > 1:
-            return _all_alike(ranks)
+    causes, places = {rank.held.cause for rank in busy}, {rank.standing.place for rank in busy}
+    if len(busy) == len(ranks) > 1 and len(causes) == len(places) == 1:
+        held = ranks[0].held
+        who = f"all {len(ranks)} ranks are held alike: {ranks[0].name}"
+        said, told = _sentence(f"{who} {held.words}", held.hint), [*_marks(ranks), *held.evidence]
+        return HangFinding(held.cause, said, held.sure, told, held.advice)
     return _one_to_blame(min(busy, key=_order), ranks, is_waited_for=len(busy) < len(ranks))
 
 
@@ -209,13 +218,6 @@ def _absent(ranks: list[_Rank], missing: list[int]) -> HangFinding:
     )
 
 
-def _all_alike(ranks: list[_Rank]) -> HangFinding:
-    held = ranks[0].held
-    said = f"all {len(ranks)} ranks are held alike: {ranks[0].name} {held.words}"
-    evidence = [*_marks(ranks), *held.evidence]
-    return HangFinding(held.cause, _sentence(said, held.hint), held.sure, evidence, held.advice)
-
-
 def _all_wait(ranks: list[_Rank]) -> HangFinding:
     """All wait for each other: in the same collective, or in different ones."""
     groups: dict[tuple[Any, ...], list[_Rank]] = {}
@@ -223,15 +225,14 @@ def _all_wait(ranks: list[_Rank]) -> HangFinding:
         key = (rank.standing.call, rank.standing.path, rank.mark)
         groups.setdefault(key, []).append(rank)
     if len(groups) == 1:
-        first = ranks[0]
-        said = f"all {len(ranks)} ranks wait {first.standing.where()}, and none of them is missing"
+        where = ranks[0].standing.where()
+        said = f"all {len(ranks)} ranks wait {where}, and none of them is missing"
         hint = (
             "See the network between them (NCCL_DEBUG=INFO, GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME)"
             " and the GPUs: holdfast doctor tries a real all_reduce"
         )
-        return HangFinding(
-            Cause.HANG_CALL, _sentence(said, hint), Sure.LIKELY, _marks(ranks), [f"{hint}."]
-        )
+        sentence, marks = _sentence(said, hint), _marks(ranks)
+        return HangFinding(Cause.HANG_CALL, sentence, Sure.LIKELY, marks, [f"{hint}."])
     parties = sorted(groups.values(), key=lambda each: (len(each), _order(each[0])))
     odd, most = parties[0], parties[-1]
     odd_at, most_at = _where_differ(odd[0].standing, most[0].standing)
@@ -265,14 +266,12 @@ def _all_wait(ranks: list[_Rank]) -> HangFinding:
 
 def _where_differ(one: ThreadStanding, other: ThreadStanding) -> tuple[str, str]:
     """Where both stand; on the same line, the lines that called it."""
-    if one.path[:1] != other.path[:1] or one.call != other.call:
+    pairs = zip(one.path, other.path, strict=False)
+    differ = next((pair for pair in pairs if pair[0] != pair[1]), None)
+    if one.path[:1] != other.path[:1] or one.call != other.call or differ is None:
         return one.where(), other.where()
-    for (file, line), (other_file, other_line) in zip(one.path, other.path, strict=False):
-        if (file, line) != (other_file, other_line):
-            mine = f"{file.rsplit('/', 1)[-1]}:{line}"
-            theirs = f"{other_file.rsplit('/', 1)[-1]}:{other_line}"
-            return f"{one.where()}, called from {mine}", f"called from {theirs}"
-    return one.where(), other.where()
+    mine, theirs = (f"called from {file.rsplit('/', 1)[-1]}:{line}" for file, line in differ)
+    return f"{one.where()}, {mine}", theirs
 
 
 def _stand(ranks: list[_Rank]) -> list[str]:
@@ -313,35 +312,8 @@ def _since(record: Record, looks: list[Record]) -> str:
 
 def tell_limit(record: Record) -> list[str]:
     patience = _text.real(record.get("patience"))
-    if patience is None:
-        return []
     how = "given" if record.get("how") == "given" else "learned from its own pace"
-    return [f"the limit was {_text.duration(patience)} ({how})"]
-
-
-def _patience(record: Record, looks: list[Record]) -> list[str]:
-    told = tell_limit(record)
-    usual = _text.real(record.get("usual_step_seconds"))
-    if usual is None:
-        usual = _text.real(looks[0].get("usual_step_seconds"))
-    if usual:
-        told.append(f"a step of it usually takes {_text.duration(usual)}")
-    return told
-
-
-def _missing(record: Record) -> list[int]:
-    told = record.get("missing")
-    known = map(_text.whole, told if isinstance(told, list) else [])
-    return [number for number in known if number is not None]
-
-
-def _unseen(record: Record) -> HangFinding:
-    missing = _missing(record)
-    said = "it makes no progress, and could not be inspected"
-    if missing:
-        said = f"it makes no progress, and {name_ranks(missing)} gave no answer"
-    rank = missing[0] if missing else None
-    return HangFinding(Cause.UNKNOWN, f"{said[:1].upper()}{said[1:]}.", Sure.UNKNOWN, rank=rank)
+    return [] if patience is None else [f"the limit was {_text.duration(patience)} ({how})"]
 
 
 def as_told(record: Record) -> HangFinding:
@@ -351,12 +323,8 @@ def as_told(record: Record) -> HangFinding:
     except ValueError:
         cause = Cause.UNKNOWN
     sentence = _text.one_line(_text.text(record.get("sentence")), 600) or "It makes no step."
-    return HangFinding(
-        cause, sentence, Sure.LIKELY, _lines(record, "evidence"), _lines(record, "advice")
+    lists = (
+        each if isinstance(each := record.get(k), list) else [] for k in ("evidence", "advice")
     )
-
-
-def _lines(record: Record, name: str) -> list[str]:
-    told = record.get(name)
-    texts = [each for each in told if isinstance(each, str)] if isinstance(told, list) else []
-    return [_text.one_line(each, 400) for each in texts]
+    told, advice = ([_text.one_line(_text.text(line), 400) for line in lines] for lines in lists)
+    return HangFinding(cause, sentence, Sure.LIKELY, [*filter(None, told)], [*filter(None, advice)])

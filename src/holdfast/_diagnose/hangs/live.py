@@ -7,7 +7,7 @@ measure is always the run itself: the steps that it made while nothing disturbed
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from holdfast import _text
@@ -179,9 +179,7 @@ def _open_hang(evidence: Evidence, looks: list[Record]) -> Record:
     record, told = evidence.hang, _text.record(evidence.beat.get("hang"))
     if not record or record.get("ended") is not None:
         return told
-    if told or not _is_over(record, evidence.beat, looks):
-        return record
-    return {}
+    return record if told or not _is_over(record, evidence.beat, looks) else {}
 
 
 def _is_over(record: Record, beat: Record, looks: list[Record]) -> bool:
@@ -203,22 +201,17 @@ def _recorded(hang: Record) -> HangFinding:
     """The finding of the watch, without a fresh inspection."""
     if _text.records(hang.get("looks")):
         return explain_strictly(hang)
-    found = as_told(hang)
-    found.evidence, found.advice = ["by the run's own watch over hangs"], []
-    return found
+    told = ["by the run's own watch over hangs"]
+    return replace(as_told(hang), evidence=told, advice=[])
 
 
 def _paused(paused: Record) -> HangFinding:
     by, rank = _text.text(paused.get("by")) or "a debugger", _text.whole(paused.get("rank"))
     who = f"Rank {rank}" if rank else "It"
-    return HangFinding(
-        Cause.DEBUGGER,
-        f"{who} is held by {by}. Let it go on there, and the training goes on.",
-        Sure.CERTAIN,
-        ["by the heartbeat of the run"],
-        ["Let it go on there (c in pdb), and the training goes on."],
-        rank or None,
-    )
+    said = f"{who} is held by {by}. Let it go on there, and the training goes on."
+    advice = ["Let it go on there (c in pdb), and the training goes on."]
+    told = ["by the heartbeat of the run"]
+    return HangFinding(Cause.DEBUGGER, said, Sure.CERTAIN, told, advice, rank or None)
 
 
 def _of(evidence: Evidence, found: HangFinding) -> HangFinding:
@@ -265,9 +258,8 @@ def _slow(
 def _times(pace: _Pace) -> str:
     now, usual = pace.current or 0.0, pace.measure or 1.0
     taking = "the step in progress has taken" if now == pace.age else "a step takes"
-    times = now / usual
-    shown = f"{times:.0f}" if times >= 9.5 else f"{times:.1f}"
-    return f"{taking} {_text.duration(now)}, {shown} times its usual {_text.duration(usual)}"
+    times = f"{now / usual:.{0 if now / usual >= 9.5 else 1}f}"
+    return f"{taking} {_text.duration(now)}, {times} times its usual {_text.duration(usual)}"
 
 
 def _running(
@@ -287,17 +279,14 @@ def _running(
         # Its steps are not counted, so this may last.
         said += f"; just now it {what_holds(looks[0]).words}"
         sure = Sure.LIKELY
-    told: list[str] = []
-    process = _text.record(evidence.process)
-    if state := _text.text(process.get("state")):
-        told.append(f"its state is {_text.one_line(state, 80)}")
+    state = _text.one_line(_text.text(_text.record(evidence.process).get("state")), 80)
+    told = [f"its state is {state}"] if state else []
     told += merge_looks(looks)[:_MOST_LINES] if looks else []
     advice = ["To look at it: holdfast status RUN"] if evidence.kind == "run" else []
-    sizes = _sizes(evidence, disturbed)
-    if sizes:
-        said += f"; {sizes[0]}"
+    for size in _sizes(evidence, disturbed):
+        said += f"; {size}"
+        told.append(size)
         advice += [f"{_let_go(name)}." for name in _slowing(disturbed)][:2]
-    told += sizes
     told += [f"{name} is at work in it" for name in disturbed]
     return HangFinding(Cause.RUNNING, f"{said}.", sure, told, advice)
 
@@ -325,11 +314,9 @@ def _reals(records: list[Record], key: str) -> list[float]:
 
 
 def _disturbed(beat: Record, looks: list[Record]) -> list[str]:
-    found: dict[str, None] = {}
-    pace = _text.record(beat.get("pace"))
-    for names in (pace.get("disturbed"), *(look.get("disturbed") for look in looks)):
-        for name in names if isinstance(names, list) else []:
-            found[_text.one_line(_text.text(name), 40)] = None
+    lists = (each.get("disturbed") for each in (_text.record(beat.get("pace")), *looks))
+    names = (name for each in lists if isinstance(each, list) for name in each)
+    found = dict.fromkeys(_text.one_line(_text.text(name), 40) for name in names)
     return [name for name in found if name]
 
 

@@ -309,9 +309,8 @@ class ThreadStanding:
     def where(self) -> str:
         """As `in all_reduce at train.py:41`."""
         at = self.place.short if self.place else ""
-        if self.call:
-            return f"in {self.call} at {at}" if at else f"in {self.call}"
-        return f"in {at}" if at else "at an unknown place"
+        where = " at ".join(filter(None, (self.call, at)))
+        return f"in {where}" if where else "at an unknown place"
 
 
 def places(frames: object) -> list[Place]:
@@ -465,28 +464,18 @@ def merge_looks(looks: Sequence[Record], missing: Sequence[int] = ()) -> list[st
         groups.setdefault(_line_of(look), []).append(rank_of(look))
     lines = []
     for line, ranks in sorted(groups.items(), key=lambda each: (-len(each[1]), str(each[1]))):
-        lines.append(f"{_who(ranks)} {line}")
-    if missing:
-        lines.append(f"{name_ranks(missing)}: no answer")
-    return lines
-
-
-def _who(ranks: list[int | None]) -> str:
-    known = [rank for rank in ranks if rank is not None]
-    if not known:
-        return "it is"
-    if len(known) == 1:
-        return f"rank {known[0]}"
-    return f"{len(known)} ranks ({name_ranks(known).removeprefix('ranks ')})"
+        known = [rank for rank in ranks if rank is not None]
+        who = name_ranks(known) if known else "it is"
+        if len(known) > 1:
+            who = f"{len(known)} ranks ({who.removeprefix('ranks ')})"
+        lines.append(f"{who} {line}")
+    return [*lines, f"{name_ranks(missing)}: no answer"] if missing else lines
 
 
 def _line_of(look: Record) -> str:
     found = standing_of(look)
-    paused = words.text(look.get("paused"))
-    if paused:
-        return f"{found.where()}, held by {paused}"
-    trainer = trainer_of(look)
-    if trainer.get("frozen") is True or trainer.get("state") == "T":
-        return f"{found.where()}, {'frozen' if trainer.get('frozen') is True else 'stopped'}"
+    trainer, paused = trainer_of(look), words.text(look.get("paused"))
     said = f" ({found.words})" if not found.call and found.words else ""
-    return f"{found.where()}{said}"
+    said = ", stopped" if trainer.get("state") == "T" else said
+    said = ", frozen" if trainer.get("frozen") is True else said
+    return f"{found.where()}{f', held by {paused}' if paused else said}"

@@ -517,20 +517,17 @@ def sign_of(row: Pattern, line: Line) -> Sign | None:
         return None
     if line.text.startswith(_PREVIOUS_ATTEMPT) or _OF_A_DAEMON.search(match[0]):
         return None
-    details: dict[str, Any] = {
-        name: _as_number(value)
-        for name, value in match.groupdict().items()
-        if value is not None and not name.startswith("_")
-    }
+    details: dict[str, Any] = {}
+    for name, value in match.groupdict().items():
+        if value is not None or name in ("_name", "_rss"):
+            details |= _detail(name, value or "", match.string)
     if row.kind == "cuda_oom":
-        details.update(read_memory_error(line.text))
+        details |= read_memory_error(line.text)
     elif row.kind == "cuda_error":
         what = (details.get("what") or match[0]).strip().rstrip(".")
         if "out of memory" in what:
             return None  # a cuda_oom
-        details.update(what=what[:200], is_hardware=bool(HARDWARE.search(line.text)))
-    else:
-        details.update(_more(match))
+        details |= {"what": what[:200], "is_hardware": bool(HARDWARE.search(line.text))}
     if re.search("(?i)keyboard ?interrupt|InterruptException", match[0]):
         details["signal"] = 2
     rank = details.pop("rank", None)
@@ -543,28 +540,20 @@ def _compiled(shape: str) -> re.Pattern[str]:
     return re.compile(shape)
 
 
-def _as_number(value: str) -> Any:
-    try:
-        return int(value) if len(value) < 19 else value
-    except ValueError:
-        return value
-
-
-def _more(match: re.Match[str]) -> dict[str, Any]:
-    """What the groups with an underscore tell."""
-    found: dict[str, Any] = {}
-    for name, value in match.groupdict().items():
-        if name == "_names" and value:  # ranks that did not come
-            found["missing"] = [int(n) for n in re.findall(r"\d+", value)][:1024]
-        elif name == "_ms" and value:
-            found["timeout_ms"] = int(value) if len(value) < 19 else None
-        elif name == "_name":
-            found["signal"] = _SIGNALS.get(value, 0)
-        elif name == "_rss":
-            found["of_cgroup"] = "Memory cgroup out of memory" in match.string
-        if name in ("_rss", "_shmem") and value:
-            found[f"{name[1:]}_bytes"] = int(value[:15]) * 1024
-    return found
+def _detail(name: str, value: str, line: str) -> dict[str, Any]:
+    """What a group of a row tells: a number as a number, and more by those with an underscore."""
+    number = int(value) if re.fullmatch(r"-?\d{1,18}", value) else None
+    if name == "_names":  # ranks that did not come
+        return {"missing": [int(n) for n in re.findall(r"\d+", value)][:1024]} if value else {}
+    if name == "_name":
+        return {"signal": _SIGNALS.get(value, 0)}
+    if name == "_ms":
+        return {"timeout_ms": number}
+    if name in ("_rss", "_shmem"):
+        found = {f"{name[1:]}_bytes": int(value[:15]) * 1024} if value else {}
+        of_cgroup = "Memory cgroup out of memory" in line
+        return {**found, "of_cgroup": of_cgroup} if name == "_rss" else found
+    return {name: value if number is None else number}
 
 
 # -- The sizes in an out-of-memory message, as torch, JAX and TensorFlow print them ----------------

@@ -179,9 +179,12 @@ def read_python(text: Text) -> Iterator[Sign]:
         yield from _signs_of(found)
     for name in _WITHOUT_HEADER:
         for line in text.hits(f"{name}: "):
-            if line.text.startswith(f"{name}: ") and (frame := _frame_above(text, line)):
+            # For a script that cannot be parsed, Python prints its place and no traceback.
+            above = (_FRAME.match(each.text) for each in text.before(line, 4))
+            frame = next(filter(None, above), None)
+            if line.text.startswith(f"{name}: ") and frame is not None and not frame[3]:
                 said = line.text.partition(": ")[2].strip()
-                yield _sign_alone(line, name, said, [[*frame]])
+                yield _sign_alone(line, name, said, [[frame[1], int(frame[2]), "<module>"]])
     for line in text.hits(" (holdfast."):
         yield from _read_own(text, line)
     for line in text.hits("Fatal Python error: "):
@@ -255,28 +258,17 @@ def _read_unfinished(text: Text, end: Line) -> Iterator[Sign]:
             return
 
 
-def _frame_above(text: Text, line: Line) -> Frame | None:
-    """For a script that cannot be parsed, Python prints its place and no traceback."""
-    for above in text.before(line, 4):
-        if frame := _FRAME.match(above.text):
-            return None if frame[3] else (frame[1], int(frame[2]), "<module>")
-    return None
-
-
 def _read_own(text: Text, end: Line) -> Iterator[Sign]:
     """An uncaught error of holdfast, which is printed as its sentences, its place and its type."""
     told = _OWN_END.fullmatch(end.text.rstrip())
-    said: list[str] = []
-    for line in text.before(end, _MOST_OF_OWN) if told is not None else ():
-        said.insert(0, line.text)
-        if line.text.startswith("holdfast: "):
-            break
-    if told is None or not said or not said[0].startswith("holdfast: "):
+    above = [line.text for line in text.before(end, _MOST_OF_OWN)] if told is not None else []
+    first = next((i for i, line in enumerate(above) if line.startswith("holdfast: ")), None)
+    if told is None or first is None:
         return
-    message = _OWN_LEAD.sub("", "\n".join(said), count=1)
+    message = _OWN_LEAD.sub("", "\n".join(above[first::-1]), count=1)
     frames = [[told["file"], int(told["line"])]] if told["file"] else []
-    more = {"lines": [end.number - len(said), end.number]}
-    yield _sign_alone(end, told["type"], message, frames, **more)
+    lines = [end.number - first - 1, end.number]
+    yield _sign_alone(end, told["type"], message, frames, lines=lines)
 
 
 def tracebacks(text: Text) -> list[Traceback]:
@@ -291,10 +283,14 @@ def tracebacks(text: Text) -> list[Traceback]:
         one = _read(text, line)
         if one is None or one.details.pop("is_ignored", False):
             continue
-        one.details["lines"] = [line.number, one.end.number]
+        one.details["lines"] = lines = [line.number, one.end.number]
         before = next((b for b in reversed(found[-8:]) if b.last.rank == one.last.rank), None)
-        if before is not None and _is_what_was_given_on(before, one):
-            one.details["given_on_as"] = before.type
+        # The exception before it may only relay this one in its message.
+        if before is not None and (
+            "caught_in" in before.details
+            if one.details.get("is_original")
+            else "rank" in one.details and before.type.endswith("ProcessRaisedException")
+        ):
             one.details["outermost"] = before.frames[0][2] if before.frames else ""
             one.chain = before.chain
             one.frames = [*before.frames, *one.frames]  # the script's own may be among them
@@ -307,11 +303,10 @@ def tracebacks(text: Text) -> list[Traceback]:
                 one.chain = [before.sentence, *before.chain][:10]
                 if link == _IN_A_HANDLER:
                     one.details["handled"] = [list(frame) for frame in before.frames]
-            one.details["lines"][0] = before.details.get("lines", one.details["lines"])[0]
+            lines[0] = before.details.get("lines", lines)[0]
             found.remove(before)
         if before is not None and before not in found:
-            for key, value in before.details.items():
-                one.details.setdefault(key, value)
+            one.details = {**before.details, **one.details}
         found.append(one)
     return found
 
@@ -351,14 +346,9 @@ def _read(text: Text, head: Line) -> Traceback | None:
             has_code = False
             continue
         if cell and (frame := _CELL_FRAME.match(body)):
-            file = (
-                frame["file"]
-                .removeprefix("File ")
-                .partition("](")[0]
-                .lstrip("[")
-                .replace("\\", "/")
-            )
-            frames.append((file, int(frame["line"] or 0), frame["name"] or "<module>"))
+            file = frame["file"].removeprefix("File ").partition("](")[0].lstrip("[")
+            place = file.replace("\\", "/"), int(frame["line"] or 0)
+            frames.append((*place, frame["name"] or "<module>"))
             continue
         if cell and frames and (arrow := _CELL_ARROW.match(body)):
             frames[-1] = (frames[-1][0], frames[-1][1] or int(arrow[1]), frames[-1][2])
@@ -544,13 +534,6 @@ def _share_words(line: str, message: str) -> bool:
     return len(words & own) >= _WORDS_SHARED and line.strip() != message
 
 
-def _is_what_was_given_on(before: Traceback, one: Traceback) -> bool:
-    """Whether the exception before it only relays this one in its message."""
-    if one.details.get("is_original"):
-        return "caught_in" in before.details
-    return "rank" in one.details and before.type.endswith("ProcessRaisedException")
-
-
 def _link_between(text: Text, before: Traceback, one: Traceback) -> str:
     for line in text.before(one.head, 6):
         if line.start <= before.last.start:
@@ -614,9 +597,8 @@ def _dump(text: Text, line: Line) -> Sign:
 
 def _at_prompt(text: Text, line: Line) -> Sign:
     """The log ends at the prompt of a debugger, which prints above it where it is."""
-    places = (_PROMPT_PLACE.match(above.text) for above in text.before(line, 6))
-    place = next((each for each in places if each), None)
-    frames = [[place[1], int(place[2]), place[3]]] if place else []
+    places = filter(None, (_PROMPT_PLACE.match(above.text) for above in text.before(line, 6)))
+    frames = [[place[1], int(place[2]), place[3]] for place in places][:1]
     return _sign_alone(line, "BdbQuit", "", frames)
 
 

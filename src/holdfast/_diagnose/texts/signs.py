@@ -8,15 +8,14 @@ after it, and `is_past` is set if the training went on after it. Other kinds:
   that may belong to its message); thread, process, caught_in, parts (of an exception group);
   lines (the first and the last); is_late (losses stand before it)
 * faulthandler: what, signal, stack (the innermost first), is_current
-* torchrun_summary: exitcodes {rank: code} of ranks that torchrun did not end itself, root (as
-  torchrun says), culprit (as it is worked out), failures (of all ranks), launcher
+* torchrun_summary: exitcodes {rank: code} of ranks that torchrun did not end itself, failures (of
+  all ranks)
 * launcher_exit, srun_exit: exitcode
-* killed_line, segfault_line and the like: signal, pid, command; from srun: node, tasks
-* slurm_cancelled and the like: what, id, node, at; slurm_step_cancelled is mostly a consequence
+* killed_line, segfault_line and the like: signal, pid, command; from srun: node
+* slurm_cancelled and the like: node; slurm_step_cancelled is mostly a consequence
 * ranks: all ranks that are named or counted, where a collective timed out
 * stacks: threads, as an inspection has them; by (py-spy or faulthandler)
-* nan_loss: since_line, lasted (the losses up to the end that are not numbers),
-  columns (their names, of a table)
+* nan_loss: since_line, columns (their names, of a table)
 """
 
 from __future__ import annotations
@@ -115,10 +114,9 @@ def read_signs(text: str, first_line: int = 1) -> list[Sign]:
         found.append(_ranks_there(whole))
     marks = Marks(whole)
     if bad := marks.bad_losses():
-        line = whole.line_at(bad[-1].start)
         since, names = whole.line_at(bad[0].start).number, list(bad[-1].names)
-        details = {"since_line": since, "lasted": len(bad), "columns": names}
-        found.append(make_sign("nan_loss", line, details))
+        details = {"since_line": since, "columns": names}
+        found.append(make_sign("nan_loss", whole.line_at(bad[-1].start), details))
     has_trained = len(marks.losses) >= _TRAINED
     if all(sign.kind in _WITHOUT_CAUSE for sign in found):
         found += read_last_lines(whole, has_trained=has_trained)
@@ -217,9 +215,10 @@ def culprits_of(signs: list[Sign]) -> list[int]:
             sequence[sign.rank] = min(number, sequence.get(sign.rank, number))
     spoken = {sign.rank for sign in signs if sign.rank is not None}
     spoken |= {rank for sign in signs for rank in sign.details.get("ranks", ())}
-    spoken |= {
-        rank for sign in signs if sign.kind == "torchrun_summary" for rank in _ranks_of(sign)
-    }
+    for sign in signs:
+        if sign.kind == "torchrun_summary":
+            failures = sign.details.get("failures", ())
+            spoken |= {*sign.details.get("exitcodes", ()), *(each["rank"] for each in failures)}
     lost = {sign.rank for sign in signs if sign.kind == "peer_lost"}  # when the others left
     if silent := sorted(spoken - timed_out - lost):
         return silent
@@ -246,11 +245,6 @@ def waits_in_vain(sign: Sign) -> bool:
     """Whether the main thread raised it because something it waited for did not come."""
     name = str(sign.details.get("type")).rpartition(".")[2]
     return name in IN_VAIN and not is_of_another(sign) and not sign.details.get("is_past")
-
-
-def _ranks_of(summary: Sign) -> set[int]:
-    failures = summary.details.get("failures", ())
-    return {*summary.details.get("exitcodes", ()), *(each["rank"] for each in failures)}
 
 
 def _with_summaries(signs: list[Sign]) -> list[Sign]:
@@ -381,7 +375,10 @@ def _with_past(signs: list[Sign], marks: Marks, ended: dict[int | None, int]) ->
 def _unless_it_failed(signs: list[Sign]) -> list[Sign]:
     """One unlabelled rank may count on while another fails: the launcher says so."""
     now = [sign for sign in signs if not sign.details.get("is_past")]
-    has_failed = any(1 in _statuses(sign) for sign in now if sign.kind in _OF_LAUNCHERS)
+    ends = [sign.details for sign in now if sign.kind in _OF_LAUNCHERS]
+    has_failed = any(
+        1 in (*each.get("exitcodes", {}).values(), each.get("exitcode")) for each in ends
+    )
     if not has_failed or any(sign.kind == "python_exception" for sign in now):
         return signs
     past = [sign for sign in signs if sign.kind == "python_exception"]
@@ -394,11 +391,6 @@ def _unless_it_failed(signs: list[Sign]) -> list[Sign]:
         else sign
         for sign in signs
     ]
-
-
-def _statuses(sign: Sign) -> list[int]:
-    codes = sign.details.get("exitcodes", {})
-    return [*codes.values(), sign.details.get("exitcode", 0)]
 
 
 def _once(signs: list[Sign]) -> list[Sign]:

@@ -228,7 +228,7 @@ class HangJudge:
         self.record: dict[str, Any] | None = None  # of a hang
         self.held: dict[str, Any] | None = None  # by what, which rank, since when
         self._begin()
-        self._next_at = None
+        self._next_at: float | None = None
 
     # -- reports of the ranks ---------------------------------------------------------
 
@@ -268,7 +268,7 @@ class HangJudge:
 
     def _begin(self) -> None:
         """The first rank is stuck: nothing is known of this episode yet."""
-        self._next_at: float | None = 0.0
+        self._next_at = 0.0
         self._idle_since: float | None = None
         self._slack = 1.0
         self._crowding = 1.0  # how many times longer work takes, because of other processes
