@@ -96,8 +96,8 @@ def explain_strictly(record: Record) -> HangFinding:
     """The same, for tests: what goes wrong here is a bug."""
     looks = _text.records(record.get("looks")) or ([record] if record.get("processes") else [])
     told = record.get("missing")
-    known = map(_text.whole, told if isinstance(told, list) else [])
-    missing = [number for number in known if number is not None]
+    numbers = map(_text.whole, told if isinstance(told, list) else [])
+    missing = [number for number in numbers if number is not None]
     if not looks:
         why = f"{name_ranks(missing)} gave no answer" if missing else "could not be inspected"
         said = f"It makes no progress, and {why}."
@@ -163,10 +163,10 @@ def _among(ranks: list[_Rank], missing: list[int]) -> HangFinding:
         return _all_wait(ranks)
     causes, places = {rank.held.cause for rank in busy}, {rank.standing.place for rank in busy}
     if len(busy) == len(ranks) > 1 and len(causes) == len(places) == 1:
-        held = ranks[0].held
-        who = f"all {len(ranks)} ranks are held alike: {ranks[0].name}"
-        said, told = _sentence(f"{who} {held.words}", held.hint), [*_marks(ranks), *held.evidence]
-        return HangFinding(held.cause, said, held.sure, told, held.advice)
+        first = ranks[0].held
+        said = f"all {len(ranks)} ranks are held alike: {ranks[0].name} {first.words}"
+        told = [*_marks(ranks), *first.evidence]
+        return HangFinding(first.cause, _sentence(said, first.hint), first.sure, told, first.advice)
     return _one_to_blame(min(busy, key=_order), ranks, is_waited_for=len(busy) < len(ranks))
 
 
