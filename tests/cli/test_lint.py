@@ -106,11 +106,11 @@ def test_a_second_fix_changes_nothing(script):
 
 
 def test_fix_leaves_what_only_a_person_can_do(script):
-    script.write_text(GOOD.replace("--job-name=train", "--account=<your_account>"))
+    script.write_text(GOOD.replace("--time=8:00:00", "--time=soon"))
     done = holdfast("lint", "--fix", script)
     assert done.returncode == 1
     assert "nothing that --fix can do" in done.stdout
-    assert "[placeholder]" in done.stdout
+    assert "[time-unknown]" in done.stdout
     assert done.stdout.endswith("1 script: 1 error left.\n")
 
 

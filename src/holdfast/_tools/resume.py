@@ -25,11 +25,12 @@ from holdfast._environment.processes.identity import host_name
 from holdfast._environment.secrets import LEFT_OUT
 from holdfast._environment.slurm import controller
 from holdfast._environment.started import environment_again
-from holdfast._errors import FolderError, SettingsError
+from holdfast._errors import FolderError
 from holdfast._report.status.gather import summarize
 from holdfast._store.folder import attempts
 from holdfast._store.folder.layout import RunLayout
 from holdfast._store.folder.plain_file import open_plain, read_plain
+from holdfast._tools.submit import call_sbatch
 
 _ENDED = (
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
@@ -372,22 +373,10 @@ def start_detached(found: Resumption) -> Detached:
 
 
 def submit_again(found: Resumption) -> str:
-    try:
-        done = subprocess.run(
-            found.command,
-            cwd=found.cwd,
-            env=found.environment,
-            input=found.script,
-            capture_output=True,
-            encoding="utf-8",
-            errors="surrogateescape",
-        )
-    except FileNotFoundError:
-        raise SettingsError(
-            "sbatch: there is no such program here.\nResume it on a machine of the cluster."
-        ) from None
+    options = {"cwd": found.cwd, "env": found.environment, "stderr": subprocess.PIPE}
+    remedy = "Resume it on a machine of the cluster."
+    done = call_sbatch(found.command, found.script, remedy, **options)
     if done.returncode != 0:
-        raise FolderError(
-            f"{found.layout.folder}: sbatch has refused the job.\n{done.stderr.strip()}"
-        )
-    return done.stdout.strip().partition(";")[0]
+        what = f"{found.layout.folder}: sbatch has refused the job."
+        raise FolderError(f"{what}\n{done.stderr.strip()}")
+    return str(done.stdout.strip().partition(";")[0])

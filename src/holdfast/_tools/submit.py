@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
+from typing import Any
 
 from holdfast._environment.slurm.job import says_where_to_meet, starts_torchrun
 from holdfast._environment.slurm.options import batch_options, parse_signal, parse_time_limit
@@ -76,6 +78,16 @@ def write_script(
         'exit "$status"\n',
     ]
     return Script("\n\n".join(parts), options, tuple(notes))
+
+
+def call_sbatch(command: Sequence[str], script: str | None, remedy: str, **options: Any) -> Any:
+    """sbatch gets the script by its standard input, and no file is left."""
+    options |= {"stdout": subprocess.PIPE, "encoding": "utf-8", "errors": "surrogateescape"}
+    try:
+        return subprocess.run(command, input=script, **options)
+    except FileNotFoundError:
+        what = "sbatch: there is no such program here."
+        raise SettingsError(f"{what}\n{remedy}") from None
 
 
 _SHELL = """\

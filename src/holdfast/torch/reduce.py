@@ -5,7 +5,6 @@ Runs in the place of a training, in the ranks that `holdfast doctor` has started
 
 from __future__ import annotations
 
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -14,7 +13,6 @@ import torch
 import torch.distributed as dist
 
 from holdfast._environment import variables
-from holdfast._environment.processes.identity import host_name
 from holdfast._environment.slurm.job import rank_environment
 from holdfast.torch.launch import init_process_group, suitable_backend
 
@@ -22,14 +20,13 @@ _PARTING_SECONDS = 0.3
 
 
 def meet_other_ranks(report: Callable[..., None], seconds: float, backend: str | None) -> None:
-    """Report the network, the meeting and the sum, or why there is none."""
+    """Report the meeting and the sum, or why there is none."""
     sys.argv[:1] = sys.argv[:1] or ["doctor"]
     backend = backend or suitable_backend()
-    report("network", backend=backend, address_by_name=_address_by_name(backend))
     try:
         device = _choose_device(backend)
         init_process_group(backend, timeout_seconds=seconds / 2)
-        report("met")
+        report("met", backend=backend)
         _check_sum(device)
     except Exception as error:  # noqa: BLE001  the doctor prints it
         text = str(error).strip() or type(error).__name__
@@ -37,16 +34,6 @@ def meet_other_ranks(report: Callable[..., None], seconds: float, backend: str |
         return
     time.sleep(_PARTING_SECONDS)  # the store may be in this process, and others still need it
     report("done")
-
-
-def _address_by_name(backend: str) -> str:
-    """The address of this host's name, if the backend uses it to reach this rank; else empty."""
-    if "nccl" in backend or variables.whole().get("GLOO_SOCKET_IFNAME"):
-        return ""
-    try:
-        return socket.gethostbyname(host_name())
-    except OSError:
-        return ""
 
 
 def _choose_device(backend: str) -> torch.device:

@@ -19,7 +19,6 @@ from holdfast._tools.doctor.storage import (
     find_mount,
     judge_file_system,
     judge_folder,
-    judge_home,
     judge_room,
     judge_speed,
     judge_temporary,
@@ -204,19 +203,6 @@ GOOD = {"path": "/tmp", "kind": "folder", "is_writable": True, "free": GB}
 )
 def test_the_folder_for_temporary_files(facts, mount, name, verdict):
     assert told(judge_temporary(facts, mount, name)) == verdict
-
-
-@pytest.mark.parametrize(
-    ("facts", "verdict"),
-    [
-        (GOOD, "ok"),
-        (None, "warn"),
-        ({**GOOD, "kind": "missing"}, "warn"),
-        ({**GOOD, "free": MB}, "warn"),
-    ],
-)
-def test_the_home(facts, verdict):
-    assert told(judge_home(facts, NFS)) == verdict
 
 
 def test_a_question_that_is_not_answered_is_left_behind(tmp_path):

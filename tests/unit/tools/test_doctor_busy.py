@@ -27,7 +27,7 @@ def is_busy(request, monkeypatch) -> bool:
     """Stands for the kernel: every process waits for a processor most of the time, or never."""
     share = 0.9 if request.param else 0.0
     late = partial(FairDeadline, waits=lambda pids: {1: share * time.monotonic()})
-    for module in (check, chain):
+    for module in (check, chain, software):
         monkeypatch.setattr(module, "FairDeadline", late)
     return bool(request.param)
 
@@ -64,7 +64,6 @@ def test_an_answer_that_does_not_come(is_busy, tmp_path, monkeypatch):
     check_words(found["run folder"], is_busy, "fail", "does not answer")
     check_words(found["temporary folder"], is_busy, "fail", "does not answer")
     check_words(found["gpu"], is_busy, "fail", "does not answer")
-    check_words(found["home"], is_busy, "warn", "does not answer")
     check_words(found["packages"], is_busy, "warn", "did not say")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,9 +12,9 @@ import click
 
 from holdfast import _text
 from holdfast._environment import variables
-from holdfast._errors import FolderError, SettingsError
+from holdfast._errors import FolderError
 from holdfast._tools.cli.group import FOLDER, WithCommand
-from holdfast._tools.submit import LEAD_SECONDS, MARK, Script, write_script
+from holdfast._tools.submit import LEAD_SECONDS, MARK, Script, call_sbatch, write_script
 
 
 @click.command(
@@ -91,21 +90,9 @@ def _make_folders(options: Mapping[str, str]) -> None:
 
 
 def _submit_script(script: Script) -> int:
-    """By standard input: sbatch gets exactly what --print shows, and no file is left."""
-    try:
-        done = subprocess.run(
-            ["sbatch", "--parsable"],
-            input=script.text,
-            env=variables.for_another_job(),
-            stdout=subprocess.PIPE,
-            encoding="utf-8",
-            errors="surrogateescape",
-        )
-    except FileNotFoundError:
-        raise SettingsError(
-            "sbatch: there is no such program here.\nSubmit on a machine of the cluster; to see "
-            "the script: holdfast submit --print …"
-        ) from None
+    remedy = "Submit on a machine of the cluster; to see the script: holdfast submit --print …"
+    environment = variables.for_another_job()
+    done = call_sbatch(["sbatch", "--parsable"], script.text, remedy, env=environment)
     if done.returncode != 0:
         return done.returncode  # sbatch has printed why
     match = re.fullmatch(r"(\d+)(?:;.*)?", done.stdout.strip())

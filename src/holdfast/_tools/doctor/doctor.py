@@ -44,10 +44,8 @@ class Examination:
         self._request = request
         self._environment = variables.whole()
         self._temporary = variables.temporary_folder()
-        home = self._environment.get("HOME") or str(Path.home())
         ask = partial(Question, FACTS, seconds=_ANSWER_SECONDS)
         self._folder = ask("place", str(request.folder), "write")
-        self._home = ask("place", home)
         self._tmp = ask("place", self._temporary, "write")
         has_driver = any(Path(each).exists() for each in _DRIVERS)
         self._driver = ask("gpus") if has_driver else None
@@ -62,7 +60,7 @@ class Examination:
         try:
             return [check for check in self._checks() if check is not None]
         finally:
-            asked = (self._folder, self._home, self._tmp, self._driver, self._packages, self._write)
+            asked = (self._folder, self._tmp, self._driver, self._packages, self._write)
             for each in asked:
                 if each is not None:
                     each.drop()
@@ -100,15 +98,11 @@ class Examination:
         if limits is not None:
             yield from machine.judge_limits(limits, request.size_bytes or known.host_bytes)
         yield self._cores()
-        is_remote = mount is not None and mount.is_remote
-        yield machine.judge_clock(machine.is_clock_kept(), facts.get("skew_seconds"), is_remote)
         yield from self._software()
-        home, mount = _with_mount(self._home)
-        yield self._home.slow("home") or storage.judge_home(home, mount)
-        tmp, mount = _with_mount(self._tmp)
-        yield self._tmp.slow("temporary folder") or storage.judge_temporary(
-            tmp, mount, self._temporary
-        )
+        tmp = self._tmp.answer()
+        mount = None if tmp is None else storage.find_mount(str(tmp["base"]))
+        late = self._tmp.slow("temporary folder")
+        yield late or storage.judge_temporary(tmp, mount, self._temporary)
         if not request.is_quick:
             yield software.try_stacks()
         if self._write is not None:
@@ -152,9 +146,8 @@ class Examination:
             Path(word).name == "torchrun" or word == "torch.distributed.run" for word in command
         )
         ranks = machine.ranks_here(command, self._environment)
-        return machine.judge_cores(
-            machine.read_cores(ranks, launcher_sets_one=is_torchrun), self._environment
-        )
+        cores = machine.read_cores(ranks, launcher_sets_one=is_torchrun)
+        return machine.judge_cores(cores, self._environment)
 
     def _software(self) -> Iterator[Check]:
         if self._driver is not None:
@@ -179,14 +172,8 @@ class Examination:
         if not known:
             return _TERM_GRACE
         (seconds, by), (least, least_by) = max(known), min(known)
-        return storage.Grace(
-            seconds, by, storage.Grace(least, least_by) if least < seconds else None
-        )
-
-
-def _with_mount(place: Question) -> tuple[dict[str, Any] | None, storage.Mount | None]:
-    facts = place.answer()
-    return facts, None if facts is None else storage.find_mount(str(facts["base"]))
+        shorter = storage.Grace(least, least_by) if least < seconds else None
+        return storage.Grace(seconds, by, shorter)
 
 
 def examine_command(
@@ -194,10 +181,9 @@ def examine_command(
 ) -> Iterator[Check]:
     """With the real command: the way of the signals through the launchers, and the ranks."""
     from holdfast._tools.doctor.ranks import check_ranks
-    from holdfast._tools.doctor.signals.path import check_leader_path, check_signal_path
+    from holdfast._tools.doctor.signals.path import check_signal_path
 
     if not command:
-        yield from check_leader_path()
         return
     found = check_signal_path(list(command))
     yield from found

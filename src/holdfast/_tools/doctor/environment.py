@@ -77,8 +77,7 @@ def judge_environment(environment: Mapping[str, str], around: Around) -> list[Ch
         *_of_ranks(environment, around),
         *_of_networks(environment, around),
         *_of_gpus(environment, around),
-        *_of_speed(environment),
-        *_of_holdfast(environment),
+        *_of_speed_and_holdfast(environment),
     ]
     if found:
         return found
@@ -132,14 +131,10 @@ def _of_networks(environment: Mapping[str, str], around: Around) -> Iterator[Che
         value = environment.get(name, "")
         if not value or not known or value.startswith("^"):
             continue
-        wanted = value.removeprefix("=").split(",")
         # NCCL takes each for a prefix unless there is a `=`, gloo for the whole name.
         is_whole = value.startswith("=") or name.startswith("GLOO")
-        fits = {
-            each
-            for each in known
-            if (each in wanted if is_whole else each.startswith(tuple(wanted)))
-        }
+        wanted = tuple(value.removeprefix("=").split(","))
+        fits = known & set(wanted) if is_whole else {n for n in known if n.startswith(wanted)}
         remedy = f"export {name}={(sorted(known - {'lo'}) or ['lo'])[0]}"
         if not fits:
             what = f"there is no such interface here ({', '.join(sorted(known))})"
@@ -168,21 +163,12 @@ def _of_gpus(environment: Mapping[str, str], around: Around) -> Iterator[Check]:
         yield _harmful("fail", name, value, "names one twice: CUDA shows none", remedy)
 
 
-def _of_speed(environment: Mapping[str, str]) -> Iterator[Check]:
+def _of_speed_and_holdfast(environment: Mapping[str, str]) -> Iterator[Check]:
     for name, pattern, what in _HARMFUL:
         value = environment.get(name, "")
         if re.fullmatch(pattern, value.lower()):
             remedy = "export NCCL_DEBUG=WARN" if name == "NCCL_DEBUG" else ""
             yield _harmful("warn", name, value, what, remedy)
-    preload = environment.get("LD_PRELOAD", "")
-    for path in re.split(r"[: ]+", preload):
-        if "/" in path and not Path(path).exists():
-            what = f"{path} is not there: every program complains"
-            yield _harmful("warn", "LD_PRELOAD", preload, what)
-            break
-
-
-def _of_holdfast(environment: Mapping[str, str]) -> Iterator[Check]:
     for name in sorted(environment):
         if name.startswith("HOLDFAST_") and name not in _OURS:
             yield _harmful("warn", name, environment[name], "holdfast knows no such variable")

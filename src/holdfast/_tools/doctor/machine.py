@@ -1,4 +1,4 @@
-"""What the machine gives a process: memory for snapshots, cores, a clock, and resource limits.
+"""What the machine gives a process: memory for snapshots, cores, and resource limits.
 
 The memory sums are those of `_run.saving.slot_memory`: two slots, or one if two do not fit, and a
 third one while a checkpoint is written; in /dev/shm if two fit there, else in memory that is lost
@@ -7,9 +7,7 @@ with trainer and keeper; a reserve is left to the training.
 
 from __future__ import annotations
 
-import ctypes
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +17,7 @@ from holdfast._environment.processes.cgroup import cpu_quota, find_folder
 from holdfast._environment.processes.inspect import load, usable_cores
 from holdfast._environment.processes.proc import field, read_bytes, read_number
 from holdfast._text import count, duration, size
-from holdfast._tools.doctor.check import Check
+from holdfast._tools.doctor.check import Check, State
 
 _LITTLE_SHM = 128 << 20  # a container has 64 MB by default
 _LITTLE_MEMORY = 1 << 30
@@ -51,22 +49,18 @@ def judge_shm(memory: HostMemory) -> Check:
         return check("warn", found + "more", _MORE_SHM)
     if state is None:
         return check("ok", f"{left}: three snapshots of up to {size(free // 3)} fit")
-    fits = free // state if state else 3
-    if fits >= 3:
-        return check(
-            "ok",
-            f"{left}: three snapshots of {size(state)} fit; a run takes {size(2 * state)}, and "
-            f"{size(3 * state)} while a checkpoint is being written",
-        )
-    if fits == 2:
+    shown, two = size(state), size(2 * state)
+    if free >= 3 * state:
+        found = f"{left}: three snapshots of {shown} fit; a run takes {two}, and {size(3 * state)} "
+        return check("ok", found + "while a checkpoint is being written")
+    found = (
+        f"{left}: two snapshots of {shown} fit, not three; while a checkpoint is being written, no "
+        "newer snapshot is taken"
+    )
+    if free < 2 * state:
         found = (
-            f"{left}: two snapshots of {size(state)} fit, not three; while a checkpoint is being "
-            "written, no newer snapshot is taken"
-        )
-    else:
-        found = (
-            f"{left}, and two snapshots of {size(state)} need {size(2 * state)}: they live in "
-            "memory that goes when trainer and keeper are both killed"
+            f"{left}, and two snapshots of {shown} need {two}: they live in memory that goes when "
+            "trainer and keeper are both killed"
         )
     return check("warn", found, _MORE_SHM.replace("…", f"{-(-4 * state >> 30)}g"))
 
@@ -84,37 +78,28 @@ def judge_memory(memory: HostMemory) -> Check | None:
             return check("ok", left)
         remedy = "ps -eo rss,pid,user,comm --sort=-rss | head   (shows who has it)"
         return check("warn", f"{left}: for a training that is little", remedy)
-    room = available - memory.reserve
+    room, shown = available - memory.reserve, size(state)
     gigabytes = -(-8 * state >> 30)
     more = f"ask for more memory: sbatch --mem={gigabytes}G …, docker run --memory={gigabytes}g …"
-    # Weights, gradients and a step's own memory are about three times the state, too.
-    if room >= 3 * state and available >= 6 * state:
-        return check("ok", f"{left}: three snapshots of {size(state)} fit beside the training")
     if room >= 3 * state:
+        # Weights, gradients and a step's own memory are about three times the state, too.
+        if available >= 6 * state:
+            return check("ok", f"{left}: three snapshots of {shown} fit beside the training")
         rest = size(available - 3 * state)
-        found = f"{left}: three snapshots take {size(3 * state)}, which leaves {rest} for the "
-        return check("warn", found + "training itself", more)
+        found = f"three snapshots take {size(3 * state)}, which leaves {rest} for the training "
+        return check("warn", f"{left}: {found}itself", more)
     if room >= 2 * state:
-        return check("warn", f"{left}: only two snapshots of {size(state)} fit, not three", more)
+        return check("warn", f"{left}: only two snapshots of {shown} fit, not three", more)
+    costs = "a kill{} costs all work since the last checkpoint"
     if room >= state:
-        found = (
-            f"{left}: only one snapshot of {size(state)} fits, not two; a kill while it is being "
-            "replaced costs all work since the last checkpoint"
-        )
-        return check("warn", found, more)
-    found = (
-        f"{left}, and a snapshot needs {size(state)}: there will be none, and a kill costs all "
-        "work since the last checkpoint"
-    )
+        costs = costs.format(" while it is being replaced")
+        return check("warn", f"{left}: only one snapshot of {shown} fits, not two; {costs}", more)
+    found = f"{left}, and a snapshot needs {shown}: there will be none, and {costs.format('')}"
     return check("fail", found, more)
 
 
-# Cores and clock.
+# Cores.
 _PER_NODE = ("--nproc-per-node", "--nproc_per_node", "--ntasks-per-node")
-_SKEW_SECONDS = 2.0
-_UNSYNCHRONISED = 0x40
-_EARLIEST = 1_735_689_600.0  # 2025-01-01: holdfast was written later
-_KEEP_CLOCK = "timedatectl set-ntp true   (as root; a container has its host's clock)"
 
 
 @dataclass(frozen=True)
@@ -176,44 +161,10 @@ def judge_cores(cores: Cores, environment: Mapping[str, str]) -> Check:
     return check("ok", used)
 
 
-def is_clock_kept() -> bool | None:
-    """True if the kernel's clock is synchronised; None where it does not say."""
-    # The flags of the kernel's `struct timex` follow five words.
-    record = (ctypes.c_long * 64)()
-    try:
-        if ctypes.CDLL(None).adjtimex(ctypes.byref(record)) < 0:
-            return None
-    except (OSError, AttributeError, TypeError):
-        return None
-    return not record[5] & _UNSYNCHRONISED
-
-
-def judge_clock(
-    is_kept: bool | None, skew: float | None, is_remote: bool, now: float | None = None
-) -> Check:
-    now = time.time() if now is None else now
-    data = {"synchronised": is_kept, "skew_seconds": skew, "time": now}
-    check = partial(Check, "clock", data=data)
-    if now < _EARLIEST:
-        shown = time.strftime("%Y-%m-%d", time.gmtime(now))
-        found = f"it shows {shown}: certificates are refused, and ages of checkpoints are wrong"
-        return check("fail", found, _KEEP_CLOCK)
-    if skew is not None and abs(skew) > _SKEW_SECONDS:
-        side = f"{duration(abs(skew))} {'ahead of' if skew > 0 else 'behind'}"
-        found = f"the file system's is {side} this machine's: ages of files and of checkpoints are "
-        return check("warn", found + "wrong by that", _KEEP_CLOCK)
-    if is_kept is False:
-        found = "it is not synchronised (so says the kernel): logs of several "
-        return check("warn", found + "machines do not fit together", _KEEP_CLOCK)
-    with_disk = "" if skew is None or not is_remote else ", and the file server's is the same"
-    return check("ok", f"{'synchronised' if is_kept else 'plausible'}{with_disk}")
-
-
 # Resource limits.
 _FEW_FILES, _TOO_FEW_FILES = 4096, 128
 _FEW_PROCESSES, _TOO_FEW_PROCESSES = 256, 32
 _LITTLE_LOCKED = 64 << 20
-_MOST_VIRTUAL = 64 << 30  # CUDA and large arrays reserve dozens of GB of addresses
 
 SoftHard = tuple[int | None, int | None]  # None: unlimited
 
@@ -225,15 +176,11 @@ class Limits:
     files: SoftHard = (None, None)
     processes: SoftHard = (None, None)
     locked: SoftHard = (None, None)
-    core: SoftHard = (None, None)
     file_size: SoftHard = (None, None)
     cpu_seconds: SoftHard = (None, None)
-    virtual: SoftHard = (None, None)
     used_processes: int | None = None  # of this user, with threads
     tasks_left: int | None = None  # in the cgroup
-    core_pattern: str = ""
     has_fast_network: bool = False  # which needs locked memory
-    has_gpu: bool = False
 
 
 def read_limits() -> Limits | None:
@@ -244,37 +191,41 @@ def read_limits() -> Limits | None:
         return None
 
     def pair(name: str) -> SoftHard:
-        number = getattr(resource, name, None)
-        if number is None:
-            return None, None
+        soft, hard = resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))
         none = resource.RLIM_INFINITY
-        soft, hard = resource.getrlimit(number)
-        return (None if soft == none else soft), (None if hard == none else hard)
+        return None if soft == none else soft, None if hard == none else hard
 
     is_root = hasattr(os, "geteuid") and os.geteuid() == 0  # RLIMIT_NPROC does not bind root
     return Limits(
-        files=pair("RLIMIT_NOFILE"),
-        processes=(None, None) if is_root else pair("RLIMIT_NPROC"),
-        locked=pair("RLIMIT_MEMLOCK"),
-        core=pair("RLIMIT_CORE"),
-        file_size=pair("RLIMIT_FSIZE"),
-        cpu_seconds=pair("RLIMIT_CPU"),
-        virtual=pair("RLIMIT_AS"),
+        files=pair("NOFILE"),
+        processes=(None, None) if is_root else pair("NPROC"),
+        locked=pair("MEMLOCK"),
+        file_size=pair("FSIZE"),
+        cpu_seconds=pair("CPU"),
         used_processes=_threads_of_user(),
         tasks_left=_tasks_left(),
-        core_pattern=(read_bytes("/proc/sys/kernel/core_pattern") or b"").decode().strip(),
         has_fast_network=any(Path("/sys/class/infiniband").glob("*")),
-        has_gpu=Path("/dev/nvidiactl").exists(),
     )
 
 
 def judge_limits(limits: Limits, state: int | None) -> Iterator[Check]:
-    """All of them; the last three only where they are set."""
+    """All of them; the last two only where they are set."""
     yield _files(*limits.files)
     yield _processes(limits)
     yield _locked(limits)
-    yield _core(limits)
-    yield from _rare(limits, state)
+    most, hard = limits.file_size
+    if most is not None:
+        found = f"no file may be larger than {size(most)} (ulimit -f)"
+        if state:  # the arena is one file
+            found += f", and the snapshots of {size(state)} are one of {size(3 * state)}"
+        level: State = "fail" if state is not None and most < 3 * state else "warn"
+        data = {"soft": most, "hard": hard, "state": state}
+        yield Check("file size", level, found, "ulimit -f unlimited", data)
+    most, hard = limits.cpu_seconds
+    if most is not None:
+        found = f"the system ends a process after {duration(most)} of CPU time (ulimit -t), as on a"
+        remedy = "ulimit -t unlimited   (or train in a job: holdfast submit …)"
+        yield Check("cpu time", "warn", f"{found} login node", remedy, {"soft": most, "hard": hard})
 
 
 def _files(soft: int | None, hard: int | None) -> Check:
@@ -324,51 +275,6 @@ def _locked(limits: Limits) -> Check:
         remedy = "add to /etc/security/limits.conf, as root: * - memlock unlimited"
     found = f"{shown} (ulimit -l), and InfiniBand needs far more: NCCL fails or goes by TCP"
     return check("warn", found, remedy)
-
-
-def _core(limits: Limits) -> Check:
-    (soft, hard), pattern = limits.core, limits.core_pattern
-    check = partial(Check, "core dumps", data={"soft": soft, "hard": hard, "pattern": pattern})
-    if soft == 0:
-        return check("ok", "none are written (ulimit -c 0); `holdfast why` needs none")
-    limit = "of any size" if soft is None else f"of up to {size(soft)}"
-    if pattern.startswith("|"):
-        program = pattern[1:].split()[:1]
-        return check("ok", f"{limit}, to {Path(program[0]).name}" if program else limit)
-    if soft is not None and soft < 1 << 30:
-        return check("ok", f"{limit} (ulimit -c)")
-    found = (
-        f"{limit}, into the working folder: a crash writes all memory of the training there, which "
-        "takes minutes and may fill the disk"
-    )
-    return check("warn", found, "ulimit -c 0")
-
-
-def _rare(limits: Limits, state: int | None) -> Iterator[Check]:
-    most, hard = limits.file_size
-    if most is not None:
-        found = f"no file may be larger than {size(most)} (ulimit -f)"
-        if state:  # the arena is one file
-            found += f", and the snapshots of {size(state)} are one of {size(3 * state)}"
-        data = {"soft": most, "hard": hard, "state": state}
-        is_short = state is not None and most < 3 * state
-        check = partial(Check, "file size", data=data)
-        yield check("fail" if is_short else "warn", found, "ulimit -f unlimited")
-    most, hard = limits.cpu_seconds
-    if most is not None:
-        found = f"the system ends a process after {duration(most)} of CPU time (ulimit -t), as on a"
-        remedy = "ulimit -t unlimited   (or train in a job: holdfast submit …)"
-        yield Check("cpu time", "warn", f"{found} login node", remedy, {"soft": most, "hard": hard})
-    most, hard = limits.virtual
-    if most is not None:
-        is_short = limits.has_gpu and most < _MOST_VIRTUAL
-        is_short = is_short or (state is not None and most < 6 * state)
-        found = (
-            f"{size(most)} in all (ulimit -v): addresses are counted, not memory, and torch and "
-            "CUDA reserve many"
-        )
-        check = partial(Check, "address space", data={"soft": most, "hard": hard})
-        yield check("fail" if is_short else "warn", found, "ulimit -v unlimited")
 
 
 def _shown(number: int | None) -> str:

@@ -3,7 +3,6 @@
     python -I -S machine_facts.py place PATH [write]
     python -I -S machine_facts.py speed FOLDER BYTES SECONDS
     python -I -S machine_facts.py gpus
-    python -I -S machine_facts.py sleep
     python machine_facts.py packages
 
 `packages` runs under the Python that will train, which may be of another environment: so only the
@@ -61,24 +60,19 @@ def _part_name(folder: Path) -> Path:
 
 
 def _try_to_write(folder: Path) -> dict[str, Any]:
-    """Whether a file can be made there, and how far the file system's clock is from ours."""
+    """Whether a file can be made there."""
     name = _part_name(folder)
     try:
-        before = time.time()
         descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             os.write(descriptor, b"x")
-            written = os.fstat(descriptor).st_mtime
-            after = time.time()
         finally:
             os.close(descriptor)
             name.unlink()
     except OSError as error:
         code = errno.errorcode.get(error.errno or 0, "")
         return {"is_writable": False, "refusal": error.strerror or str(error), "code": code}
-    # A file system stores times in ticks, and may store the last tick.
-    skew = 0.0 if before - 0.1 <= written <= after + 0.1 else written - (before + after) / 2
-    return {"is_writable": True, "skew_seconds": skew}
+    return {"is_writable": True}
 
 
 # -- speed: how fast the file system takes a checkpoint --------------------------------------------
@@ -179,28 +173,17 @@ def _nvml_error(library: Any, status: int) -> str:
 
 
 # -- packages: which ones a Python has; none is imported, which would take seconds -----------------
-_NAMES = (
-    "holdfast", "torch", "torchvision", "torchaudio", "triton", "numpy", "py-spy", "click",
-    "psutil", "rich", "tqdm", "xxhash",
-)  # fmt: skip
-_PINS = re.compile(r"([A-Za-z0-9._-]+)\s*\(?==\s*([^\s;,)]+)")
+_NAMES = ("holdfast", "torch", "torchvision", "torchaudio", "triton", "numpy", "py-spy", "xxhash")
 
 
 def describe_packages() -> dict[str, Any]:
-    """{"python", "executable", "versions", "pins", "torch_cuda", "torch_hip"}."""
+    """{"python", "executable", "versions", "has_holdfast", "has_torch", "torch_cuda", …}."""
     del sys.path[0]  # the folder of this file
     versions = {name: version for name in _NAMES if (version := _version(name)) is not None}
-    pins = [
-        pin
-        for name in ("torch", "torchvision", "torchaudio")
-        if name in versions
-        for pin in _broken_pins(name)
-    ]
     return {
         "python": ".".join(map(str, sys.version_info[:3])),
         "executable": sys.executable,
         "versions": versions,
-        "pins": pins,
         # It may be on the path without having been installed.
         "has_holdfast": "holdfast" in versions or _is_importable("holdfast"),
         **_torch_build(),
@@ -225,26 +208,6 @@ def _is_importable(name: str) -> bool:
         return False
 
 
-def _broken_pins(name: str) -> Iterator[list[str]]:
-    """[package, requirement, installed version] where it requires exactly another version."""
-    import importlib.metadata
-
-    for line in importlib.metadata.requires(name) or ():
-        match = _PINS.match(line)
-        if match is None or "extra ==" in line or not _applies(line):
-            continue
-        there, wanted = _version(match[1]), match[2]
-        if there is not None and there.partition("+")[0] != wanted.partition("+")[0]:
-            yield [name, f"{match[1]}=={wanted}", there]
-
-
-def _applies(line: str) -> bool:
-    """Whether a condition behind `;` may hold here, by the system alone."""
-    match = re.search(r"platform_system\s*==\s*['\"](\w+)['\"]", line.partition(";")[2])
-    system = {"linux": "Linux", "darwin": "Darwin", "win32": "Windows"}.get(sys.platform, "")
-    return match is None or match[1] == system
-
-
 def _torch_build() -> dict[str, Any]:
     """The CUDA or HIP that torch was built for, read from torch/version.py."""
     import importlib.util
@@ -261,33 +224,10 @@ def _torch_build() -> dict[str, Any]:
     return found
 
 
-# -- sleep: a process whose stack py-spy reads -----------------------------------------------------
-_PR_SET_PTRACER, _ANY_PROCESS = 0x59616D61, ctypes.c_ulong(-1)
-
-
-def sleep_for_doctor() -> dict[str, Any]:
-    """The check searches the stack for this name."""
-    with contextlib.suppress(OSError, AttributeError):
-        # As a run allows its keeper to trace it.
-        ctypes.CDLL(None).prctl(_PR_SET_PTRACER, _ANY_PROCESS, 0, 0, 0)
-    time.sleep(10.0)
-    return {}
-
-
-_FACTS: dict[str, Any] = {
-    "place": describe_place,
-    "gpus": describe_gpus,
-    "packages": describe_packages,
-    "sleep": sleep_for_doctor,
-}
-
-
 def _main(kind: str, *words: str) -> None:
-    if kind == "speed":
-        for measured in measure_speed(*words):
-            print(json.dumps(measured), flush=True)
-        return
-    print(json.dumps(_FACTS[kind](*words)))
+    found: Any = {"place": describe_place, "gpus": describe_gpus, "packages": describe_packages}
+    for each in measure_speed(*words) if kind == "speed" else [found[kind](*words)]:
+        print(json.dumps(each), flush=True)
 
 
 if __name__ == "__main__":

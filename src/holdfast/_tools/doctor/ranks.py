@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from holdfast._environment.slurm.job import starts_torchrun
 from holdfast._run.ranks.address import is_taken, port_owner
@@ -15,7 +14,7 @@ from holdfast._run.ranks.world import name_ranks
 from holdfast._text import count, one_line
 from holdfast._tools.doctor.check import Check, slow
 from holdfast._tools.doctor.signals.chain import Chain, ChainError, Probe
-from holdfast._tools.doctor.signals.target import Target, find_target
+from holdfast._tools.doctor.signals.target import find_target
 
 SECONDS = 60.0
 _POLL_SECONDS = 0.05
@@ -35,41 +34,29 @@ def check_ranks(
     Only for a command whose training a signal path has reached.
     """
     target = find_target(command, folder or Path.cwd())
-    if target.program_at is not None:
-        return []  # it is no Python that trains
     taken = _check_port(command)
     if taken is not None:
         return [taken]
+    texts = [target.read(name) or "" for name in target.names]
+    backend = next((found[1] for text in texts if (found := _BACKEND.search(text))), "")
+    began = time.monotonic()
     try:
-        return _follow(target, seconds)
+        with Chain(target, "ranks", seconds=seconds / 2, backend=backend) as chain:
+            deadline = chain.deadline(seconds)
+            chain.await_probes(seconds / 2)
+            while chain.process.poll() is None and not deadline.is_over():
+                chain.guard()
+                if all(each.events("done") or each.events("error") for each in chain.probes()):
+                    break
+                time.sleep(_POLL_SECONDS)
+            check = judge_ranks(chain.probes(), time.monotonic() - began)
+            late = slow(check.name, check.found, deadline) if check.data.get("is_late") else None
+            return [late or check]
     except ChainError as error:
         remedy = error.remedy
         if re.search(r"--?nnodes[= ]+(?!1\b)\d", " ".join(command)):
             remedy = "start the same on every node, at the same time, or by srun"
         return [_check(error.state, error.found, remedy)]
-
-
-def _follow(target: Target, seconds: float) -> list[Check]:
-    began = time.monotonic()
-    with Chain(target, "ranks", seconds=seconds / 2, backend=_backend_of(target)) as chain:
-        deadline = chain.deadline(seconds)
-        chain.await_probes(seconds / 2)
-        while chain.process.poll() is None and not deadline.is_over():
-            chain.guard()
-            if all(each.events("done") or each.events("error") for each in chain.probes()):
-                break
-            time.sleep(_POLL_SECONDS)
-        checks = judge_ranks(chain.probes(), time.monotonic() - began)
-        return [
-            (each.data.get("is_late") and slow(each.name, each.found, deadline)) or each
-            for each in checks
-        ]
-
-
-def _backend_of(target: Target) -> str:
-    """The one that the script names literally; empty if it names none."""
-    texts = (target.read(name) or "" for name in target.names)
-    return next((found[1] for text in texts if (found := _BACKEND.search(text))), "")
 
 
 def _check_port(command: Sequence[str]) -> Check | None:
@@ -95,43 +82,8 @@ def _check_port(command: Sequence[str]) -> Check | None:
     )
 
 
-# -- What the ranks have reported, as checks -------------------------------------------------------
-
-
-def judge_ranks(probes: Sequence[Probe], seconds: float) -> list[Check]:
-    return [*_check_names(probes), _check_sum(probes, seconds)]
-
-
-def _network(one: Probe) -> dict[str, Any]:
-    return next(iter(one.events("network")), {})
-
-
-def _check_names(probes: Sequence[Probe]) -> list[Check]:
-    """A host whose name resolves to 127.… makes the others search for it at themselves."""
-    if len({one.here["host"] for one in probes}) < 2:
-        return []
-    hosts = sorted(
-        {
-            one.here["host"]
-            for one in probes
-            if str(_network(one).get("address_by_name")).startswith("127.")
-        }
-    )
-    if not hosts:
-        return []
-    works = all(one.events("done") for one in probes)  # hosts may share one address
-    return [
-        Check(
-            "host name",
-            "warn" if works else "fail",
-            f"the name of {', '.join(hosts[:4])} leads to 127.… there, where no other host is",
-            "name the network that connects them: GLOO_SOCKET_IFNAME=eth0 (`ip addr` lists them)",
-            {"hosts": hosts},
-        )
-    ]
-
-
-def _check_sum(probes: Sequence[Probe], seconds: float) -> Check:
+def judge_ranks(probes: Sequence[Probe], seconds: float) -> Check:
+    """What the ranks have reported."""
     # A doctor in each task, or on each node, sees only its own ranks.
     size = max(len(probes), *(one.world or 1 for one in probes))
     if size < 2:
@@ -169,5 +121,6 @@ def _check_sum(probes: Sequence[Probe], seconds: float) -> Check:
     where = f"on {count(hosts, 'host')}"
     if size > len(probes):
         where = f"({len(probes)} of them seen here)"
-    data = {"ranks": size, "hosts": hosts, "backend": _network(probes[0]).get("backend")}
+    backend = next((each.get("backend") for each in probes[0].events("met")), None)
+    data = {"ranks": size, "hosts": hosts, "backend": backend}
     return _check("ok", f"{size} ranks {where} meet, and their sum is right", "", data)

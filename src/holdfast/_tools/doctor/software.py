@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import re
 import shlex
 import shutil
@@ -12,11 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from holdfast._environment.processes.proc import read_bytes, read_number
+from holdfast._environment.processes.libc import libc
+from holdfast._environment.processes.proc import FairDeadline, read_bytes, read_number
 from holdfast._environment.processes.stacks import Dump, dump_stacks, find_pyspy
+from holdfast._environment.processes.tree import children
 from holdfast._text import duration, size
-from holdfast._tools.doctor.check import FACTS, Check, Question, slow
-from holdfast._tools.doctor.machine_facts import sleep_for_doctor
+from holdfast._tools.doctor.check import Check, slow
 from holdfast._tools.doctor.signals.target import shebang
 from holdfast._tools.lint.launch import CONDA, CONTAINERS, RUNNERS, is_python
 
@@ -149,9 +152,6 @@ def _wrong_packages(
             wanted = ".".join(map(str, least))
             found = f"{name} {have} is older than {wanted}, with which holdfast is tested"
             yield check("warn", found, f"{pip} '{name}>={wanted}'")
-    for who, wanted, have in facts.get("pins") or ():
-        found = f"{who} was made for {wanted}, and {have} is installed: imports fail or crash"
-        yield check("warn", found, f"{pip} '{wanted}'")
 
 
 def version(text: str) -> tuple[int, ...]:
@@ -165,41 +165,32 @@ def version(text: str) -> tuple[int, ...]:
 
 
 # -- Whether py-spy can read the stacks of a process -----------------------------------------------
-_STACKS_SECONDS = 3.0
-_RETRY_SECONDS = 0.05
+_STACKS_SECONDS, _STACKS_TRIES = 3.0, 3
+_PR_SET_PTRACER, _ANY_PROCESS = 0x59616D61, ctypes.c_ulong(-1)
 
 
 def try_stacks() -> Check | None:
-    """Read the stack of a real process; None outside Linux."""
+    """Read our own stack; None outside Linux."""
     if sys.platform != "linux":
         return None
-    program = find_pyspy()
+    program, pid = find_pyspy(), os.getpid()
     if program is None:
         return judge_stacks(None, 0.0)
-    target = Question(FACTS, "sleep", seconds=_STACKS_SECONDS)
-    deadline = target.deadline
+    libc().prctl(_PR_SET_PTRACER, _ANY_PROCESS, 0, 0, 0)  # as a run allows it to its keeper
+    deadline = FairDeadline(_STACKS_SECONDS, lambda: [pid, *children(pid)])
     try:
-        began = time.monotonic()
-        dump = Dump(error="the process to be looked at did not start")
-        while target.pid is not None and not deadline.is_over():
+        # A reading fails if it meets a change of the stack: it does not stop the process.
+        for _ in range(_STACKS_TRIES):
             began = time.monotonic()
-            left = max(_RETRY_SECONDS, deadline.at - began)
-            dump = dump_stacks([target.pid], left, program)[target.pid]
-            if _shows_sleep(dump):
+            dump = dump_stacks([pid], _STACKS_SECONDS, program)[pid]
+            check = judge_stacks(dump, time.monotonic() - began)
+            if check.state == "ok":
+                return check
+            if dump.is_late:
                 break
-            time.sleep(_RETRY_SECONDS)  # the process may still be starting
-            if dump.error is not None and time.monotonic() > deadline.at - _STACKS_SECONDS / 2:
-                break
-        taken = judge_stacks(dump, time.monotonic() - began)
-        late = slow("stacks", f"py-spy has read none ({taken.data['error']})", deadline)
-        return late if late is not None and taken.state != "ok" else taken
     finally:
-        target.drop()
-
-
-def _shows_sleep(dump: Dump) -> bool:
-    names = [frame.get("name") for thread in dump.threads for frame in thread.frames]
-    return sleep_for_doctor.__name__ in names
+        libc().prctl(_PR_SET_PTRACER, ctypes.c_ulong(0), 0, 0, 0)
+    return slow("stacks", f"py-spy has read none ({check.data['error']})", deadline) or check
 
 
 def judge_stacks(dump: Dump | None, seconds: float) -> Check:
@@ -213,7 +204,8 @@ def judge_stacks(dump: Dump | None, seconds: float) -> Check:
             "that it has not prepared"
         )
         return Check("stacks", "warn", found, "pip install py-spy", data | {"error": "missing"})
-    if _shows_sleep(dump):
+    names = [frame.get("name") for thread in dump.threads for frame in thread.frames]
+    if try_stacks.__name__ in names:
         found = f"py-spy reads those of a process in {duration(seconds)}{where}"
         return Check("stacks", "ok", found, "", data)
     remedy = "pip install --upgrade py-spy"

@@ -1,4 +1,4 @@
-"""The run folder, the home and the temporary folder: file system, permission, room and speed."""
+"""The run folder and the temporary folder: file system, permission, room and speed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from holdfast._environment.processes.cgroup import decode_mount
 from holdfast._environment.processes.proc import read_bytes
 from holdfast._text import duration, size
 from holdfast._tools.doctor.check import Check
@@ -47,7 +48,7 @@ def find_mount(path: str, table: str | None = None) -> Mount | None:
         words, kind = before.split(), behind.split()
         if len(words) < 6 or len(kind) < 3:
             continue
-        place = words[4].replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
+        place = decode_mount(words[4])
         if place != "/" and path != place and not path.startswith(place + "/"):
             continue
         # Of two mounts on one place, the later one hides the earlier one.
@@ -96,8 +97,8 @@ def judge_file_system(name: str, mount: Mount | None) -> Check | None:
         return check("warn", found, "choose a run folder on a disk")
     if mount.kind in _OF_CONTAINER:
         found = f"{where}, the container's own layer: every checkpoint goes with the container"
-        return check("warn", found, "docker run -v /data/runs:/runs …   (and a run folder below "
-                     "/runs)")  # fmt: skip
+        remedy = "docker run -v /data/runs:/runs …   (and a run folder below /runs)"
+        return check("warn", found, remedy)
     if not mount.is_remote:
         return check("ok", f"{where}, local")
     found = f"{where}, from {mount.source}"
@@ -105,29 +106,7 @@ def judge_file_system(name: str, mount: Mount | None) -> Check | None:
         remedy = f"mount -o remount,hard {shlex.quote(mount.place)}   (as root)"
         found += ", mounted soft: when the server is slow, writes fail instead of waiting"
         return check("warn", found, remedy)
-    if mount.kind.startswith("nfs") and "async" in mount.options and "sync" not in mount.options:
-        found += ", mounted async"
     return check("ok", f"{found}: seen by all nodes, as fast as measured")
-
-
-def judge_home(facts: Facts | None, mount: Mount | None) -> Check:
-    """The home folder has caches of compilers, and the records of `holdfast run`."""
-    if facts is None:
-        found = "the home folder does not answer: imports and caches that lie there will hang"
-        remedy = "export HOME=/tmp/$USER   (for the job), or mount it again"
-        return Check("home", "warn", found, remedy)
-    free, path = facts.get("free"), facts.get("path")
-    kind = mount.kind if mount is not None else "unknown"
-    is_remote = mount is not None and mount.is_remote
-    data = {"type": kind, "is_remote": is_remote, "free": free}
-    check = partial(Check, "home", data=data)
-    if facts.get("kind") != "folder":
-        found = f"{path}: there is no such folder; `holdfast run` keeps its records there"
-        return check("warn", found, "export HOLDFAST_STATE=/some/folder")
-    if isinstance(free, int) and free < _LITTLE_FREE and not facts.get("is_read_only"):
-        found = f"{path}: {free >> 20} MB free; caches of compilers and models go there"
-        return check("warn", found, "export XDG_CACHE_HOME=/a/disk/with/room")
-    return check("ok", f"{path} is on {kind}, {'remote' if is_remote else 'local'}")
 
 
 def judge_temporary(facts: Facts | None, mount: Mount | None, name: str) -> Check:
@@ -135,8 +114,7 @@ def judge_temporary(facts: Facts | None, mount: Mount | None, name: str) -> Chec
     kind = mount.kind if mount is not None else "unknown"
     is_remote = mount is not None and mount.is_remote
     data = {"path": name, "type": kind, "is_remote": is_remote}
-    check = partial(Check, "temporary folder", data=data)
-    remedy = "export TMPDIR=/tmp"
+    check, remedy = partial(Check, "temporary folder", data=data), "export TMPDIR=/tmp"
     if facts is None:
         return check("fail", f"{name}: the file system does not answer", remedy)
     if facts.get("kind") != "folder" or not facts.get("is_writable"):

@@ -6,14 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from holdfast._tools.lint.shell import (
-    Argument,
-    Command,
-    NotUnderstood,
-    find_values,
-    is_assignment,
-    parse_commands,
-)
+from holdfast._tools.lint.shell import Argument, Command, Values, is_assignment, read_script
 from holdfast._tools.lint.signal_handlers import Reader
 
 PYTHON = "python"
@@ -33,7 +26,6 @@ class Swallow:
 
     who: str
     is_certain: bool
-    how: str = "dies"  # or "may wait": a newer bash would become its last command
     exec_at: int | None = None  # the offset in the script at which `exec ` corrects it
     place: str = ""  # the line of another file
 
@@ -124,7 +116,11 @@ def _unwrap(launch: Launch, words: tuple[Argument, ...], read: Reader, depth: in
     if wrapper is not None:
         return _unwrap(_wrap(launch, wrapper[0]), words[wrapper[1] :], read, depth + 1)
     if name in SHELLS:
-        return _read_shell(launch, words, read)
+        kind, at = shell_input([each.text for each in words]) or ("", 0)
+        if kind == "text":
+            return _read_text(launch, name, words[at], words[at + 2 :], read)
+        text = words[at].text
+        return _read_file(launch, f"{name} {text}", text, read) if kind else launch
     if name.endswith(".sh") and (launch.is_step or read(words[0].text) is not None):
         return _read_file(launch, name, words[0].text, read)
     return replace(launch, kind=_kind(words))
@@ -162,17 +158,6 @@ def _kind(words: Sequence[Argument]) -> str:
     return OTHER
 
 
-def _read_shell(launch: Launch, words: tuple[Argument, ...], read: Reader) -> Launch | None:
-    """`bash -c TEXT` and `bash FILE`."""
-    shell, found = words[0].program, shell_input([each.text for each in words])
-    if found is None:
-        return launch
-    kind, at = found
-    if kind == "text":
-        return _read_text(launch, shell, words[at], words[at + 2 :], read)
-    return _read_file(launch, f"{shell} {words[at].text}", words[at].text, read)
-
-
 def _inner_text(argument: Argument) -> tuple[str, int | None] | None:
     """The text of a `-c`, and its offset if the script has it literally."""
     written = argument.source.text
@@ -193,11 +178,10 @@ def _read_text(
     if found is None:
         return launch
     text, offset = found
-    try:
-        commands = parse_commands(text, offset or 0)
-        values = find_values(commands)
-    except NotUnderstood:
+    script = read_script(text, offset or 0)
+    if script is None:
         return launch
+    commands, values = script
     handlers = [c.words[1].text if len(c.words) > 1 else "-" for c in commands if c.text == "trap"]
     if set(handlers) - {"''", '""', "-"}:
         return launch  # it may pass the signal on
@@ -235,23 +219,15 @@ def _judge_shell(
     shell: str, inner: Launch, commands: int, is_last: bool, offset: int | None
 ) -> Swallow | None:
     becomes = is_last and not inner.command.is_timed
-    if becomes and commands == 1:
-        return None  # every shell becomes its only command
+    if becomes and (commands == 1 or shell == "bash"):
+        return None  # every shell becomes its only command, and bash its last one
     exec_at = inner.command.words[0].start if offset is not None and becomes else None
-    if becomes and shell == "bash":
-        return Swallow("bash -c", is_certain=False, how="may wait", exec_at=exec_at)
     return Swallow(f"{shell} -c", is_certain=not is_last, exec_at=exec_at)
 
 
 def _read_file(launch: Launch, who: str, name: str, read: Reader) -> Launch:
-    text = read(name)
-    if text is None:
-        return launch
-    try:
-        commands = parse_commands(text)
-        values = find_values(commands)
-    except NotUnderstood:
-        return launch
+    text = read(name) or ""
+    commands, values = read_script(text) or ([], Values())
     if any(command.text == "trap" for command in commands):
         return launch
     found = [find_launch(each, values.arguments(each.words), lambda _: None) for each in commands]

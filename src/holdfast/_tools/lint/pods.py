@@ -10,7 +10,6 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 from holdfast import _errors
@@ -82,47 +81,38 @@ def _documents(yaml: Any, text: str) -> Iterator[ManifestNode]:
         while loader.check_node():
             document = loader.get_node()
             if document is not None:
-                root = _Tree(yaml, loader).node(document)
+                root = _convert(loader, document, {})
                 # `kubectl get -o yaml` puts a list around them.
                 yield from root.items("items") if root.plain("kind") == "List" else [root]
     finally:
         loader.dispose()
 
 
-class _Tree:
-    """Converts PyYAML's nodes. An alias is converted once: a few lines may name billions."""
-
-    def __init__(self, yaml: Any, loader: Any) -> None:
-        self._yaml = yaml
-        self._loader = loader
-        self._made: dict[int, ManifestNode] = {}
-
-    def node(self, found: Any) -> ManifestNode:
-        if id(found) not in self._made:
-            line = found.start_mark.line + 1
-            self._made[id(found)] = ManifestNode(self._value(found), line)
-        return self._made[id(found)]
-
-    def _value(self, found: Any) -> Any:
-        if isinstance(found, self._yaml.MappingNode):
-            return self._mapping(found)
-        if isinstance(found, self._yaml.SequenceNode):
-            return [self.node(each) for each in found.value]
-        return self._loader.construct_object(found)
-
-    def _mapping(self, found: Any) -> dict[str, ManifestNode]:
+def _convert(loader: Any, found: Any, made: dict[int, ManifestNode]) -> ManifestNode:
+    """A node of PyYAML. An alias is converted once: a few lines may name billions."""
+    if id(found) in made:
+        return made[id(found)]
+    value: Any
+    if found.id == "sequence":
+        value = [_convert(loader, each, made) for each in found.value]
+    elif found.id == "mapping":
         own: dict[str, ManifestNode] = {}
         merged: dict[str, ManifestNode] = {}
-        for key, value in found.value:
-            if not isinstance(key, self._yaml.ScalarNode):
+        for key, below in found.value:
+            if key.id != "scalar":
                 continue  # no key of Kubernetes is a list
-            if key.tag == _MERGE:  # <<: keys of this mapping override merged ones
-                node = self.node(value)
-                for each in node.value if isinstance(node.value, list) else [node]:
-                    merged = {**each.value, **merged} if isinstance(each.value, dict) else merged
-            else:
-                own[str(key.value)] = self.node(value)
-        return {**merged, **own}
+            node = _convert(loader, below, made)
+            if key.tag != _MERGE:
+                own[str(key.value)] = node
+                continue
+            # <<: keys of this mapping override merged ones
+            for each in node.value if isinstance(node.value, list) else [node]:
+                merged = {**each.value, **merged} if isinstance(each.value, dict) else merged
+        value = {**merged, **own}
+    else:
+        value = loader.construct_object(found)
+    made[id(found)] = ManifestNode(value, found.start_mark.line + 1)
+    return made[id(found)]
 
 
 # -- The pods that train ---------------------------------------------------------------------------
@@ -202,15 +192,12 @@ def find_pods(documents: list[ManifestNode]) -> Iterator[Pod]:
     for root in documents:
         kind = str(root.plain("kind") or "")
         known = root.get(*_TEMPLATES[kind], "spec") if kind in _TEMPLATES else None
-        specs = [known] if kind in _TEMPLATES else _templates(root, set())
-        for spec in specs:
-            if spec is None:
-                continue
-            volumes = {str(each.plain("name")): each for each in spec.items("volumes")}
-            found = [Container(each, volumes) for each in spec.items("containers")]
-            trains = [each for each in found if _may_train(each)]
-            if trains:
-                yield Pod(kind, root, spec, trains)
+        for spec in [known] if kind in _TEMPLATES else _templates(root, set()):
+            if spec is not None:
+                volumes = {str(each.plain("name")): each for each in spec.items("volumes")}
+                found = [Container(each, volumes) for each in spec.items("containers")]
+                if trains := [each for each in found if _may_train(each)]:
+                    yield Pod(kind, root, spec, trains)
 
 
 def _templates(node: ManifestNode, seen: set[int]) -> Iterator[ManifestNode]:
@@ -267,13 +254,7 @@ def lint_manifest(name: str, text: str, around: Surroundings) -> list[LintFindin
         # Without this, "no problem found" would be said of a manifest that was not checked.
         text = "no container in it trains, as far as its commands show: there is nothing to check."
         found.append(_finding("no-training", HINT, 1, text))
-    rules = (
-        _check_expected_grace,
-        _check_pre_stop,
-        _check_first_process,
-        _check_memory,
-        _check_disk,
-    )
+    rules = (_check_expected_grace, _check_first_process, _check_memory, _check_disk)
     for pod in pods:
         found += _check_grace(pod, around)
         found += [each for c in pod.containers for rule in rules for each in rule(pod, c)]
@@ -321,22 +302,6 @@ def _check_expected_grace(pod: Pod, container: Container) -> Iterator[LintFindin
             text = f"holdfast counts on {seconds:g} s after SIGTERM, and {killed}."
             source = f'{_GRACE_VARIABLE} = "{seconds:g}"'
             yield _finding("grace-too-short", ERROR, entry.line, text, fit, source=source)
-
-
-def _check_pre_stop(pod: Pod, container: Container) -> Iterator[LintFinding]:
-    """The time of the hook is part of the grace, and SIGTERM comes only after it."""
-    hook, grace = container.node.get("lifecycle", "preStop"), pod.grace_seconds
-    if hook is None:
-        return
-    seconds = hook.plain("sleep", "seconds")
-    words = " ".join(str(each.value) for each in hook.items("exec", "command")).split()
-    for word, following in pairwise(words):
-        following = following.rstrip("s;'\"")
-        if word.endswith("sleep") and following.isdecimal():
-            seconds = int(following)
-    if isinstance(seconds, int) and seconds >= grace - _COUNTED_ON_SECONDS:
-        text = f"{container.name}: preStop sleeps {seconds} s of {grace:g} s before SIGTERM comes."
-        yield _finding("pre-stop-takes-the-grace", ERROR, hook.line, text)
 
 
 def _check_memory(_: Pod, container: Container) -> Iterator[LintFinding]:
@@ -416,11 +381,6 @@ def _check_first_process(_: Pod, container: Container) -> Iterator[LintFinding]:
 
 
 # -- Who starts an interrupted training again, and who must not ------------------------------------
-_IGNORE = "action: Ignore"
-_DISRUPTED = "onPodConditions: [{type: DisruptionTarget, status: 'True'}]"
-# Exit statuses, and why a podFailurePolicy must not fail the Job for them, or must.
-_INTERRUPTED = ((_errors.REQUEUE, "interrupted"), (_errors.TERMINATED, "told to end"))
-_FINAL = ((_errors.PERSON, "a person has stopped"), (_errors.BAD, "is bad"))
 
 
 def _check_restarts(pod: Pod) -> Iterator[LintFinding]:
@@ -450,8 +410,6 @@ def _check_restarts(pod: Pod) -> Iterator[LintFinding]:
         elif policy != "Never":
             text = "a podFailurePolicy is allowed with restartPolicy Never only."
             yield _finding(rule, ERROR, line, text, "restartPolicy: Never")
-        else:
-            yield from _check_failure_policy(rules)
 
 
 def _no_policy(job: ManifestNode, policy: str) -> LintFinding:
@@ -467,47 +425,11 @@ def _no_policy(job: ManifestNode, policy: str) -> LintFinding:
     corrected = (
         "podFailurePolicy:",
         "  rules:",
-        f"    - {_IGNORE}",
-        f"      {_DISRUPTED}",
-        f"    - {_IGNORE}",
+        "    - action: Ignore",
+        "      onPodConditions: [{type: DisruptionTarget, status: 'True'}]",
+        "    - action: Ignore",
         f"      onExitCodes: {{operator: In, values: [{again}]}}",
         "    - action: FailJob",
         f"      onExitCodes: {{operator: In, values: [{_errors.BAD}, {_errors.PERSON}]}}",
     )
     return _finding("no-failure-policy", WARNING, job.line, text, *corrected)
-
-
-def _check_failure_policy(rules: ManifestNode) -> Iterator[LintFinding]:
-    def finding(text: str, action: str, condition: str) -> LintFinding:
-        right = (f"- {action}", f"  {condition}")
-        return _finding("failure-policy", WARNING, rules.line, text, *right)
-
-    def values(status: int) -> str:
-        return f"onExitCodes: {{operator: In, values: [{status}]}}"
-
-    ignored = [each for each in rules.value if each.plain("action") == "Ignore"]
-    conditions = [each for rule in ignored for each in rule.items("onPodConditions")]
-    if all(each.plain("type") != "DisruptionTarget" for each in conditions):
-        text = "a drained or preempted pod counts as a failure: no rule ignores DisruptionTarget."
-        yield finding(text, _IGNORE, _DISRUPTED)
-    for status, who in _INTERRUPTED:
-        if _action_of(rules, status) == "FailJob":
-            text = f"a training that was {who} leaves with {status}, and that fails the whole Job."
-            yield finding(text, _IGNORE, values(status))
-    if _action_of(rules, _errors.REQUEUE) == "Count":
-        text = f"each interruption that leaves with {_errors.REQUEUE} counts against backoffLimit."
-        yield finding(text, _IGNORE, values(_errors.REQUEUE))
-    for status, who in _FINAL:
-        if _action_of(rules, status) != "FailJob":
-            text = f"a training that {who} leaves with {status}, and the Job starts it again."
-            yield finding(text, "action: FailJob", values(status))
-
-
-def _action_of(rules: ManifestNode, status: int) -> str:
-    """What a podFailurePolicy does about an exit status: the first rule that fits decides."""
-    for rule in rules.value:
-        values = [each.value for each in rule.items("onExitCodes", "values")]
-        operator = {"In": True, "NotIn": False}.get(rule.plain("onExitCodes", "operator"))
-        if operator is (status in values):
-            return str(rule.plain("action"))
-    return "Count"

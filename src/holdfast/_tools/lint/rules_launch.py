@@ -95,12 +95,6 @@ def _check_swallowed(job: BatchScript, launch: Launch) -> Iterator[LintFinding]:
     edits = [] if at is None else [Edit(at, at, "exec ")]
     corrected = () if edits else _without_wrapper(launch)
     start = launch.command.start
-    if swallow.how == "may wait":
-        text = (
-            f"{name} goes to bash, which before version 5.1 dies of it, and {launch.name} with it."
-        )
-        yield job.report("wrapper-may-wait", HINT, start, text, edits=edits, corrected=corrected)
-        return
     if warning is None and not job.is_training:
         return
     where = f" (see {swallow.place})" if swallow.place else ""

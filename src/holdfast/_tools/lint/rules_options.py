@@ -31,7 +31,7 @@ _NO_LIMIT = re.compile(r"0|-1|infinite|unlimited|partition_limit", re.I)
 
 def check_options(job: BatchScript) -> Iterator[LintFinding]:
     rules = [_check_first_line, _check_ignored_lines, _check_signal, _check_lead, _check_requeue]
-    rules += [_check_log_folders, _check_array_log, _check_placeholders]
+    rules += [_check_log_folders, _check_array_log]
     if job.is_understood:
         rules += [_check_addresses, _check_ranks]
     for rule in rules:
@@ -190,14 +190,6 @@ _OWN_PORT = "$((20000 + SLURM_JOB_ID % 10000))"
 LOCAL_ADDRESS = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1|0\.0\.0\.0")
 _OF_TASK = re.compile(r"\$\{?(SLURM_(?:PROCID|LOCALID|NODEID))\}?")
 _RANK_NAMES = ("RANK", "LOCAL_RANK", "NODE_RANK", "GLOBAL_RANK", "GROUP_RANK")
-_PLACEHOLDER = re.compile(
-    r"<(?i:your|my|path|insert|enter|replace|fill|change)[\w .:/-]*>|"
-    r"(?<![\w$])YOUR_\w+|(?<![\w$/{])your[_-]\w+|/path/to/[^\s\"']*|"
-    r"\bFIXME\b|\bCHANGE_?ME\b|\bREPLACE_?ME\b"
-)
-# In a command <pad> or <s> may be meant literally; in an option nothing like it is.
-_IN_OPTION = re.compile(rf"<[A-Za-z][\w .:-]*>|{_PLACEHOLDER.pattern}")
-_PLACEHOLDER_VALUE = re.compile(r"x{3,}|TODO|TBD|\?{2,}|\.{3}", re.I)
 
 
 def _settings(job: BatchScript) -> Iterator[tuple[str, str, Token]]:
@@ -369,29 +361,3 @@ def _check_array_log(job: BatchScript) -> Iterator[LintFinding]:
         text = f"all tasks of the array write to {option.value}, over each other."
         edits = [set_value(option, base)]
         yield job.report("array-log-shared", WARNING, option.start, text, edits=edits)
-
-
-def _check_placeholders(job: BatchScript) -> Iterator[LintFinding]:
-    found: dict[int, LintFinding] = {}
-    for option in job.options:
-        if option.name == "comment" or "{{" in option.value:
-            continue  # free text; or a program fills it in
-        match = _IN_OPTION.search(option.value)
-        if match is not None or _PLACEHOLDER_VALUE.fullmatch(option.value):
-            value = match[0] if match else option.value
-            text = f"{value} still has to be filled in: sbatch takes it as it stands."
-            found[option.line] = job.report("placeholder", ERROR, option.start, text)
-    for command in job.commands:
-        if command.text in ("echo", "printf", "sed", "cat", "grep"):
-            continue
-        for token in (*command.assignments, *command.words):
-            match = _PLACEHOLDER.search(token.text)
-            line = job.line_of(token.start)
-            if match is not None and line not in found:
-                text = f"{match[0]} still has to be filled in."
-                found[line] = job.report("placeholder", WARNING, token.start, text)
-    for option in job.options:
-        if option.line not in found and "example.com" in option.value:
-            text = f"{option.value} is a placeholder, not an address."
-            found[option.line] = job.report("placeholder", HINT, option.start, text)
-    yield from found.values()

@@ -557,6 +557,15 @@ def find_values(commands: Iterable[Command]) -> Values:
     return values
 
 
+def read_script(text: str, offset: int = 0) -> tuple[list[Command], Values] | None:
+    """The commands and the values of a text; None if it is not understood."""
+    try:
+        commands = parse_commands(text, offset)
+        return commands, find_values(commands)
+    except NotUnderstood:
+        return None
+
+
 def _set(values: Values, name: str, text: str, token: Token, seen: dict[str, set[str]]) -> None:
     adds = name.endswith("+")
     name = name.removesuffix("+")

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -105,11 +105,11 @@ class Probe:
 
     @property
     def rank(self) -> int:
-        return self._number("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK") or 0
+        return self._number("RANK") or 0
 
     @property
     def world(self) -> int | None:
-        return self._number("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+        return self._number("WORLD_SIZE") or self._number("SIZE")
 
     @property
     def step(self) -> str:
@@ -131,8 +131,9 @@ class Probe:
     def events(self, what: str) -> list[dict[str, Any]]:
         return [each for each in self.lines if each.get("what") == what]
 
-    def _number(self, *names: str) -> int | None:
-        known = map(self.variables.get, names)
+    def _number(self, name: str) -> int | None:
+        """By a launcher of torch, or of MPI."""
+        known = map(self.variables.get, (name, f"OMPI_COMM_WORLD_{name}", f"PMI_{name}"))
         return next((int(text) for text in known if text and text.isdigit()), None)
 
 
@@ -156,32 +157,22 @@ def send(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def _adopt_orphans(adopts: bool) -> bool:
-    """Whether processes that lose their parent become ours; returns the previous value."""
-    before = ctypes.c_int(0)
-    libc().prctl(_GET_ADOPTS_ORPHANS, ctypes.byref(before), 0, 0, 0)
-    libc().prctl(_SET_ADOPTS_ORPHANS, int(adopts), 0, 0, 0)
-    return bool(before.value)
-
-
 class _Terminal:
     """A terminal of the chain's own, in which Ctrl-C can be pressed."""
 
-    def __init__(self) -> None:
+    def __init__(self, output: Path) -> None:
         self._master, self.given = os.openpty()
-        self._reader: threading.Thread | None = None
+        self._reader = threading.Thread(target=self._copy, args=[output], daemon=True)
 
-    def begin(self, output: Path) -> None:
+    def begin(self) -> None:
         """The chain has its end. Read its output, or it would block."""
-
-        def copy() -> None:
-            with contextlib.suppress(OSError), output.open("ab", buffering=0) as file:
-                while piece := os.read(self._master, 65536):
-                    file.write(piece)
-
         os.close(self.given)
-        self._reader = threading.Thread(target=copy, daemon=True)
         self._reader.start()
+
+    def _copy(self, output: Path) -> None:
+        with contextlib.suppress(OSError), output.open("ab", buffering=0) as file:
+            while piece := os.read(self._master, 65536):
+                file.write(piece)
 
     def press_ctrl_c(self) -> None:
         with contextlib.suppress(OSError):
@@ -189,7 +180,7 @@ class _Terminal:
 
     def end(self) -> None:
         """The reader ends when no process has the other end open."""
-        if self._reader is None:
+        if self._reader.ident is None:
             os.close(self.given)
         else:
             self._reader.join(_TERMINAL_END_SECONDS)
@@ -226,7 +217,7 @@ class Chain:
         try:
             self.folder = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
             self._undo.callback(shutil.rmtree, self.folder, ignore_errors=True)
-            self._start(self._prepare())
+            self._start()
         except BaseException as error:
             self.end()
             if isinstance(error, OSError):
@@ -240,8 +231,8 @@ class Chain:
     def __exit__(self, *_: object) -> None:
         self.end()
 
-    def _prepare(self) -> list[str]:
-        """Put the probe, its errand and the shims into the folder; returns what to start."""
+    def _start(self) -> None:
+        """Put the probe, its errand and the shims into the folder, and start the command."""
         folder = self.folder
         (folder / "told").mkdir()
         (folder / "bin").mkdir()
@@ -251,40 +242,35 @@ class Chain:
                 shim = folder / "bin" / program
                 shim.write_text(_SHIM.format(name=program, folder=folder))
                 shim.chmod(0o755)
-        names, command = self.target.names, self.target.command
-        if self.target.program_at is not None:
-            names = ["training.py"]
-            training = folder / names[0]
-            training.write_text("")
-            command = [*command[: self.target.program_at], sys.executable, str(training)]
         doctor = [os.getpid(), started(os.getpid()) or 0]
-        errand = {**self._errand, "folder": str(folder), "targets": names, "doctor": doctor}
-        (folder / "errand.json").write_text(json.dumps(errand))
-        return command
-
-    def _start(self, command: Sequence[str]) -> None:
-        folder, environment = self.folder, variables.whole()
+        more = {"folder": str(folder), "targets": self.target.names, "doctor": doctor}
+        (folder / "errand.json").write_text(json.dumps({**self._errand, **more}))
+        environment = variables.whole()
         paths = [str(folder), *filter(None, [environment.get("PYTHONPATH")])]
         environment |= {
             "PYTHONPATH": os.pathsep.join(paths),
             "PATH": f"{folder / 'bin'}{os.pathsep}{environment.get('PATH', os.defpath)}",
             "HOLDFAST_STATE": str(folder / "state"),
         }
-        self._undo.callback(_adopt_orphans, _adopt_orphans(True))
+        # Processes that lose their parent become ours.
+        before = ctypes.c_int(0)
+        libc().prctl(_GET_ADOPTS_ORPHANS, ctypes.byref(before), 0, 0, 0)
+        libc().prctl(_SET_ADOPTS_ORPHANS, 1, 0, 0, 0)
+        self._undo.callback(libc().prctl, _SET_ADOPTS_ORPHANS, before.value, 0, 0, 0)
         if threading.current_thread() is threading.main_thread():
             # End the chain before ourselves; Ctrl-C does so without a handler.
             for number in (signal.SIGTERM, signal.SIGHUP):
                 if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
                     self._undo.callback(signal.signal, number, signal.signal(number, _leave))
         if self._has_terminal:
-            self.terminal = _Terminal()
+            self.terminal = _Terminal(folder / "output")
             self._undo.callback(self.terminal.end)
         with (folder / "output").open("wb") as output:
             terminal = None if self.terminal is None else self.terminal.given
             where = "nowhere" if terminal is None else "terminal"
             self._undo.callback(self._kill)
             self.process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _FIRST, where, *command],
+                [sys.executable, "-I", "-S", "-c", _FIRST, where, *self.target.command],
                 cwd=self.target.folder,
                 env=environment,
                 stdin=subprocess.DEVNULL if terminal is None else terminal,
@@ -295,7 +281,7 @@ class Chain:
         self.first = self.process.pid
         self._seen[self.first] = started(self.first) or 0
         if self.terminal is not None:
-            self.terminal.begin(folder / "output")
+            self.terminal.begin()
 
     # What the chain reports.
 
@@ -315,8 +301,7 @@ class Chain:
         return sorted(found, key=lambda each: (each.rank, each.here["time"]))
 
     def asked(self) -> list[str]:
-        text = read_bytes(str(self.folder / "asked")) or b""
-        return text.decode(errors="replace").splitlines()
+        return self._read("asked").splitlines()
 
     def await_probes(self, seconds: float) -> list[Probe]:
         """Wait for all ranks, as far as their number is known."""
@@ -337,22 +322,21 @@ class Chain:
             if self.process.poll() is not None and not seen:
                 raise self._ended_before()
             if deadline.is_over():
-                why = f"{seen} of {wanted} ranks began within {seconds:.0f} s"
-                remedy = "see why the others do not: start the command by itself"
-                if not seen:
-                    why = f"{self.target.label} was not reached within {seconds:.0f} s"
-                    why += self._last_output()
-                    remedy = "leave out what takes long before the training, for this test"
-                if (late := slow("", why, deadline)) is not None:
-                    why, remedy = late.found, late.remedy
-                raise ChainError(why, remedy)
+                break
             time.sleep(_POLL_SECONDS)
+        why = f"{seen} of {wanted} ranks began within {seconds:.0f} s"
+        remedy = "see why the others do not: start the command by itself"
+        if not seen:
+            why = f"{self.target.label} was not reached within {seconds:.0f} s"
+            why += self._last_output()
+            remedy = "leave out what takes long before the training, for this test"
+        late = slow("", why, deadline)
+        raise ChainError(*((why, remedy) if late is None else (late.found, late.remedy)))
 
     def _ended_before(self) -> ChainError:
-        skipped = {
-            each.here["script"] for each in self._reports() if each.here["what"] == "skipped"
-        }
-        passed_over = f" (not run: {', '.join(sorted(skipped))})" if skipped else ""
+        here = [each.here for each in self._reports()]
+        skipped = sorted({each["script"] for each in here if each["what"] == "skipped"})
+        passed_over = f" (not run: {', '.join(skipped)})" if skipped else ""
         return ChainError(
             f"the command ended with status {self.process.returncode} before "
             f"{self.target.label} was reached{self._last_output()}{passed_over}",
@@ -361,11 +345,13 @@ class Chain:
         )
 
     def _last_output(self) -> str:
-        text = (read_bytes(str(self.folder / "output")) or b"").decode(errors="replace")
-        for line in reversed(text.split("\n")):
+        for line in reversed(self._read("output").split("\n")):
             if _WORD.search(line):
                 return f"; it said last: {line.strip()[:160]}"
         return ""
+
+    def _read(self, name: str) -> str:
+        return (read_bytes(str(self.folder / name)) or b"").decode(errors="replace")
 
     def guard(self) -> None:
         """End all if a training begins without the probe: its PYTHONPATH may have been lost."""
@@ -383,8 +369,8 @@ class Chain:
             if environment is None:
                 continue
             training = probe.read_python(command)
-            paths = [each for each in environment.split(b"\0") if each.startswith(b"PYTHONPATH=")]
-            if not any(str(self.folder).encode() in each for each in paths):
+            path = re.search(rb"(?:^|\0)PYTHONPATH=([^\0]*)", environment)
+            if path is None or str(self.folder).encode() not in path[1]:
                 how = "PYTHONPATH does not reach it: a process above it sets it"
                 remedy = "write PYTHONPATH=…:$PYTHONPATH where it is set, and pass variables on"
             elif training.loses_path:
@@ -407,9 +393,9 @@ class Chain:
         found: list[int] = []
         if self._is_ours(self.first):
             found = [self.first, *descendants(self.first)]
-        for pid in descendants(os.getpid()):  # orphans of the chain have become our children
-            if pid not in found and self._is_ours(pid):
-                found.append(pid)
+        # Orphans of the chain have become our children.
+        others = [pid for pid in descendants(os.getpid()) if pid not in found]
+        found += filter(self._is_ours, others)
         living = [(pid, began) for pid in found if (began := started(pid)) is not None]
         self._seen.update(living)
         return [pid for pid, _ in living]
@@ -422,9 +408,8 @@ class Chain:
 
     def end(self) -> None:
         # A second Ctrl-C would leave behind processes that are only stopped.
-        before = signal.pthread_sigmask(
-            signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        )
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
         try:
             self._undo.close()
         finally:

@@ -16,8 +16,6 @@ from holdfast._tools.doctor.signals.probe import read_python
 from holdfast._tools.lint.launch import CONDA, RUNNERS, SHELLS, WAITING, is_python, shell_input
 
 SHELL = "shell"
-TORCHRUN = "torchrun"
-LAUNCHER = "launcher"
 LEADER = "holdfast run"
 RUNNER = "runner"
 WAITER = "waiter"
@@ -25,9 +23,7 @@ CLIENT = "client"  # its program runs on other nodes: srun
 OTHER = "other"
 # Programs: how they are called here, and their kind.
 _KNOWN = {
-    "torchrun": ("torchrun", TORCHRUN),
-    "accelerate": ("accelerate launch", LAUNCHER),
-    "deepspeed": ("deepspeed", LAUNCHER),
+    "accelerate": ("accelerate launch", OTHER),
     "holdfast": ("holdfast run", LEADER),
     **{name: (f"{name} run", RUNNER) for name in (*RUNNERS, *CONDA, "poetry", "pipenv")},
     **{name: (name, WAITER) for name in WAITING},
@@ -70,7 +66,7 @@ def name_hop(words: Sequence[str], name: str = "") -> tuple[str, str]:
     >>> name_hop(["/bin/bash", "-e", "job.sh"])
     ('bash job.sh', 'shell')
     >>> name_hop(["python3", "/opt/env/bin/torchrun", "train.py"])
-    ('torchrun', 'torchrun')
+    ('torchrun', 'other')
     >>> name_hop(["python", "-m", "holdfast", "run", "--", "true"])
     ('holdfast run', 'holdfast run')
     """
@@ -211,7 +207,11 @@ def judge(tried: Tried, wanted: Collection[str], *, in_job: bool) -> Check:
         found = _describe_missed(tried, culprit)
         remedy = "" if culprit is None else _remedy(tried, culprit, in_job)
         return check("fail" if tried.name in wanted else "warn", found, remedy)
-    found = _describe_arrived(tried)
+    whom = tried.label if len(tried.counts) == 1 else f"all {len(tried.counts)} ranks"
+    through = ", ".join(hop.label for hop in tried.above)
+    by = {TO_GROUP: "sent as Ctrl-C, ", TO_STEP: "sent by SLURM, "}.get(tried.route, "")
+    after = f" after {1000 * tried.seconds:.0f} ms" if tried.seconds is not None else ""
+    found = f"{by}it arrives at {whom}{after}{', through ' if through else ''}{through}"
     if culprit is not None:
         found += f"; but {culprit.label} ends by it, and the training goes on without it"
         return check("warn", found, _remedy(tried, culprit, tried.route == TO_STEP))
@@ -219,15 +219,6 @@ def judge(tried: Tried, wanted: Collection[str], *, in_job: bool) -> Check:
         found += f", {times} times: a second Ctrl-C often means to leave at once, unsaved"
         return check("warn", found, "put `holdfast run --` in front: it passes each on once")
     return check("ok", found)
-
-
-def _describe_arrived(tried: Tried) -> str:
-    whom = tried.label if len(tried.counts) == 1 else f"all {len(tried.counts)} ranks"
-    through = ", ".join(hop.label for hop in tried.above)
-    way = f", through {through}" if through else ""
-    by = {TO_GROUP: "sent as Ctrl-C, ", TO_STEP: "sent by SLURM, "}.get(tried.route, "")
-    after = f" after {1000 * tried.seconds:.0f} ms" if tried.seconds is not None else ""
-    return f"{by}it arrives at {whom}{after}{way}"
 
 
 def _describe_missed(tried: Tried, culprit: Hop | None) -> str:
@@ -239,29 +230,24 @@ def _describe_missed(tried: Tried, culprit: Hop | None) -> str:
     heeds = culprit.catches(tried.number) or culprit.ignores(tried.number)
     died = culprit.pid in tried.gone or (culprit == tried.hops[0] and not heeds)
     if died:
-        how = f"{who} {'ends by' if culprit.catches(tried.number) else 'dies of'} it"
+        how = "ends by it" if culprit.catches(tried.number) else "dies of it"
     elif culprit.ignores(tried.number):
-        how = f"{who} ignores it"
-    elif culprit.kind == SHELL and instead:
-        how = f"{who} passes on {instead} in its place"
-    elif culprit.kind == SHELL:
-        how = f"{who} runs its trap only when the program in front of it has ended"
+        how = "ignores it"
+    elif culprit.kind != SHELL:
+        how = "does not pass it on"
+    elif instead:
+        how = f"passes on {instead} in its place"
     else:
-        how = f"{who} does not pass it on"
+        how = "runs its trap only when the program in front of it has ended"
     if len(tried.missed) < len(tried.counts):
         missed = ", ".join(map(str, tried.missed[:8]))
-        return f"it does not arrive at rank {missed} of {len(tried.counts)}: {how}"
-    if not died:
-        return f"it does not arrive: {how}"
+        return f"it does not arrive at rank {missed} of {len(tried.counts)}: {who} {how}"
+    rest = "runs on and never hears of it" if tried.living else "is killed without having seen it"
     if instead:
-        rest = f"{label} gets {instead} in its place"
+        rest = f"gets {instead} in its place"
     elif tried.living is None:
-        rest = f"{label} below it never hears of it"
-    elif tried.living:
-        rest = f"{label} runs on and never hears of it"
-    else:
-        rest = f"{label} is killed with it, without having seen it"
-    return f"it does not arrive: {how}, and {rest}"
+        rest = "below it never hears of it"
+    return f"it does not arrive: {who} {how}{f', and {label} {rest}' if died else ''}"
 
 
 def _remedy(tried: Tried, culprit: Hop, in_job: bool) -> str:
@@ -269,17 +255,17 @@ def _remedy(tried: Tried, culprit: Hop, in_job: bool) -> str:
     led = f"holdfast run -- {label} …"
     if culprit.kind == SHELL:
         return _remedy_of_shell(tried, culprit, in_job)
-    if culprit.kind == TORCHRUN:
+    if label == "torchrun":
         return f"torchrun --signals-to-handle={_FORWARDED},{tried.name} …, or {led}"
+    if culprit.kind == CLIENT:
+        return "let SLURM send it to the tasks: --signal=USR2@90, without B:"
+    if culprit.kind == RUNNER:
+        return f"activate the environment and call python itself, or: {led}"
     if culprit.kind == WAITER and in_job:
         return f"put {label} outside: {label} … srun …, or let the job's time limit do it"
-    remedies = {
-        LAUNCHER: f"let holdfast give it to the ranks itself: {led}",
-        RUNNER: f"activate the environment and call python itself, or: {led}",
-        WAITER: f"start it without {label}, or: {led}",
-        CLIENT: "let SLURM send it to the tasks: --signal=USR2@90, without B:",
-    }
-    return remedies.get(culprit.kind, f"let holdfast give it to the training itself: {led}")
+    if culprit.kind == WAITER:
+        return f"start it without {label}, or: {led}"
+    return f"let holdfast give it to the training itself: {led}"
 
 
 def _remedy_of_shell(tried: Tried, culprit: Hop, in_job: bool) -> str:
@@ -316,10 +302,8 @@ def _remedy_of_shell(tried: Tried, culprit: Hop, in_job: bool) -> str:
 
 
 def _find_line(scripts: Mapping[Path, str], script: str, label: str) -> tuple[str, str]:
-    for path, text in scripts.items():
-        if path.name != script:
-            continue
-        for number, line in enumerate(text.splitlines(), 1):
-            if label in line and _STARTS.match(line):
-                return f"{path.name}:{number}: ", line
+    text = next((text for path, text in scripts.items() if path.name == script), "")
+    for number, line in enumerate(text.splitlines(), 1):
+        if label in line and _STARTS.match(line):
+            return f"{script}:{number}: ", line
     return f"in {script}: ", ""

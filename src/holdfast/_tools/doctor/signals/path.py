@@ -12,17 +12,17 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from holdfast._environment.processes.proc import FairDeadline
 from holdfast._environment.processes.threads import name_of
 from holdfast._environment.processes.tree import is_known
 from holdfast._environment.slurm.controller import scancel
-from holdfast._environment.slurm.job import is_in_step
-from holdfast._environment.variables import of_job, of_ranks
+from holdfast._environment.variables import of_job
 from holdfast._tools.doctor.check import Check, slow
 from holdfast._tools.doctor.signals import explain, probe
 from holdfast._tools.doctor.signals.chain import (
@@ -50,31 +50,31 @@ _check = partial(Check, "signal path")
 
 
 def check_signal_path(
-    command: Sequence[str] = (),
+    command: Sequence[str],
     *,
     folder: Path | None = None,
     signals: Sequence[signal.Signals] | None = None,
     start_seconds: float = START_SECONDS,
     arrive_seconds: float = ARRIVE_SECONDS,
 ) -> list[Check]:
-    """Send the real signals through the command; without one, through `holdfast run` itself."""
+    """Send the real signals through the command, on as many starts of it as they need."""
     if not sys.platform.startswith("linux") or not is_known():
         return [_check("warn", "not tried: it needs Linux and its /proc")]
-    command = list(command) or [sys.executable, "-m", "holdfast", "run", "--", "training"]
     target = find_target(command, folder or Path.cwd())
     refusal = _refuse(target)
     if refusal is not None:
         return [refusal]
-    trials = _Trials(target, start_seconds, arrive_seconds)
-    return [*trials.run(signals or _choose(target)), *_check_handlers(target)]
-
-
-def check_leader_path() -> list[Check]:
-    """Without a command, in a SLURM step or a terminal: whether signals pass `holdfast run`."""
-    in_terminal = any(os.isatty(number) for number in (0, 1, 2))
-    if not (in_terminal or is_in_step(of_ranks())):
-        return []
-    return check_signal_path(signals=(signal.SIGUSR2, signal.SIGTERM))
+    checks, left = list[Check](), list(signals or _choose(target))
+    deadline = time.monotonic() + OVERALL_SECONDS
+    try:
+        while left and time.monotonic() < deadline:
+            _try_on_one_chain(target, left, checks, start_seconds, arrive_seconds)
+    except ChainError as error:
+        return [*checks, _check(error.state, error.found, error.remedy), *_check_handlers(target)]
+    if left:
+        names = ", ".join(each.name for each in left)
+        checks.append(_check("warn", f"no time was left for {names}"))
+    return [*checks, *_check_handlers(target)]
 
 
 def _refuse(target: Target) -> Check | None:
@@ -82,7 +82,7 @@ def _refuse(target: Target) -> Check | None:
     if target.refusal is not None:
         found, remedy = target.refusal
         return _check("warn", f"not tried: {found}", remedy)
-    if target.names or target.scripts or target.program_at is not None:
+    if target.names or target.scripts:
         return None
     program = target.command[0]
     if shutil.which(program) is None and "/" not in program:
@@ -114,153 +114,122 @@ def _check_handlers(target: Target) -> list[Check]:
     return []
 
 
-@dataclass
-class _Trials:
-    """The signals one after the other, on as many starts of the command as they need."""
-
-    _target: Target
-    _start_seconds: float
-    _arrive_seconds: float
-    _checks: list[Check] = field(default_factory=list)
-
-    def run(self, signals: Sequence[signal.Signals]) -> list[Check]:
-        deadline = time.monotonic() + OVERALL_SECONDS
-        left = list(signals)
-        try:
-            while left and time.monotonic() < deadline:
-                left = self._run_on_one_chain(left)
-        except ChainError as error:
-            return [*self._checks, _check(error.state, error.found, error.remedy)]
-        if left:
-            names = ", ".join(each.name for each in left)
-            self._checks.append(_check("warn", f"no time was left for {names}"))
-        return self._checks
-
-    def _run_on_one_chain(self, left: list[signal.Signals]) -> list[signal.Signals]:
-        """Returns the signals that are left when one of them has changed the chain."""
-        chain = Chain(
-            self._target,
-            "signals",
-            seconds=self._start_seconds + 6 * (self._arrive_seconds + 1),
-            has_terminal=left[0] == signal.SIGINT,  # the terminal decides who receives it
-        )
-        with chain:
-            probes = chain.await_probes(self._start_seconds)
-            is_step = probes[0].step not in ("", own_step())
-            while left:
-                number = left.pop(0)
-                if number == signal.SIGINT and is_step:
-                    continue  # a batch job has no keyboard
-                route = self._route(number, is_step)
-                observation = _Observation(chain, probes, number, route)
-                tried, deadline = observation.run(self._arrive_seconds)
-                in_job = route == explain.TO_STEP or bool(of_job().get("SLURM_JOB_ID"))
-                check = explain.judge(tried, self._wanted(in_job), in_job=in_job)
-                if tried.missed and not tried.lost and deadline.is_over():
-                    what = f"it has not arrived within {self._arrive_seconds:.0f} s"
-                    check = slow(check.name, what, deadline) or check
-                self._checks.append(check)
-                is_as_before = not tried.missed and not tried.gone and tried.status is None
-                if not is_as_before or not left or left[0].name not in _WARNINGS:
-                    break
-        return left
-
-    def _wanted(self, in_job: bool) -> set[str]:
-        """The signals without which work is lost: SIGTERM, and the warnings of this job."""
-        if self._target.warning_name:
-            return {"SIGTERM", self._target.warning_name}
-        return {"SIGTERM", *(_WARNINGS if in_job else ())}
-
-    def _route(self, number: signal.Signals, is_step: bool) -> str:
-        if number == signal.SIGINT:
-            return explain.TO_GROUP
-        target = self._target
-        to_batch = number.name == target.warning_name and target.warns_batch
-        return explain.TO_STEP if is_step and not to_batch else explain.TO_FIRST
+def _try_on_one_chain(
+    target: Target,
+    left: list[signal.Signals],
+    checks: list[Check],
+    start_seconds: float,
+    arrive_seconds: float,
+) -> None:
+    """Take signals from `left` until one of them has changed the chain."""
+    seconds = start_seconds + 6 * (arrive_seconds + 1)
+    has_terminal = left[0] == signal.SIGINT  # the terminal decides who receives it
+    with Chain(target, "signals", seconds=seconds, has_terminal=has_terminal) as chain:
+        probes = chain.await_probes(start_seconds)
+        is_step = probes[0].step not in ("", own_step())
+        while left:
+            number = left.pop(0)
+            if number == signal.SIGINT and is_step:
+                continue  # a batch job has no keyboard
+            to_batch = number.name == target.warning_name and target.warns_batch
+            route = explain.TO_STEP if is_step and not to_batch else explain.TO_FIRST
+            if number == signal.SIGINT:
+                route = explain.TO_GROUP
+            tried, deadline = _try_signal(chain, probes, number, route, arrive_seconds)
+            in_job = route == explain.TO_STEP or bool(of_job().get("SLURM_JOB_ID"))
+            # The signals without which work is lost: SIGTERM, and the warnings of this job.
+            wanted = {"SIGTERM", target.warning_name} if target.warning_name else {"SIGTERM"}
+            if in_job and not target.warning_name:
+                wanted |= set(_WARNINGS)
+            check = explain.judge(tried, wanted, in_job=in_job)
+            if tried.missed and not tried.lost and deadline.is_over():
+                what = f"it has not arrived within {arrive_seconds:.0f} s"
+                check = slow(check.name, what, deadline) or check
+            checks.append(check)
+            is_as_before = not tried.missed and not tried.gone and tried.status is None
+            if not is_as_before or not left or left[0].name not in _WARNINGS:
+                break
 
 
-class _Observation:
-    def __init__(
-        self, chain: Chain, probes: Sequence[Probe], number: signal.Signals, route: str
-    ) -> None:
-        self._chain = chain
-        self._probes = list(probes)
-        self._lines_before = {each.key: len(each.lines) for each in chain.probes()}
-        here, target = probes[0].here, chain.target
-        clients = [pid for pid in chain.family() if name_of(pid) in CLIENTS]
-        above_client = probe.above(clients[0]) if clients else []
-        local, below = explain.find_hops(here["above"], chain.first, above_client)
-        *above, training = below if route == explain.TO_STEP else [*local, *below]
-        # A process may have called exec since: its words and its handlers are others then.
-        for at, hop in enumerate(above):
-            now = probe.process(hop.pid)
-            if now is not None and now["started"] == hop.started:
-                above[at] = explain.hop_of(now)
-        script = str(here["script"]).rpartition("/")[2]
-        label = script if target.program_at is None else "the training"
-        hops = [*above, replace(training, label=label, kind="training")]
-        is_here = here["host"] == os.uname().nodename
-        local_pids = [hop.pid for hop in local]
-        self._local = [hop for hop in above if is_here or hop.pid in local_pids]
-        python = str(here["python"]) if is_here else ""
-        self._tried = explain.Tried(number, route, hops, {}, scripts=target.scripts, python=python)
+def _try_signal(
+    chain: Chain, probes: Sequence[Probe], number: signal.Signals, route: str, seconds: float
+) -> tuple[explain.Tried, FairDeadline]:
+    """Send the signal, and observe the chain until it has settled."""
+    before = {each.key: len(each.lines) for each in chain.probes()}
+    tried, local = _find_way(chain, probes, number, route)
+    deadline, sent_at = chain.deadline(seconds), time.time()
+    if route == explain.TO_STEP:
+        # As SLURM's warning: to the first process of each task.
+        if refused := scancel("--signal", tried.name.removeprefix("SIG"), probes[0].step):
+            found = f"scancel could not send {tried.name}: {refused}"
+            raise ChainError(found, "see whether `scontrol ping` answers")
+    elif route == explain.TO_GROUP and chain.terminal is not None:
+        chain.terminal.press_ctrl_c()
+    else:
+        send(chain.first, number)
+    settles, has_lost = math.inf, False
+    while True:
+        is_over = time.monotonic() >= settles or deadline.is_over()
+        news = {each.key: each.lines[before.get(each.key, 0) :] for each in chain.probes()}
+        _observe(tried, probes, local, news, sent_at)
+        if is_over:
+            break
+        if settles == math.inf and (not tried.missed or tried.living == 0):
+            settles = time.monotonic() + _SETTLE_SECONDS
+        elif settles == math.inf and tried.gone and not has_lost:
+            has_lost, deadline = True, chain.deadline(_DEAD_SECONDS)
+        time.sleep(_POLL_SECONDS)
+    tried.status, tried.asked = chain.process.poll(), chain.asked()
+    return tried, deadline
 
-    def run(self, seconds: float) -> tuple[explain.Tried, FairDeadline]:
-        """Send the signal, and observe the chain until it has settled."""
-        tried, deadline, sent_at = self._tried, self._chain.deadline(seconds), time.time()
-        self._send()
-        settles, has_lost = math.inf, False
-        while time.monotonic() < settles and not deadline.is_over():
-            self._observe(sent_at)
-            if settles == math.inf and (not tried.missed or tried.living == 0):
-                settles = time.monotonic() + _SETTLE_SECONDS
-            elif settles == math.inf and tried.gone and not has_lost:
-                has_lost = True
-                deadline = self._chain.deadline(_DEAD_SECONDS)
-            time.sleep(_POLL_SECONDS)
-        self._observe(sent_at)
-        tried.status, tried.asked = self._chain.process.poll(), self._chain.asked()
-        return tried, deadline
 
-    def _send(self) -> None:
-        name = self._tried.name
-        if self._tried.route == explain.TO_STEP:
-            # As SLURM's warning: to the first process of each task.
-            refused = scancel("--signal", name.removeprefix("SIG"), self._probes[0].step)
-            if refused:
-                found = f"scancel could not send {name}: {refused}"
-                raise ChainError(found, "see whether `scontrol ping` answers")
-        elif self._tried.route == explain.TO_GROUP and self._chain.terminal is not None:
-            self._chain.terminal.press_ctrl_c()
-        else:
-            send(self._chain.first, self._tried.number)
+def _find_way(
+    chain: Chain, probes: Sequence[Probe], number: signal.Signals, route: str
+) -> tuple[explain.Tried, list[explain.Hop]]:
+    """The hops down to the training; and those above it on this host."""
+    here, target = probes[0].here, chain.target
+    clients = [pid for pid in chain.family() if name_of(pid) in CLIENTS]
+    above_client = probe.above(clients[0]) if clients else []
+    local, below = explain.find_hops(here["above"], chain.first, above_client)
+    *above, training = below if route == explain.TO_STEP else [*local, *below]
+    # A process may have called exec since: its words and its handlers are others then.
+    for at, hop in enumerate(above):
+        now = probe.process(hop.pid)
+        if now is not None and now["started"] == hop.started:
+            above[at] = explain.hop_of(now)
+    label = str(here["script"]).rpartition("/")[2]
+    hops = [*above, replace(training, label=label, kind="training")]
+    is_here = here["host"] == os.uname().nodename
+    python = str(here["python"]) if is_here else ""
+    local_pids = [hop.pid for hop in local]
+    tried = explain.Tried(number, route, hops, {}, scripts=target.scripts, python=python)
+    return tried, [hop for hop in above if is_here or hop.pid in local_pids]
 
-    def _observe(self, sent_at: float) -> None:
-        tried = self._tried
-        reports = {each.key: each.lines for each in self._chain.probes()}
-        latest, instead = sent_at, set()
-        has_ranks = len({one.rank for one in self._probes}) == len(self._probes)
-        for at, one in enumerate(self._probes):
-            news = reports.get(one.key, [])[self._lines_before.get(one.key, 0) :]
-            got = [each for each in news if each.get("name") == tried.name]
-            tried.counts[one.rank if has_ranks else at] = len(got)
-            latest = max([latest, *(each["time"] for each in got[:1])])
-            for each in news:
-                if each["what"] == "gone":
-                    self._record_gone(each["pid"])
-                elif each["what"] == "signal":
-                    instead.add(each["name"])
-        tried.instead = sorted(instead - {tried.name})
-        if not tried.missed:
-            tried.seconds = latest - sent_at
-        for hop in self._local:
-            if started(hop.pid) != hop.started:
-                self._record_gone(hop.pid)
-        tried.living = None
-        if all(one.here["host"] == os.uname().nodename for one in self._probes):
-            starts = [(one.key[1], int(one.here["above"][0]["started"])) for one in self._probes]
-            tried.living = sum(started(pid) == began for pid, began in starts)
 
-    def _record_gone(self, pid: int) -> None:
-        if pid in [hop.pid for hop in self._tried.above] and pid not in self._tried.gone:
-            self._tried.gone.append(pid)
+def _observe(
+    tried: explain.Tried,
+    probes: Sequence[Probe],
+    local: Sequence[explain.Hop],
+    news: Mapping[tuple[str, int], list[dict[str, Any]]],
+    sent_at: float,
+) -> None:
+    """Which ranks have the signal, and which hops are gone, by the news of the probes."""
+    latest, instead, gone = sent_at, set[str](), list[int]()
+    has_ranks = len({one.rank for one in probes}) == len(probes)
+    for at, one in enumerate(probes):
+        events = news.get(one.key, [])
+        times = [each["time"] for each in events if each.get("name") == tried.name]
+        tried.counts[one.rank if has_ranks else at] = len(times)
+        latest = max([latest, *times[:1]])
+        gone += [each["pid"] for each in events if each["what"] == "gone"]
+        instead |= {each["name"] for each in events if each["what"] == "signal"}
+    tried.instead = sorted(instead - {tried.name})
+    if not tried.missed:
+        tried.seconds = latest - sent_at
+    gone += [hop.pid for hop in local if started(hop.pid) != hop.started]
+    above = [hop.pid for hop in tried.above]
+    tried.gone = list(dict.fromkeys([*tried.gone, *(pid for pid in gone if pid in above)]))
+    tried.living = None
+    if all(one.here["host"] == os.uname().nodename for one in probes):
+        starts = [(one.key[1], int(one.here["above"][0]["started"])) for one in probes]
+        tried.living = sum(started(pid) == began for pid, began in starts)

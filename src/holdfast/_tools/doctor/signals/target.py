@@ -12,7 +12,7 @@ from pathlib import Path
 from holdfast._environment.slurm.options import batch_options, parse_signal
 from holdfast._tools.doctor.signals.probe import read_python
 from holdfast._tools.lint.launch import SHELLS, is_python, shell_input
-from holdfast._tools.lint.shell import NotUnderstood, find_values, parse_commands
+from holdfast._tools.lint.shell import NotUnderstood, Values, read_script
 
 _DEPTH = 4
 _MOST_BYTES = 1_000_000
@@ -46,7 +46,10 @@ def find_target(command: Sequence[str], folder: Path) -> Target:
     likely = [name for name in target.names if any(word in name.lower() for word in words)]
     target.names = likely or ([] if target.is_vague else target.names)
     if not target.names and not target.scripts:
-        target.search_program()
+        # An installed program may be a Python.
+        found = shutil.which(target.command[0])
+        if found is not None and "python" in shebang(Path(found)):
+            target.add(target.command[0].rpartition("/")[2])
     return target
 
 
@@ -72,7 +75,6 @@ class Target:
     warns_batch: bool = False  # it goes to the shell of the job, not to the tasks
     refusal: tuple[str, str] | None = None  # why the probe cannot replace it, and what to do
     is_vague: bool = False  # its name is in a variable of unknown value
-    program_at: int | None = None  # the word of the command that is a program and no Python
 
     @property
     def label(self) -> str:
@@ -88,15 +90,11 @@ class Target:
         return None
 
     def lose_path(self, what: str) -> None:
-        self._refuse(
-            f"{what} keeps PYTHONPATH from the training, and so the probe",
-            "leave it out for this test, or write PYTHONPATH=…:$PYTHONPATH there",
-        )
-
-    def _refuse(self, found: str, remedy: str) -> None:
+        found = f"{what} keeps PYTHONPATH from the training, and so the probe"
+        remedy = "leave it out for this test, or write PYTHONPATH=…:$PYTHONPATH there"
         self.refusal = self.refusal or (found, remedy)
 
-    def _add(self, name: str) -> None:
+    def add(self, name: str) -> None:
         if "$" in name:
             self.is_vague = True
         elif name not in self.names:
@@ -108,22 +106,23 @@ class Target:
         for at, word in enumerate(words):
             name, rest = word.rpartition("/")[2], words[at + 1 :]
             if _is_elsewhere(name, rest, depth):
-                there = f"behind {name}, where the training runs: {name} … holdfast doctor -- …"
-                remedy = f"try it {there}"
+                remedy = f"behind {name}, where the training runs: {name} … holdfast doctor -- …"
                 if name == "sbatch":
                     remedy = "in an allocation (salloc): holdfast doctor -- bash job.sbatch"
-                self._refuse(f"{name} starts the training where the probe does not come", remedy)
+                found = f"{name} starts the training where the probe does not come"
+                self.refusal = self.refusal or (found, f"try it {remedy}")
                 return
             if _CLEARS.match(word) and any(each.endswith("srun") for each in words[:at]):
+                found = f"with {word} the probe does not reach the tasks"
                 remedy = "leave it out for this test: srun passes the environment on by itself"
-                self._refuse(f"with {word} the probe does not reach the tasks", remedy)
+                self.refusal = self.refusal or (found, remedy)
             if is_python(name):
                 if self._search_python(words[at:]):
                     return
                 continue
             if name in _LAUNCHERS or word.startswith(_LAUNCHER_MODULES):
-                if found := _named_by_launcher(rest):
-                    self._add(found)
+                if script := _named_by_launcher(rest):
+                    self.add(script)
                     return
                 self.is_vague |= any("$" in each for each in rest)
             if name in SHELLS:
@@ -134,7 +133,7 @@ class Target:
                 self._search_file(word, depth)
                 return
             if word.endswith(".py") and not word.startswith("-"):
-                self._add(name)
+                self.add(name)
                 return
 
     def _search_python(self, words: Sequence[str]) -> bool:
@@ -148,7 +147,7 @@ class Target:
             name = started.name.rpartition("/")[2]
             trains = started.kind == "file" and name not in (*_LAUNCHERS, "holdfast")
         if trains:
-            self._add(name)
+            self.add(name)
         return trains
 
     def _search_shell(self, words: Sequence[str], depth: int) -> None:
@@ -176,25 +175,10 @@ class Target:
 
     def _search_text(self, text: str, depth: int) -> None:
         with contextlib.suppress(NotUnderstood):
-            commands = parse_commands(text)
-            values = find_values(commands)
+            commands, values = read_script(text) or ([], Values())
             for command in commands:
                 words = [each.text.strip("\"'") for each in values.arguments(command.words)]
                 self.search(words, depth + 1)
-
-    def search_program(self) -> None:
-        """A command without a Python script: an installed one, or one in another language.
-
-        A program in another language is found only behind `--`, as in `holdfast run -- ./train`:
-        elsewhere it is not known where a launcher's own words end.
-        """
-        at = self.command.index("--") + 1 if "--" in self.command else 0
-        program = self.command[at] if at < len(self.command) else ""
-        found = shutil.which(program) if program else None
-        if found is not None and "python" in shebang(Path(found)):
-            self._add(program.rpartition("/")[2])
-        elif program and at:
-            self.program_at = at
 
 
 def _is_elsewhere(name: str, rest: Sequence[str], depth: int) -> bool:
