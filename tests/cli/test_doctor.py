@@ -6,7 +6,6 @@ import contextlib
 import functools
 import json
 import os
-import shlex
 import signal
 import subprocess
 import time
@@ -29,7 +28,7 @@ KEYS = [
 ]
 ALWAYS = {
     *("run folder", "shared memory", "memory", "disk room", "open files", "processes"),
-    *("locked memory", "cores", "environment", "packages", "temporary folder"),
+    *("locked memory", "cores", "environment", "temporary folder"),
 }
 
 
@@ -245,29 +244,6 @@ def test_variables_and_programs_that_are_missing_are_told(tmp_path):
     assert found["environment"]["remedy"] == "unset CUDA_LAUNCH_BLOCKING"
     assert found["cores"]["state"] == "warn"
     assert "9999 threads" in found["cores"]["found"]
-
-
-def test_the_packages_are_those_of_the_python_that_trains(tmp_path):
-    other = tmp_path / "python3"
-    # An interpreter of another environment: it sees nothing that is installed here.
-    other.write_text(
-        f'#!/bin/sh\nexec {shlex.quote(os.path.realpath(PROGRAM.parent / "python"))} -I -S "$@"\n'
-    )
-    other.chmod(0o755)
-    found = examine("--quick", tmp_path, "--", other, "train.py")
-    assert found["packages"]["state"] == "warn"
-    assert "has no holdfast" in found["packages"]["found"]
-
-
-@pytest.mark.nightly
-def test_the_python_that_a_script_chooses_is_told_by_the_probe(tmp_path):
-    (tmp_path / "train.py").write_text("")
-    python, job = PROGRAM.parent / "python", tmp_path / "job.sh"
-    job.write_text(f"exec {shlex.quote(str(python))} {shlex.quote(str(tmp_path / 'train.py'))}")
-    assert "packages" not in examine("--quick", tmp_path, "--", "bash", job)
-    found = examine(tmp_path, "--", "bash", job)
-    assert found["packages"]["data"]["executable"] == str(python)
-    assert found["signal SIGTERM"]["state"] == "ok"
 
 
 def test_ctrl_c_leaves_nothing(tmp_path):

@@ -68,19 +68,14 @@ def plan_resumption(folder: Path, given: Sequence[str] = ()) -> Resumption:
         return _by_given_command(layout, attempt, folder, given)
     _refuse_another_folder(layout, folder, record)
     _refuse_if_launched(folder, started)
-    batch = _text.record(record.get("batch"))
-    job = _text.text(record.get("job"))
+    batch, job = _text.record(record.get("batch")), _text.text(record.get("job"))
     _refuse_if_queued(folder, job)
     is_batch = bool(batch) and not given
-    now = variables.whole()
-    recorded = _texts(record.get("environment"))
+    now, recorded = variables.whole(), _texts(record.get("environment"))
     hidden = _words(record.get("left_out"))
+    is_in_job = "SLURM_JOB_ID" in now and bool(job) and not is_batch
     environment = environment_again(
-        recorded,
-        now,
-        hidden,
-        was_in_job=bool(job),
-        is_in_job="SLURM_JOB_ID" in now and bool(job) and not is_batch,
+        recorded, now, hidden, was_in_job=bool(job), is_in_job=is_in_job
     )
     notes = _notes(record, hidden, now)
     place, script = Path(_text.text(started.get("cwd"))), None
@@ -205,11 +200,7 @@ def _refuse_if_queued(folder: Path, job: str) -> None:
 
 
 def _refuse_what_no_command_starts(
-    layout: RunLayout,
-    attempt: int,
-    record: dict[str, Any],
-    folder: Path,
-    now: dict[str, str],
+    layout: RunLayout, attempt: int, record: dict[str, Any], folder: Path, now: dict[str, str]
 ) -> None:
     launcher, job = _text.text(record.get("launcher")), _text.text(record.get("job"))
     process = attempts.identity_in(_text.record(record.get("start")).get("process"))
@@ -274,9 +265,9 @@ def _submission(folder: Path, batch: dict[str, Any]) -> tuple[list[str], str | N
 
 
 def _notes(record: dict[str, Any], hidden: Sequence[str], now: dict[str, str]) -> list[str]:
-    found = []
+    found, is_batch = [], bool(record.get("batch"))
     host = _text.text(record.get("host"))
-    if host and host != host_name() and not record.get("batch"):
+    if host and host != host_name() and not is_batch:
         found.append(f"it ran on {_text.name(host)}, and this is {host_name()}.")
     missing = [name for name in hidden if name not in now]
     if missing:
@@ -288,10 +279,10 @@ def _notes(record: dict[str, Any], hidden: Sequence[str], now: dict[str, str]) -
     environment = _texts(record.get("environment"))
     local, world = environment.get("LOCAL_WORLD_SIZE"), environment.get("WORLD_SIZE")
     has_nodes = record.get("launcher") in ("torchrun", "accelerate") and local != world
-    if has_nodes and not record.get("batch"):
+    if has_nodes and not is_batch:
         found.append("it had several nodes: start it on each of the others too.")
     tasks = environment.get("SLURM_ARRAY_TASK_COUNT", "1")
-    if record.get("batch") and tasks != "1":
+    if is_batch and tasks != "1":
         found.append(
             f"it was one of the {tasks} tasks of an array, and is submitted alone, with the same "
             "SLURM_ARRAY_TASK_ID. SLURM_ARRAY_TASK_COUNT is 1 then."
@@ -302,29 +293,28 @@ def _notes(record: dict[str, Any], hidden: Sequence[str], now: dict[str, str]) -
 def _refuse_missing(found: Resumption, folder: Path) -> None:
     """The folder, the program and the script must be there."""
     is_given = found.launcher == _GIVEN
-    other = f"{'Give another' if is_given else 'Or give a'} command: "
-    other += f"{_text.command('resume', folder)} -- python train.py"
-    if not found.cwd.is_dir():
-        raise FolderError(
-            f"{folder}: the folder that it was started in is gone: {_text.name(found.cwd)}\n{other}"
-        )
     program = found.command[0]
-    where = shutil.which(program, path=found.environment.get("PATH"))
+    there = shutil.which(program, path=found.environment.get("PATH")) is not None
     if "/" in program:
-        where = str(path) if (path := found.cwd / program).is_file() else None
-    if where is None:
-        if is_given:
-            raise FolderError(f"{folder}: there is no such program: {_text.name(program)}\n{other}")
+        there = (found.cwd / program).is_file()
+    # The first word that is no option, or the option for a module.
+    words = (word for word in found.command[1:] if word == "-m" or not word.startswith("-"))
+    script = found.cwd / next(words, "")
+    first, missing = "", ""
+    if not found.cwd.is_dir():
+        missing = f"the folder that it was started in is gone: {_text.name(found.cwd)}"
+    elif not there and is_given:
+        missing = f"there is no such program: {_text.name(program)}"
+    elif not there:
         what = "its interpreter is gone" if "python" in program else "there is no such program here"
-        raise FolderError(
-            f"{folder}: {what}: {_text.name(program)}\nMake its virtual environment again. {other}"
-        )
-    for word in found.command[1:]:
-        if word == "-m" or not word.startswith("-"):
-            if word.endswith(".py") and not (found.cwd / word).exists():
-                what = "there is no such script" if is_given else "its script is gone"
-                raise FolderError(f"{folder}: {what}: {_text.name(found.cwd / word)}\n{other}")
-            break
+        missing, first = f"{what}: {_text.name(program)}", "Make its virtual environment again. "
+    elif script.suffix == ".py" and not script.exists():
+        what = "there is no such script" if is_given else "its script is gone"
+        missing = f"{what}: {_text.name(script)}"
+    if missing:
+        other = f"{first}{'Give another' if is_given else 'Or give a'} command"
+        again = f"{_text.command('resume', folder)} -- python train.py"
+        raise FolderError(f"{folder}: {missing}\n{other}: {again}")
 
 
 def replace_this_process(found: Resumption) -> None:
@@ -379,4 +369,4 @@ def submit_again(found: Resumption) -> str:
     if done.returncode != 0:
         what = f"{found.layout.folder}: sbatch has refused the job."
         raise FolderError(f"{what}\n{done.stderr.strip()}")
-    return str(done.stdout.strip().partition(";")[0])
+    return done.stdout.strip().partition(";")[0]

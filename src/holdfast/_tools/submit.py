@@ -80,11 +80,13 @@ def write_script(
     return Script("\n\n".join(parts), options, tuple(notes))
 
 
-def call_sbatch(command: Sequence[str], script: str | None, remedy: str, **options: Any) -> Any:
+def call_sbatch(
+    command: Sequence[str], script: str | None, remedy: str, **options: Any
+) -> subprocess.CompletedProcess[str]:
     """sbatch gets the script by its standard input, and no file is left."""
-    options |= {"stdout": subprocess.PIPE, "encoding": "utf-8", "errors": "surrogateescape"}
+    options |= {"encoding": "utf-8", "errors": "surrogateescape"}
     try:
-        return subprocess.run(command, input=script, **options)
+        return subprocess.run(command, input=script, stdout=subprocess.PIPE, text=True, **options)
     except FileNotFoundError:
         what = "sbatch: there is no such program here."
         raise SettingsError(f"{what}\n{remedy}") from None

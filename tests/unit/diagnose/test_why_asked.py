@@ -14,7 +14,7 @@ from holdfast._diagnose.verdict import Cause, Restart, Sure
 from holdfast._environment.processes.activity import Activity, activity_of
 from holdfast._errors import SettingsError
 from holdfast._tools.cli import why
-from holdfast._tools.doctor.environment import Around, judge_environment
+from holdfast._tools.doctor.environment import judge_environment
 from tests.cli.command import holdfast
 from tests.unit.hang_looks import alone, look, process, thread
 from tests.unit.why_evidence import counters, died, ended, printed
@@ -84,12 +84,10 @@ def test_a_function_that_calls_itself_without_end_is_named():
 
 def test_doctor_knows_that_nobody_says_where_the_ranks_meet():
     known = {"RANK": "1", "WORLD_SIZE": "4"}
-    (check,) = judge_environment(known, Around())
+    (check,) = judge_environment(known)
     assert check.state == "fail"
     assert "MASTER_ADDR" in check.found
-    assert not [
-        c for c in judge_environment({**known, "MASTER_ADDR": "n1"}, Around()) if c.state == "fail"
-    ]
+    assert not [c for c in judge_environment({**known, "MASTER_ADDR": "n1"}) if c.state == "fail"]
 
 
 def test_doctor_names_who_has_the_port():
@@ -98,10 +96,10 @@ def test_doctor_names_who_has_the_port():
         taken.listen()
         port = str(taken.getsockname()[1])
         known = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "n1", "MASTER_PORT": port}
-        (check,) = judge_environment(known, Around())
+        (check,) = judge_environment(known)
         assert f"pid {os.getpid()}" in check.found
         agent = {**known, "TORCHELASTIC_USE_AGENT_STORE": "True"}
-        assert "in use" not in str(judge_environment(agent, Around()))
+        assert "in use" not in str(judge_environment(agent))
 
 
 def exited(step: int, total: int | None, where: str = "loop", how: str = "SystemExit"):

@@ -14,7 +14,7 @@ import pytest
 
 from holdfast._environment.processes.proc import FairDeadline
 from holdfast._environment.processes.stacks import Dump
-from holdfast._tools.doctor import check, doctor, ranks, software
+from holdfast._tools.doctor import check, doctor, machine, ranks
 from holdfast._tools.doctor.check import Check, Question
 from holdfast._tools.doctor.signals import chain, path
 from holdfast._tools.doctor.signals.chain import Probe
@@ -27,7 +27,7 @@ def is_busy(request, monkeypatch) -> bool:
     """Stands for the kernel: every process waits for a processor most of the time, or never."""
     share = 0.9 if request.param else 0.0
     late = partial(FairDeadline, waits=lambda pids: {1: share * time.monotonic()})
-    for module in (check, chain, software):
+    for module in (check, chain, machine):
         monkeypatch.setattr(module, "FairDeadline", late)
     return bool(request.param)
 
@@ -64,22 +64,21 @@ def test_an_answer_that_does_not_come(is_busy, tmp_path, monkeypatch):
     check_words(found["run folder"], is_busy, "fail", "does not answer")
     check_words(found["temporary folder"], is_busy, "fail", "does not answer")
     check_words(found["gpu"], is_busy, "fail", "does not answer")
-    check_words(found["packages"], is_busy, "warn", "did not say")
 
 
 def test_a_question_that_waits_for_a_processor_has_its_time(is_busy, tmp_path):
     program = tmp_path / "tell.py"
     program.write_text("import time; time.sleep(0.6); print('{\"a\": 1}')\n")
-    asked = Question(program, seconds=0.3, python=(sys.executable, "-S"))
+    asked = Question(program, seconds=0.3)
     assert asked.answer() == ({"a": 1} if is_busy else None)
     assert asked.slow("it") is None
 
 
 def test_stacks_that_are_not_read(is_busy, monkeypatch):
-    monkeypatch.setattr(software, "_STACKS_SECONDS", 0.1)
-    monkeypatch.setattr(software, "find_pyspy", lambda: "py-spy")
-    monkeypatch.setattr(software, "dump_stacks", lambda pids, *_: {pids[0]: Dump()})
-    check = software.try_stacks()
+    monkeypatch.setattr(machine, "_STACKS_SECONDS", 0.1)
+    monkeypatch.setattr(machine, "find_pyspy", lambda: "py-spy")
+    monkeypatch.setattr(machine, "dump_stacks", lambda pids, *_: {pids[0]: Dump()})
+    check = machine.try_stacks()
     assert check is not None
     check_words(check, is_busy, "warn", "it saw no frames")
 

@@ -102,12 +102,6 @@ def test_an_absolute_folder_of_this_machine_is_still_looked_for(tmp_path):
     assert rules(tmp_path, "srun python train.py", head=head) == ["log-folder-missing"]
 
 
-@pytest.mark.parametrize("signal", ["{{ signal }}", "$SIGNAL"])
-def test_a_signal_that_is_filled_in_later_is_no_error(tmp_path, signal):
-    head = HEAD.replace("USR2@60", signal)
-    assert "signal-unknown" not in rules(tmp_path, "srun python train.py", head=head)
-
-
 @pytest.mark.parametrize(
     "line", ["{% if account %}", "{{ extra_lines }}", "  {{ executable }} {{ arguments }}"]
 )

@@ -98,7 +98,7 @@ def doctor(
         if command and sys.stderr is not None and sys.stderr.isatty():
             shown = _text.name(shlex.join(command))
             click.echo(f"trying the way of the signals and the ranks of: {shown}", err=True)
-        checks += examine_command(command, examined.gpu)
+        checks += examine_command(command)
     state = worst(checks)
     if as_json:
         print_json(

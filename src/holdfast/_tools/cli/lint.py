@@ -254,10 +254,8 @@ def _show_changes(screen: Screen, checked: _Checked) -> None:
             screen.write(f"{name}: {nothing}")
         return
     screen.write(f"{name}: fixed:", style="bold")
-    if "\r\n" in checked.text:
-        screen.write("  - CR LF at the ends of lines", style="red")
-    before = checked.text.replace("\r\n", "\n").splitlines()
-    for line in difflib.unified_diff(before, checked.fixed.splitlines(), n=0, lineterm=""):
+    before, after = checked.text.splitlines(), checked.fixed.splitlines()
+    for line in difflib.unified_diff(before, after, n=0, lineterm=""):
         if line[:1] in "-+" and line[:3] not in ("---", "+++"):
             style = "red" if line[0] == "-" else "green"
             screen.write(f"  {line[0]} {_text.name(line[1:])}", style=style)

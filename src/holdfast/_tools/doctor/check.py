@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -57,7 +57,7 @@ def slow(name: str, what: str, deadline: FairDeadline) -> Check | None:
 
 _MOST_BYTES = 1 << 16
 _INTERRUPTED = (130, -2)
-FACTS = Path(__file__).with_name("machine_facts.py")  # imports nothing of holdfast: starts fast
+FACTS = Path(__file__).with_name("machine_facts.py")
 
 
 class Question:
@@ -67,11 +67,8 @@ class Question:
     says nothing about a file system.
     """
 
-    def __init__(
-        self, program: Path, *words: str, seconds: float, python: Sequence[str] = ()
-    ) -> None:
-        # The user's Python with all its packages; ours without any.
-        command = [*(python or (sys.executable, "-I", "-S")), str(program), *words]
+    def __init__(self, program: Path, *words: str, seconds: float) -> None:
+        command = [sys.executable, "-I", "-S", str(program), *words]
         self._process: subprocess.Popen[bytes] | None = None
         with contextlib.suppress(OSError, ValueError):
             self._process = subprocess.Popen(
@@ -83,12 +80,7 @@ class Question:
             )
         self._seconds = seconds
         self._is_late = False
-        self.deadline = FairDeadline(seconds, lambda: filter(None, [self.pid]))
-
-    @property
-    def pid(self) -> int | None:
-        """Of the process, until its answer is read."""
-        return None if self._process is None else self._process.pid
+        self._deadline = FairDeadline(seconds, lambda: [self._process.pid] if self._process else [])
 
     def answer(self) -> dict[str, Any] | None:
         """Its last line until the deadline; None if there is none.
@@ -100,9 +92,9 @@ class Question:
         if process is None or process.stdout is None:
             return None
         try:
-            while process.poll() is None and not self.deadline.is_over():
+            while process.poll() is None and not self._deadline.is_over():
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(max(0.0, self.deadline.at - time.monotonic()))
+                    process.wait(max(0.0, self._deadline.at - time.monotonic()))
             if process.returncode in _INTERRUPTED:
                 raise KeyboardInterrupt
             # The answer is a few lines, which fit into the pipe; a late process may have begun it.
@@ -121,7 +113,7 @@ class Question:
         """The check for an answer that did not come; None if no busy machine is the reason."""
         if not self._is_late:
             return None
-        return slow(name, f"no answer within {self._seconds:.1f} s", self.deadline)
+        return slow(name, f"no answer within {self._seconds:.1f} s", self._deadline)
 
     def drop(self) -> None:
         """End the process if possible; never wait for it for long."""

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import holdfast
 from holdfast._environment import variables
 from holdfast._environment.processes.cgroup import MemoryCgroup
 from holdfast._environment.processes.memory_sample import shm_room
 from holdfast._errors import SettingsError
 from holdfast._report.status.gather import describe_waiting, find_waiting
-from holdfast._tools.doctor import machine, software, storage
+from holdfast._tools.doctor import machine, storage
 from holdfast._tools.doctor.check import FACTS, Check, Question
-from holdfast._tools.doctor.environment import Around, interfaces, judge_environment, nodes_of
+from holdfast._tools.doctor.environment import judge_environment, nodes_of
 from holdfast._tools.doctor.run import RunNeeds, read_run, slurm_grace
 
 _ANSWER_SECONDS = 2.5
@@ -49,19 +47,15 @@ class Examination:
         self._tmp = ask("place", self._temporary, "write")
         has_driver = any(Path(each).exists() for each in _DRIVERS)
         self._driver = ask("gpus") if has_driver else None
-        self._python = software.python_of(request.command)
-        self._packages = ask("packages", python=[self._python or sys.executable])
         self._write: Question | None = None
         self.known = RunNeeds()
-        self.gpu: dict[str, Any] | None = {}  # by the driver; empty: there is none
 
     def run(self) -> list[Check]:
         """SettingsError if the folder can hold no run."""
         try:
             return [check for check in self._checks() if check is not None]
         finally:
-            asked = (self._folder, self._tmp, self._driver, self._packages, self._write)
-            for each in asked:
+            for each in (self._folder, self._tmp, self._driver, self._write):
                 if each is not None:
                     each.drop()
 
@@ -98,13 +92,17 @@ class Examination:
         if limits is not None:
             yield from machine.judge_limits(limits, request.size_bytes or known.host_bytes)
         yield self._cores()
-        yield from self._software()
+        yield from judge_environment(self._environment, nodes_of(self._environment))
+        if self._driver is not None:
+            gpus = self._driver.answer()
+            late = self._driver.slow("gpu")
+            yield from machine.judge_gpus(gpus) if late is None else [late]
         tmp = self._tmp.answer()
         mount = None if tmp is None else storage.find_mount(str(tmp["base"]))
         late = self._tmp.slow("temporary folder")
         yield late or storage.judge_temporary(tmp, mount, self._temporary)
         if not request.is_quick:
-            yield software.try_stacks()
+            yield machine.try_stacks()
         if self._write is not None:
             measured = self._write.answer()
             taken = storage.judge_speed(measured, on_disk, self._grace(), known.save_seconds)
@@ -149,22 +147,6 @@ class Examination:
         cores = machine.read_cores(ranks, launcher_sets_one=is_torchrun)
         return machine.judge_cores(cores, self._environment)
 
-    def _software(self) -> Iterator[Check]:
-        if self._driver is not None:
-            self.gpu = self._driver.answer()
-        packages = self._packages.answer()
-        gpus = len(self.gpu.get("gpus") or ()) if self.gpu else None
-        around = Around(interfaces(), gpus, nodes_of(self._environment))
-        yield from judge_environment(self._environment, around)
-        # A command may not name the Python that trains; the probe finds it later.
-        is_known = self._python is not None or not self._request.command
-        if self._driver is not None and (late := self._driver.slow("gpu")):
-            yield late
-        else:
-            yield from software.judge_gpus(self.gpu, packages if is_known else None)
-        if is_known:
-            yield from _judge_packages(self._packages, packages, self._python)
-
     def _grace(self) -> storage.Grace:
         if self._request.grace_seconds is not None:
             return storage.Grace(self._request.grace_seconds, "given")
@@ -176,9 +158,7 @@ class Examination:
         return storage.Grace(seconds, by, shorter)
 
 
-def examine_command(
-    command: Sequence[str], gpu: Mapping[str, Any] | None = None
-) -> Iterator[Check]:
+def examine_command(command: Sequence[str]) -> Iterator[Check]:
     """With the real command: the way of the signals through the launchers, and the ranks."""
     from holdfast._tools.doctor.ranks import check_ranks
     from holdfast._tools.doctor.signals.path import check_signal_path
@@ -187,22 +167,6 @@ def examine_command(
         return
     found = check_signal_path(list(command))
     yield from found
-    tried = [each.data for each in found if each.name.startswith("signal SIG")]
-    if not tried:
-        return  # the training was not reached, and a second start would not reach it either
-    if software.python_of(command) is None and (python := tried[0]["python"]):
-        asked = Question(FACTS, "packages", seconds=_ANSWER_SECONDS, python=[python])
-        answer = asked.answer()
-        if gpu and gpu.get("gpus"):
-            yield from software.judge_torch(gpu, answer or {})
-        yield from _judge_packages(asked, answer, python)
-    yield from check_ranks(list(command))
-
-
-def _judge_packages(
-    asked: Question, facts: dict[str, Any] | None, python: str | None
-) -> Iterator[Check]:
-    if late := asked.slow("packages"):
-        yield late
-    else:
-        yield from software.judge_packages(facts, holdfast.__version__, python)
+    # If the training was not reached, a second start would not reach it either.
+    if any(each.name.startswith("signal SIG") for each in found):
+        yield from check_ranks(list(command))

@@ -1,14 +1,12 @@
-"""Variables of this shell that make a training slow, hang or see no GPU."""
+"""Variables of this shell that make a training slow or let it hang."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 
 from holdfast._run.ranks.address import is_taken, port_owner
-from holdfast._text import count, cut
+from holdfast._text import cut
 from holdfast._tools.doctor.check import Check, State
 from holdfast._tools.lint.rules_options import LOCAL_ADDRESS
 
@@ -41,22 +39,6 @@ _HARMFUL = (
 )
 
 
-@dataclass(frozen=True)
-class Around:
-    """The machine and the job, against which the variables are checked."""
-
-    interfaces: frozenset[str] = frozenset()  # of the network; empty: not known
-    gpus: int | None = None  # by the driver
-    nodes: int = 1
-
-
-def interfaces() -> frozenset[str]:
-    try:
-        return frozenset(each.name for each in Path("/sys/class/net").iterdir())
-    except OSError:
-        return frozenset()
-
-
 def nodes_of(environment: Mapping[str, str]) -> int:
     """The hosts of the job, by its variables; 1 if they do not say."""
     value = environment.get("SLURM_JOB_NUM_NODES", "")
@@ -71,14 +53,9 @@ def nodes_of(environment: Mapping[str, str]) -> int:
 _ADDRESS = 'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
 
 
-def judge_environment(environment: Mapping[str, str], around: Around) -> list[Check]:
+def judge_environment(environment: Mapping[str, str], nodes: int = 1) -> list[Check]:
     """One for each harmful variable; if there is none, one that says so."""
-    found = [
-        *_of_ranks(environment, around),
-        *_of_networks(environment, around),
-        *_of_gpus(environment, around),
-        *_of_speed_and_holdfast(environment),
-    ]
+    found = [*_of_ranks(environment, nodes), *_of_speed_and_holdfast(environment)]
     if found:
         return found
     prefixes = ("NCCL_", "GLOO_", "CUDA_", "TORCH_", "OMP_", "MASTER_", "PYTHON", "HOLDFAST_")
@@ -93,7 +70,7 @@ def _harmful(state: State, name: str, value: str, what: str, remedy: str = "") -
     return Check("environment", state, found, remedy or f"unset {name}", data)
 
 
-def _of_ranks(environment: Mapping[str, str], around: Around) -> Iterator[Check]:
+def _of_ranks(environment: Mapping[str, str], nodes: int) -> Iterator[Check]:
     for name in _NUMBERED:
         value = environment.get(name)
         if value is not None and not value.isdigit():
@@ -113,8 +90,8 @@ def _of_ranks(environment: Mapping[str, str], around: Around) -> Iterator[Check]
     elif size.isdigit() and int(size) > 1 and not address:
         what = "without MASTER_ADDR no rank knows where to meet the others"
         yield _harmful("fail", "WORLD_SIZE", size, what, _ADDRESS)
-    if around.nodes > 1 and LOCAL_ADDRESS.fullmatch(address):
-        what = f"on {around.nodes} nodes each looks for the others at itself, and the job hangs"
+    if nodes > 1 and LOCAL_ADDRESS.fullmatch(address):
+        what = f"on {nodes} nodes each looks for the others at itself, and the job hangs"
         yield _harmful("fail", "MASTER_ADDR", address, what, _ADDRESS)
     port = environment.get("MASTER_PORT", "")
     has_agent = environment.get("TORCHELASTIC_USE_AGENT_STORE", "")  # it listens, not rank 0
@@ -123,44 +100,6 @@ def _of_ranks(environment: Mapping[str, str], around: Around) -> Iterator[Check]
     elif port.isdigit() and rank == "0" and not has_agent and is_taken(int(port)):
         what = f"rank 0 is to listen there, and the port is in use by {port_owner(int(port))}"
         yield _harmful("fail", "MASTER_PORT", port, what, f"export MASTER_PORT={int(port) + 1}")
-
-
-def _of_networks(environment: Mapping[str, str], around: Around) -> Iterator[Check]:
-    known = around.interfaces
-    for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
-        value = environment.get(name, "")
-        if not value or not known or value.startswith("^"):
-            continue
-        # NCCL takes each for a prefix unless there is a `=`, gloo for the whole name.
-        is_whole = value.startswith("=") or name.startswith("GLOO")
-        wanted = tuple(value.removeprefix("=").split(","))
-        fits = known & set(wanted) if is_whole else {n for n in known if n.startswith(wanted)}
-        remedy = f"export {name}={(sorted(known - {'lo'}) or ['lo'])[0]}"
-        if not fits:
-            what = f"there is no such interface here ({', '.join(sorted(known))})"
-            yield _harmful("fail", name, value, what, remedy)
-        elif around.nodes > 1 and fits == {"lo"}:
-            what = f"on {around.nodes} nodes the loopback reaches no other node"
-            yield _harmful("fail", name, value, what, remedy)
-
-
-def _of_gpus(environment: Mapping[str, str], around: Around) -> Iterator[Check]:
-    name = "CUDA_VISIBLE_DEVICES"
-    value = environment.get(name)
-    if value is None or not around.gpus:
-        return
-    words = [word.strip() for word in value.split(",")]
-    beyond = [word for word in words if word.isdigit() and int(word) >= around.gpus]
-    if value.strip() in ("", "-1", "none", "NoDevFiles"):
-        what = f"hides {count(around.gpus, 'GPU')}: the training runs on the CPU"
-        yield _harmful("warn", name, value, what)
-    elif beyond:
-        last = around.gpus - 1
-        what = f"there is no GPU {beyond[0]}; CUDA stops at it and shows only those before"
-        yield _harmful("fail", name, value, what, f"export {name}=0" + (f",{last}" if last else ""))
-    elif len(set(words)) < len(words):
-        remedy = f"export {name}={','.join(dict.fromkeys(words))}"
-        yield _harmful("fail", name, value, "names one twice: CUDA shows none", remedy)
 
 
 def _of_speed_and_holdfast(environment: Mapping[str, str]) -> Iterator[Check]:

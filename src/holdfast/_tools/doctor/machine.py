@@ -1,4 +1,4 @@
-"""What the machine gives a process: memory for snapshots, cores, and resource limits.
+"""What the machine gives a process: memory for snapshots, cores, limits, GPUs, stacks.
 
 The memory sums are those of `_run.saving.slot_memory`: two slots, or one if two do not fit, and a
 third one while a checkpoint is written; in /dev/shm if two fit there, else in memory that is lost
@@ -7,17 +7,24 @@ with trainer and keeper; a reserve is left to the training.
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from holdfast._environment.processes.cgroup import cpu_quota, find_folder
 from holdfast._environment.processes.inspect import load, usable_cores
-from holdfast._environment.processes.proc import field, read_bytes, read_number
+from holdfast._environment.processes.libc import libc
+from holdfast._environment.processes.proc import FairDeadline, field, read_bytes, read_number
+from holdfast._environment.processes.stacks import Dump, dump_stacks, find_pyspy
+from holdfast._environment.processes.tree import children
 from holdfast._text import count, duration, size
-from holdfast._tools.doctor.check import Check, State
+from holdfast._tools.doctor.check import Check, State, slow
 
 _LITTLE_SHM = 128 << 20  # a container has 64 MB by default
 _LITTLE_MEMORY = 1 << 30
@@ -302,3 +309,94 @@ def _tasks_left() -> int | None:
             if most is not None and used is not None:
                 left.append(most - used)
     return min(left, default=None)
+
+
+# -- GPUs ----------------------------------------------------------------------------------------
+_BUSY_SHARE = 0.1  # of a GPU's memory
+
+
+def judge_gpus(facts: Mapping[str, Any] | None) -> Iterator[Check]:
+    """What the driver says, as `machine_facts.py` has asked it; nothing where there is no GPU."""
+    data = {key: (facts or {}).get(key) for key in ("driver", "gpus")}
+    check = partial(Check, "gpu", data=data)
+    if facts is None:
+        found = "the driver does not answer: a failed GPU blocks every process that asks it"
+        remedy = "nvidia-smi   (if that hangs too, the machine has to be restarted)"
+        yield check("fail", found, remedy)
+        return
+    if facts.get("error"):
+        remedy = "nvidia-smi   (after an update of the driver, restart the machine)"
+        yield check("fail", f"NVIDIA's driver says: {facts['error']}", remedy)
+        return
+    gpus = [each for each in facts.get("gpus") or () if isinstance(each, dict)]
+    are_good = bool(gpus)
+    for each in gpus:
+        name, show = f"GPU {each.get('index')}", f"nvidia-smi -i {each.get('index')}"
+        used, total = each.get("used"), each.get("total")
+        if each.get("error"):
+            remedy = f"{show} -q   (then leave it out, or restart)"
+            yield check("fail", f"{name}: {each['error']}", remedy)
+        elif each.get("ecc"):
+            found = f"{name}: {each['ecc']} memory errors that could not be corrected"
+            yield check("warn", found, f"{show} -r   (as root, resets it)")
+        elif used and total and used > _BUSY_SHARE * total:
+            found = f"{name}: {size(used)} of {size(total)} are in use already"
+            yield check("warn", found, f"{show}   (shows by whom)")
+        else:
+            continue
+        are_good = False
+    if are_good:
+        names = ", ".join(sorted({str(each.get("name")) for each in gpus}))
+        yield check("ok", f"{len(gpus)} × {names}, driver {facts.get('driver')}")
+
+
+# -- Whether py-spy can read the stacks of a process -----------------------------------------------
+_STACKS_SECONDS, _STACKS_TRIES = 3.0, 3
+_PR_SET_PTRACER, _ANY_PROCESS = 0x59616D61, ctypes.c_ulong(-1)
+
+
+def try_stacks() -> Check | None:
+    """Read our own stack; None outside Linux."""
+    if sys.platform != "linux":
+        return None
+    program, pid = find_pyspy(), os.getpid()
+    if program is None:
+        return judge_stacks(None, 0.0)
+    libc().prctl(_PR_SET_PTRACER, _ANY_PROCESS, 0, 0, 0)  # as a run allows it to its keeper
+    deadline = FairDeadline(_STACKS_SECONDS, lambda: [pid, *children(pid)])
+    check, left, is_late = None, _STACKS_TRIES, False
+    # A reading fails if it meets a change of the stack: it does not stop the process.
+    while left and not is_late and (check is None or check.state != "ok"):
+        began = time.monotonic()
+        dump = dump_stacks([pid], _STACKS_SECONDS, program)[pid]
+        check = judge_stacks(dump, time.monotonic() - began)
+        left, is_late = left - 1, dump.is_late
+    libc().prctl(_PR_SET_PTRACER, ctypes.c_ulong(0), 0, 0, 0)
+    if check is None or check.state == "ok":
+        return check
+    return slow("stacks", f"py-spy has read none ({check.data['error']})", deadline) or check
+
+
+def judge_stacks(dump: Dump | None, seconds: float) -> Check:
+    """What py-spy has read; None: there is no py-spy."""
+    scope = read_number("/proc/sys/kernel/yama/ptrace_scope")
+    data = {"ptrace_scope": scope, "seconds": round(seconds, 3), "error": None}
+    where = "" if scope is None else f" (ptrace scope {scope})"
+    if dump is None:
+        found = (
+            "py-spy is missing: the stacks of a hang come from Python alone, and not of processes "
+            "that it has not prepared"
+        )
+        return Check("stacks", "warn", found, "pip install py-spy", data | {"error": "missing"})
+    names = [frame.get("name") for thread in dump.threads for frame in thread.frames]
+    if try_stacks.__name__ in names:
+        found = f"py-spy reads those of a process in {duration(seconds)}{where}"
+        return Check("stacks", "ok", found, "", data)
+    remedy = "pip install --upgrade py-spy"
+    if scope:
+        remedy = "sysctl kernel.yama.ptrace_scope=1   (as root; 0 if that does not help)"
+    elif b"\nSeccomp:\t2" in (read_bytes("/proc/self/status") or b""):
+        remedy = "docker run --cap-add SYS_PTRACE …"
+    said = (dump.error or "it saw no frames").replace("\n", " ")
+    found = f"{said}{where}: those of a hang come from Python alone"
+    return Check("stacks", "warn", found, remedy, data | {"error": said})

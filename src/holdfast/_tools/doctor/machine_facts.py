@@ -3,10 +3,8 @@
     python -I -S machine_facts.py place PATH [write]
     python -I -S machine_facts.py speed FOLDER BYTES SECONDS
     python -I -S machine_facts.py gpus
-    python machine_facts.py packages
 
-`packages` runs under the Python that will train, which may be of another environment: so only the
-standard library, and no syntax that Python 3.8 does not have.
+It imports nothing of holdfast, so it starts fast.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ import ctypes
 import errno
 import json
 import os
-import re
 import stat
 import sys
 import time
@@ -123,28 +120,23 @@ class _GpuMemory(ctypes.Structure):
 
 
 def describe_gpus() -> dict[str, Any]:
-    """{"library", "driver", "cuda", "gpus": [{"index", "name", "used", "total", …}], "error"}."""
-    found: dict[str, Any] = {"library": False, "driver": None, "cuda": None, "gpus": []}
+    """{"driver", "gpus": [{"index", "name", "used", "total", …}], "error"}."""
+    found: dict[str, Any] = {"driver": None, "gpus": []}
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return found
-    found["library"] = True
-    try:
         status = library.nvmlInit_v2()
         if status:
             return {**found, "error": _nvml_error(library, status)}
         text = ctypes.create_string_buffer(96)
         if not library.nvmlSystemGetDriverVersion(text, 96):
             found["driver"] = text.value.decode(errors="replace")
-        number = ctypes.c_int()
-        if not library.nvmlSystemGetCudaDriverVersion_v2(ctypes.byref(number)):
-            found["cuda"] = [number.value // 1000, number.value % 1000 // 10]
         count = ctypes.c_uint()
         library.nvmlDeviceGetCount_v2(ctypes.byref(count))
         found["gpus"] = [_describe_gpu(library, index) for index in range(count.value)]
+    except OSError:
+        return found  # there is no such library
     except AttributeError:
-        return {"library": True, "driver": None, "cuda": None, "gpus": [], "error": "too old"}
+        return {"driver": None, "gpus": [], "error": "too old"}
     return found
 
 
@@ -172,61 +164,10 @@ def _nvml_error(library: Any, status: int) -> str:
     return bytes(library.nvmlErrorString(status) or b"").decode(errors="replace")
 
 
-# -- packages: which ones a Python has; none is imported, which would take seconds -----------------
-_NAMES = ("holdfast", "torch", "torchvision", "torchaudio", "triton", "numpy", "py-spy", "xxhash")
-
-
-def describe_packages() -> dict[str, Any]:
-    """{"python", "executable", "versions", "has_holdfast", "has_torch", "torch_cuda", …}."""
-    del sys.path[0]  # the folder of this file
-    versions = {name: version for name in _NAMES if (version := _version(name)) is not None}
-    return {
-        "python": ".".join(map(str, sys.version_info[:3])),
-        "executable": sys.executable,
-        "versions": versions,
-        # It may be on the path without having been installed.
-        "has_holdfast": "holdfast" in versions or _is_importable("holdfast"),
-        **_torch_build(),
-    }
-
-
-def _version(name: str) -> str | None:
-    import importlib.metadata
-
-    try:
-        return importlib.metadata.version(name)
-    except (importlib.metadata.PackageNotFoundError, ValueError, TypeError):
-        return None
-
-
-def _is_importable(name: str) -> bool:
-    import importlib.util
-
-    try:
-        return importlib.util.find_spec(name) is not None
-    except (ImportError, ValueError, AttributeError):
-        return False
-
-
-def _torch_build() -> dict[str, Any]:
-    """The CUDA or HIP that torch was built for, read from torch/version.py."""
-    import importlib.util
-
-    found: dict[str, Any] = {"torch_cuda": None, "torch_hip": None, "has_torch": False}
-    with contextlib.suppress(ImportError, ValueError, OSError, AttributeError):
-        spec = importlib.util.find_spec("torch")
-        if spec is not None and spec.origin:
-            text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
-            found["has_torch"] = True
-            for name in ("cuda", "hip"):
-                match = re.search(rf"^{name}\b[^=\n]*=\s*['\"]([^'\"]+)['\"]", text, re.MULTILINE)
-                found[f"torch_{name}"] = match[1] if match else None
-    return found
-
-
 def _main(kind: str, *words: str) -> None:
-    found: Any = {"place": describe_place, "gpus": describe_gpus, "packages": describe_packages}
-    for each in measure_speed(*words) if kind == "speed" else [found[kind](*words)]:
+    found: Any = {"place": describe_place, "gpus": describe_gpus, "speed": measure_speed}
+    facts = found[kind](*words)
+    for each in facts if kind == "speed" else [facts]:
         print(json.dumps(each), flush=True)
 
 

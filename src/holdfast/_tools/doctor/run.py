@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,37 +70,33 @@ class RunNeeds:
 def read_run(folder: Path) -> RunNeeds:
     """By the newest checkpoint with a valid manifest."""
     layout = RunLayout(folder)
-    with contextlib.suppress(OSError):
+    try:
         run_id = read_json(layout.identity).get("run_id")
-        if run_id:
-            return _read(layout, str(run_id))
-    return RunNeeds()
+        return _read(layout, str(run_id)) if run_id else RunNeeds()
+    except OSError:
+        return RunNeeds()
 
 
 def _read(layout: RunLayout, run_id: str) -> RunNeeds:
-    sizes: list[int] = []
-    newest: tuple[int, int, manifest.Manifest] | None = None
+    found: list[tuple[int, int, manifest.Manifest]] = []
     for step, attempt, path in layout.checkpoint_folders():
         with contextlib.suppress(OSError, CheckpointError):
-            found = manifest.read(path)
-            sizes.append(found.size_bytes)
-            newest = (step, attempt, found)
+            found.append((step, attempt, manifest.read(path)))
     kept = _KEPT
     for event in journal.read(layout.journal):
         if event.get("event") == "start":
             last, best = event.get("keep_last"), event.get("keep_best")
             kept = (last if isinstance(last, int) else _KEPT) + bool(best)
-    if newest is None:
-        return RunNeeds(run_id=run_id, kept=kept, save_seconds=save_seconds(layout.folder))
-    step, attempt, found = newest
-    return RunNeeds(
-        run_id=run_id,
-        state_bytes=found.size_bytes,
-        host_bytes=_largest_host(layout, attempt, found),
+    known = RunNeeds(run_id, kept=kept, save_seconds=save_seconds(layout.folder))
+    if not found:
+        return known
+    step, attempt, newest = found[-1]
+    return replace(
+        known,
+        state_bytes=newest.size_bytes,
+        host_bytes=_largest_host(layout, attempt, newest),
         step=step,
-        kept=kept,
-        held_bytes=sum(sizes),
-        save_seconds=save_seconds(layout.folder),
+        held_bytes=sum(each.size_bytes for _, _, each in found),
     )
 
 

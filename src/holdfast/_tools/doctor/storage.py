@@ -201,34 +201,27 @@ def judge_speed(
     """A save against the grace; `taken_seconds` is the longest recent save of the run."""
     facts = measured or {}
     written, seconds = int(facts.get("bytes") or 0), float(facts.get("seconds") or 0.0)
+    data = {"bytes": written, "seconds": round(seconds, 3), "state": state}
+    data |= {"grace_seconds": grace.seconds, "save_seconds": taken_seconds}
+    check = partial(Check, "write speed", data=data)
     if facts.get("error"):
+        data["error"] = facts["error"]
         found = f"writing failed after {size(written)}: {facts['error']}"
-        remedy = "df -h .   (a quota or a full disk says so there)"
-        data = {"bytes": written, "error": facts["error"]}
-        return Check("write speed", "fail", found, remedy, data)
+        return check("fail", found, "df -h .   (a quota or a full disk says so there)")
     if not written or seconds <= 0:
         found = f"the disk did not take a file within {WRITE_SECONDS + 1.5:.0f} s"
-        return Check("write speed", "fail", found, "use a run folder on another disk")
+        return check("fail", found, "use a run folder on another disk")
     speed = written / seconds
+    data["bytes_per_second"] = round(speed)
     fast = f"{size(speed)}/s with fsync"
     allowed = f"{duration(grace.seconds)} of grace ({grace.by})"
-    data = {
-        "bytes_per_second": round(speed),
-        "bytes": written,
-        "seconds": round(seconds, 3),
-        "state": state,
-        "grace_seconds": grace.seconds,
-        "save_seconds": taken_seconds,
-    }
-    check = partial(Check, "write speed", data=data)
     if state is None:
         most = speed * grace.seconds
         if speed < _SLOW_BYTES_PER_SECOND:
             found = f"{fast}: in the {allowed} {size(most)} are written"
             return check("warn", found, "use a run folder on a faster disk")
-        return check(
-            "ok", f"{fast}: a state of up to {size(most / 2)} fits well into the {allowed}"
-        )
+        found = f"{fast}: a state of up to {size(most / 2)} fits well into the {allowed}"
+        return check("ok", found)
     needed = state / speed
     how = f"{fast}, so {size(state)} take {duration(needed)}"
     if taken_seconds is not None and taken_seconds > needed:

@@ -17,42 +17,20 @@ _ROUNDS = 10  # an edit may uncover the next finding
 
 
 def lint(text: str, around: finding.Surroundings) -> list[finding.LintFinding]:
-    found = _find_line_ends(text)
     plain = text.replace("\r\n", "\n")
     job = BatchScript(plain, around)
+    rules = (check_options, check_launches, check_batch, check_understood)
+    found = [each for rule in rules for each in rule(job)]
     if template := _TEMPLATE.search(plain):
         # Its final text is not known.
-        found.append(job.not_understood(template.start(), "this is a template, not yet a script."))
-        return finding.in_order(found, around)
-    for rule in (check_options, check_launches, check_batch, check_understood):
-        found += rule(job)
+        found = [job.not_understood(template.start(), "this is a template, not yet a script.")]
     return finding.in_order(found, around)
-
-
-def _find_line_ends(text: str) -> list[finding.LintFinding]:
-    if "\r\n" not in text:
-        return []
-    line = text.count("\n", 0, text.index("\r\n")) + 1
-    return [
-        finding.LintFinding(
-            "dos-line-ends",
-            finding.ERROR,
-            line,
-            'lines end with CR LF: sbatch refuses the script ("Batch script contains DOS line '
-            'breaks").',
-            source=text.split("\n")[line - 1].rstrip("\r"),
-            corrected=("the same lines, ending with LF alone",),
-            is_fixable=True,
-        )
-    ]
 
 
 def fix(text: str, around: finding.Surroundings) -> str:
     """The script with every error and warning corrected for which an edit is known."""
-    if "dos-line-ends" not in around.ignored:
-        text = text.replace("\r\n", "\n")
-    elif "\r\n" in text:
-        return text  # offsets assume lines that end with LF
+    if "\r\n" in text:
+        return text  # sbatch refuses it, and offsets assume lines that end with LF
     for _ in range(_ROUNDS):
         found = lint(text, around)
         changed = finding.apply_edits(text, *(each.edits for each in found if each.is_fixable))

@@ -25,30 +25,15 @@ from holdfast._tools.lint.shell import NotUnderstood, Token, find_comments, is_a
 _ABSURD_LEAD_SECONDS = 15
 # In lower case behind a blank it is prose: how to submit the script.
 _LIKE_AN_OPTION = re.compile(r"(?:#\s*SBATCH|##+\s*SBATCH|#[Ss][Bb][Aa][Tt][Cc][Hh])(?=\s)")
-_OPEN_VALUE = re.compile(r"[<${]")  # filled in before it is submitted
-_NO_LIMIT = re.compile(r"0|-1|infinite|unlimited|partition_limit", re.I)
 
 
 def check_options(job: BatchScript) -> Iterator[LintFinding]:
-    rules = [_check_first_line, _check_ignored_lines, _check_signal, _check_lead, _check_requeue]
+    rules = [_check_ignored_lines, _check_signal, _check_lead, _check_requeue]
     rules += [_check_log_folders, _check_array_log]
     if job.is_understood:
         rules += [_check_addresses, _check_ranks]
     for rule in rules:
         yield from rule(job)
-
-
-def _check_first_line(job: BatchScript) -> Iterator[LintFinding]:
-    if job.text.startswith("#!"):
-        return
-    text = "sbatch refuses the script: the first line must begin with #! and an interpreter."
-    if job.text.startswith("\ufeff"):
-        text = "sbatch refuses the script: there is a byte order mark before the first line."
-        edit = Edit(0, 1, "" if job.text.startswith("\ufeff#!") else "#!/bin/bash\n")
-    else:
-        blank = re.match(r"\s*(?=#!)", job.text)
-        edit = Edit(0, 0, "#!/bin/bash\n") if blank is None else Edit(0, blank.end(), "")
-    yield job.report("shebang-missing", ERROR, 0, text, edits=[edit])
 
 
 def _check_ignored_lines(job: BatchScript) -> Iterator[LintFinding]:
@@ -88,37 +73,23 @@ def _check_ignored_lines(job: BatchScript) -> Iterator[LintFinding]:
 
 def _check_signal(job: BatchScript) -> Iterator[LintFinding]:
     option, warning = job.option("signal"), job.signal
-    if option is None or (warning is None and _OPEN_VALUE.search(option.value)):
-        return
-    if warning is None:
-        asked = option.value.rpartition("@")[2]
-        lead = int(asked) if re.fullmatch(r"\d{1,4}", asked) else job.good_lead() or 60
-        rule = "signal-unknown"
-        text = f'sbatch refuses --signal={option.value} ("Invalid --signal specification").'
-    elif warning.name in ("KILL", "STOP"):
-        rule, lead = "signal-cannot-be-caught", warning.seconds
+    if option is not None and warning is not None and warning.name in ("KILL", "STOP"):
         when = before_the_limit(warning)
         text = f"SIG{warning.name} cannot be caught: it ends the training {when}, without a save."
-    else:
-        return
-    edits = [set_value(option, f"USR2@{lead}")]
-    yield job.report(rule, ERROR, option.start, text, edits=edits)
+        edits = [set_value(option, f"USR2@{warning.seconds}")]
+        yield job.report("signal-cannot-be-caught", ERROR, option.start, text, edits=edits)
 
 
 def _check_lead(job: BatchScript) -> Iterator[LintFinding]:
     """Whether the warning leaves time to save, and comes at all."""
     time, option, warning = job.option("time"), job.option("signal"), job.signal
-    example = ["#SBATCH --time=8:00:00"]
-    if time is not None and slurm.parse_time_limit(time.value) is None:
-        if not _NO_LIMIT.fullmatch(time.value) and not _OPEN_VALUE.search(time.value):
-            valid = "minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS"
-            text = f"sbatch refuses --time={time.value}: it takes {valid}."
-            yield job.report("time-unknown", ERROR, time.start, text, corrected=example)
-        return
+    if time is not None and job.limit_seconds is None:
+        return  # unlimited, filled in later, or refused by sbatch
     if time is None and job.is_training and job.options:
         text = "there is no --time: the partition sets the limit, which may be a few minutes."
         at = 0 if option is None else option.start
-        yield job.report("time-missing", HINT, at, text, corrected=example)
+        right = ["#SBATCH --time=8:00:00"]
+        yield job.report("time-missing", HINT, at, text, corrected=right)
     if option is None or warning is None:
         return
     limit, lead, needed = job.limit_seconds, warning.seconds, job.around.needed_seconds

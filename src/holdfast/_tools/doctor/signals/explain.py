@@ -134,7 +134,6 @@ class Tried:
     seconds: float | None = None  # until the last rank had it
     asked: list[str] = field(default_factory=list)  # what a trap would ask of SLURM
     scripts: Mapping[Path, str] = field(default_factory=dict)  # of the shell, on the way
-    python: str = ""  # that would train
 
     @property
     def name(self) -> str:
@@ -199,7 +198,6 @@ def judge(tried: Tried, wanted: Collection[str], *, in_job: bool) -> Check:
         "times": times,
         "milliseconds": None if tried.seconds is None else round(1000 * tried.seconds),
         "asked_of_slurm": tried.asked,
-        "python": tried.python,
         "swallowed_by": None if culprit is None else culprit.label,
     }
     check = partial(Check, f"signal {tried.name}", data=data)

@@ -200,9 +200,8 @@ def _find_way(
     label = str(here["script"]).rpartition("/")[2]
     hops = [*above, replace(training, label=label, kind="training")]
     is_here = here["host"] == os.uname().nodename
-    python = str(here["python"]) if is_here else ""
     local_pids = [hop.pid for hop in local]
-    tried = explain.Tried(number, route, hops, {}, scripts=target.scripts, python=python)
+    tried = explain.Tried(number, route, hops, {}, scripts=target.scripts)
     return tried, [hop for hop in above if is_here or hop.pid in local_pids]
 
 

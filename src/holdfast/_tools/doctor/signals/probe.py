@@ -193,7 +193,6 @@ class _Report:
             pid=os.getpid(),
             host=socket.gethostname(),
             script=script,
-            python=sys.executable,
             variables={name: os.environ[name] for name in _VARIABLES if name in os.environ},
             above=above(os.getpid()),
         )
