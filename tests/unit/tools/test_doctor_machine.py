@@ -136,7 +136,7 @@ DRIVER = {"driver": "580.1", "gpus": [GPU]}
     ],
 )
 def test_gpus_and_their_driver(facts, found):
-    checks = list(judge_gpus(facts))
+    checks = judge_gpus(facts)
     assert all(told(check) for check in checks)
     assert only(checks) == found
     assert bool(checks) == (facts != {})

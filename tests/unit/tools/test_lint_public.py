@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._tools.lint.finding import HINT, NOT_UNDERSTOOD, Surroundings
+from holdfast._tools.lint.finding import NOT_UNDERSTOOD, Surroundings
 from holdfast._tools.lint.lint import fix, lint
 
 SCRIPTS = sorted((Path(__file__).parents[1] / "sbatch" / "public").glob("*.sbatch"))
@@ -90,7 +90,7 @@ def test_a_published_script_means_the_same_after_a_fix(path, tmp_path, programs)
     subprocess.run(["bash", "-n"], input=corrected, text=True, check=True, timeout=20)
     assert fix(corrected, around) == corrected
     expected = re.search(r"^# left: (.*)$", text, re.MULTILINE)
-    left = [each for each in lint(corrected, around) if each.severity != HINT]
+    left = [each for each in lint(corrected, around) if each.severity != "hint"]
     left += [each for each in lint(corrected, around) if each.rule == NOT_UNDERSTOOD]
     assert [each.rule for each in left] == (expected[1].split() if expected else [])
     before, after = (run(each, tmp_path, programs) for each in (text, corrected))

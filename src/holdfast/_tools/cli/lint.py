@@ -18,21 +18,14 @@ from holdfast._store.folder.atomic import write_atomic
 from holdfast._store.folder.attempts import find_run
 from holdfast._tools.cli.group import AS_JSON, FOLDER, complete_runs, print_json
 from holdfast._tools.cli.show import Screen
-from holdfast._tools.lint.finding import (
-    ERROR,
-    HINT,
-    NOT_UNDERSTOOD,
-    WARNING,
-    LintFinding,
-    Surroundings,
-)
+from holdfast._tools.lint.finding import NOT_UNDERSTOOD, LintFinding, Surroundings
 from holdfast._tools.lint.lint import fix, missing_folders
 from holdfast._tools.lint.lint import lint as lint_script
 from holdfast._tools.lint.pods import is_manifest, lint_manifest
 
 _STDIN = "-"
 _FAILED, _NOT_UNDERSTOOD = 2, 3
-_STYLES = {ERROR: "bold red", WARNING: "yellow", HINT: "cyan"}
+_STYLES = {"error": "bold red", "warning": "yellow", "hint": "cyan"}
 
 
 @dataclass
@@ -56,7 +49,7 @@ class _Checked:
 
     @property
     def is_good(self) -> bool:
-        return all(each.severity == HINT for each in self.left)
+        return all(each.severity == "hint" for each in self.left)
 
 
 @click.command()
@@ -281,5 +274,5 @@ def _show_summary(screen: Screen, checked: list[_Checked], wants_fix: bool) -> N
     unclear = [_text.name(each.name) for each in checked if not each.is_understood]
     if unclear:  # the command stands last, without a full stop
         rest = f" Not understood: {', '.join(unclear)}.{rest}"
-    style = "bold red" if counts[ERROR] else "yellow" if counts[WARNING] else "cyan"
+    style = next(_STYLES[kind] for kind, n in counts.items() if n)
     screen.write(f"{files}: {', '.join(told)}{' left' if wants_fix else ''}.{rest}", style=style)

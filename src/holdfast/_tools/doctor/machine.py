@@ -315,39 +315,33 @@ def _tasks_left() -> int | None:
 _BUSY_SHARE = 0.1  # of a GPU's memory
 
 
-def judge_gpus(facts: Mapping[str, Any] | None) -> Iterator[Check]:
+def judge_gpus(facts: Mapping[str, Any] | None) -> list[Check]:
     """What the driver says, as `machine_facts.py` has asked it; nothing where there is no GPU."""
-    data = {key: (facts or {}).get(key) for key in ("driver", "gpus")}
-    check = partial(Check, "gpu", data=data)
     if facts is None:
         found = "the driver does not answer: a failed GPU blocks every process that asks it"
         remedy = "nvidia-smi   (if that hangs too, the machine has to be restarted)"
-        yield check("fail", found, remedy)
-        return
+        return [Check("gpu", "fail", found, remedy)]
+    check = partial(Check, "gpu", data={key: facts.get(key) for key in ("driver", "gpus")})
     if facts.get("error"):
         remedy = "nvidia-smi   (after an update of the driver, restart the machine)"
-        yield check("fail", f"NVIDIA's driver says: {facts['error']}", remedy)
-        return
-    gpus = [each for each in facts.get("gpus") or () if isinstance(each, dict)]
-    are_good = bool(gpus)
+        return [check("fail", f"NVIDIA's driver says: {facts['error']}", remedy)]
+    bad, gpus = list[Check](), facts.get("gpus") or ()
     for each in gpus:
         name, show = f"GPU {each.get('index')}", f"nvidia-smi -i {each.get('index')}"
         used, total = each.get("used"), each.get("total")
         if each.get("error"):
             remedy = f"{show} -q   (then leave it out, or restart)"
-            yield check("fail", f"{name}: {each['error']}", remedy)
-        elif each.get("ecc"):
+            bad.append(check("fail", f"{name}: {each['error']}", remedy))
+        if each.get("ecc"):
             found = f"{name}: {each['ecc']} memory errors that could not be corrected"
-            yield check("warn", found, f"{show} -r   (as root, resets it)")
-        elif used and total and used > _BUSY_SHARE * total:
+            bad.append(check("warn", found, f"{show} -r   (as root, resets it)"))
+        if used and total and used > _BUSY_SHARE * total:
             found = f"{name}: {size(used)} of {size(total)} are in use already"
-            yield check("warn", found, f"{show}   (shows by whom)")
-        else:
-            continue
-        are_good = False
-    if are_good:
-        names = ", ".join(sorted({str(each.get("name")) for each in gpus}))
-        yield check("ok", f"{len(gpus)} × {names}, driver {facts.get('driver')}")
+            bad.append(check("warn", found, f"{show}   (shows by whom)"))
+    if bad or not gpus:
+        return bad
+    names = ", ".join(sorted({str(each.get("name")) for each in gpus}))
+    return [check("ok", f"{len(gpus)} × {names}, driver {facts.get('driver')}")]
 
 
 # -- Whether py-spy can read the stacks of a process -----------------------------------------------
@@ -359,20 +353,19 @@ def try_stacks() -> Check | None:
     """Read our own stack; None outside Linux."""
     if sys.platform != "linux":
         return None
-    program, pid = find_pyspy(), os.getpid()
+    check, program, pid = judge_stacks(None, 0.0), find_pyspy(), os.getpid()
     if program is None:
-        return judge_stacks(None, 0.0)
+        return check
     libc().prctl(_PR_SET_PTRACER, _ANY_PROCESS, 0, 0, 0)  # as a run allows it to its keeper
     deadline = FairDeadline(_STACKS_SECONDS, lambda: [pid, *children(pid)])
-    check, left, is_late = None, _STACKS_TRIES, False
-    # A reading fails if it meets a change of the stack: it does not stop the process.
-    while left and not is_late and (check is None or check.state != "ok"):
+    left = _STACKS_TRIES  # a reading fails if it meets a change of the stack: nothing is stopped
+    while left and check.state != "ok":
         began = time.monotonic()
         dump = dump_stacks([pid], _STACKS_SECONDS, program)[pid]
         check = judge_stacks(dump, time.monotonic() - began)
-        left, is_late = left - 1, dump.is_late
+        left = 0 if dump.is_late else left - 1
     libc().prctl(_PR_SET_PTRACER, ctypes.c_ulong(0), 0, 0, 0)
-    if check is None or check.state == "ok":
+    if check.state == "ok":
         return check
     return slow("stacks", f"py-spy has read none ({check.data['error']})", deadline) or check
 

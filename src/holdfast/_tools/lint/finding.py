@@ -11,10 +11,7 @@ from pathlib import Path
 from holdfast._environment.slurm.options import Option, WarningSignal
 from holdfast._tools.doctor.run import save_seconds, step_seconds
 
-ERROR = "error"
-WARNING = "warning"
-HINT = "hint"
-_ORDER = (ERROR, WARNING, HINT)
+_ORDER = ("error", "warning", "hint")
 NOT_UNDERSTOOD = "not-understood"  # the rule that says so: silence would read as a good script
 SLACK_SECONDS = 30  # SLURM checks every 30 s, so a signal may come that much earlier
 
@@ -54,7 +51,7 @@ class Edit:
 @dataclass(frozen=True)
 class LintFinding:
     rule: str
-    severity: str
+    severity: str  # of _ORDER
     line: int
     message: str
     source: str = ""  # the line as it stands

@@ -136,7 +136,7 @@ class BatchScript:
     ) -> finding.LintFinding:
         line, changes = self.line_of(at), tuple(edits)
         lines = tuple(corrected) or finding.changed_lines(self.text, changes)
-        fixable = severity != finding.HINT and (bool(changes) or folder is not None)
+        fixable = severity != "hint" and (bool(changes) or folder is not None)
         source = self.text.split("\n")[line - 1]
         return finding.LintFinding(
             rule, severity, line, message, source, lines, changes, folder, fixable
@@ -145,7 +145,7 @@ class BatchScript:
     def not_understood(self, at: int, fact: str) -> finding.LintFinding:
         text = f"{fact} Whether the warning reaches the training is not known."
         right = ["holdfast doctor -- bash SCRIPT   (in an allocation: it sends the signals)"]
-        return self.report(finding.NOT_UNDERSTOOD, finding.HINT, at, text, corrected=right)
+        return self.report(finding.NOT_UNDERSTOOD, "hint", at, text, corrected=right)
 
     def line_of(self, offset: int) -> int:
         return self.text.count("\n", 0, offset) + 1
@@ -165,14 +165,11 @@ class BatchScript:
     @property
     def options_at(self) -> int:
         """The offset for a further #SBATCH line: below the last valid one."""
-        line = max([1, *(each.line for each in self.options if each.component == 0)])
+        last = max((each.end for each in self.options if each.component == 0), default=0)
         if not self.options and not self.text.startswith("#!"):
             return 0
-        at = 0
-        for _ in range(line):
-            end = self.text.find("\n", at)
-            at = len(self.text) if end < 0 else end + 1
-        return at
+        end = self.text.find("\n", last)
+        return len(self.text) if end < 0 else end + 1
 
     def read(self, name: str) -> str | None:
         """A file that the script names, in its own folder or in the current one."""

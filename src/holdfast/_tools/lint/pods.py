@@ -14,7 +14,7 @@ from typing import Any
 
 from holdfast import _errors
 from holdfast._errors import HoldfastError, SettingsError, not_installed
-from holdfast._tools.lint.finding import ERROR, HINT, WARNING, LintFinding, Surroundings, in_order
+from holdfast._tools.lint.finding import LintFinding, Surroundings, in_order
 from holdfast._tools.lint.launch import SHELLS, shell_input
 from holdfast._tools.lint.shell import NotUnderstood, parse_commands
 
@@ -253,7 +253,7 @@ def lint_manifest(name: str, text: str, around: Surroundings) -> list[LintFindin
     if not pods:
         # Without this, "no problem found" would be said of a manifest that was not checked.
         text = "no container in it trains, as far as its commands show: there is nothing to check."
-        found.append(_finding("no-training", HINT, 1, text))
+        found.append(_finding("no-training", "hint", 1, text))
     rules = (_check_expected_grace, _check_first_process, _check_memory, _check_disk)
     for pod in pods:
         found += _check_grace(pod, around)
@@ -277,7 +277,7 @@ def _check_grace(pod: Pod, around: Surroundings) -> Iterator[LintFinding]:
         text = f"{killed}, and a step with its save takes {measured:.0f} s in {around.run_name}."
         source = "" if told is None else f"{_GRACE}: {grace:g}"
         right = f"{_GRACE}: {2 * needed + 30:.0f}"
-        yield _finding("grace-too-short", ERROR, pod.line_of(_GRACE), text, right, source=source)
+        yield _finding("grace-too-short", "error", pod.line_of(_GRACE), text, right, source=source)
 
 
 def _check_expected_grace(pod: Pod, container: Container) -> Iterator[LintFinding]:
@@ -285,13 +285,13 @@ def _check_expected_grace(pod: Pod, container: Container) -> Iterator[LintFindin
     fit = f'value: "{max(1.0, grace - 10):g}"'
     if entry is None and grace <= _COUNTED_ON_SECONDS:
         text = f"holdfast counts on 10 s after SIGTERM, and the pod is killed after {grace:g} s."
-        yield _finding("grace-too-short", ERROR, pod.line_of(_GRACE), text, f"{_GRACE}: 120")
+        yield _finding("grace-too-short", "error", pod.line_of(_GRACE), text, f"{_GRACE}: 120")
     elif entry is None:
         text = (
             f"{container.name}: holdfast counts on 10 s after SIGTERM, and there are {grace:g} s."
         )
         right = f"- {{name: {_GRACE_VARIABLE}, {fit}}}"
-        yield _finding("grace-not-told", HINT, container.line, text, right)
+        yield _finding("grace-not-told", "hint", container.line, text, right)
     else:
         try:
             seconds = float(str(entry.plain("value")).removesuffix("s"))
@@ -301,7 +301,7 @@ def _check_expected_grace(pod: Pod, container: Container) -> Iterator[LintFindin
             killed = f"the pod is killed after {grace:g} s"
             text = f"holdfast counts on {seconds:g} s after SIGTERM, and {killed}."
             source = f'{_GRACE_VARIABLE} = "{seconds:g}"'
-            yield _finding("grace-too-short", ERROR, entry.line, text, fit, source=source)
+            yield _finding("grace-too-short", "error", entry.line, text, fit, source=source)
 
 
 def _check_memory(_: Pod, container: Container) -> Iterator[LintFinding]:
@@ -314,19 +314,19 @@ def _check_memory(_: Pod, container: Container) -> Iterator[LintFinding]:
         text = f"{name}: /dev/shm has 64 MB: too little for snapshots and for loaders with workers."
         right = "volumes: [{name: shm, emptyDir: {medium: Memory, sizeLimit: 16Gi}}]"
         mount = "volumeMounts: [{name: shm, mountPath: /dev/shm}]"
-        yield _finding("small-shm", WARNING, line, text, right, mount)
+        yield _finding("small-shm", "warning", line, text, right, mount)
     elif volume is not None and volume.plain("medium") != "Memory":
         text = f"{name}: /dev/shm is on the node's disk: snapshots are as slow as that."
-        yield _finding("shm-on-disk", WARNING, volume.line, text, "medium: Memory")
+        yield _finding("shm-on-disk", "warning", volume.line, text, "medium: Memory")
     elif volume is not None:
         size = volume.plain("sizeLimit")
         wanted = quantity(size)
         if wanted is not None and limit is not None and wanted >= limit:
             text = f"{name}: /dev/shm may take {size}, as much as the memory limit: an OOM kill."
-            yield _finding("shm-over-the-limit", ERROR, volume.line, text)
+            yield _finding("shm-over-the-limit", "error", volume.line, text)
     if limit is None:
         text = f"{name}: has no memory limit: a full node kills a process without a warning."
-        yield _finding("no-memory-limit", HINT, line, text, "resources: {limits: {memory: 64Gi}}")
+        yield _finding("no-memory-limit", "hint", line, text, "resources: {limits: {memory: 64Gi}}")
 
 
 def _check_disk(pod: Pod, container: Container) -> Iterator[LintFinding]:
@@ -340,7 +340,7 @@ def _check_disk(pod: Pod, container: Container) -> Iterator[LintFinding]:
         return
     text = f"{container.name}: nothing that it writes outlives the pod: the next one starts over."
     right = "volumes: [{name: runs, persistentVolumeClaim: {claimName: runs}}]"
-    yield _finding("no-lasting-volume", WARNING, container.line, text, right)
+    yield _finding("no-lasting-volume", "warning", container.line, text, right)
 
 
 def _check_first_process(_: Pod, container: Container) -> Iterator[LintFinding]:
@@ -366,7 +366,7 @@ def _check_first_process(_: Pod, container: Container) -> Iterator[LintFinding]:
     shell = words[0].rpartition("/")[2]
     who = f"{container.name}: {shell} is process 1 and does not pass SIGTERM on to"
     written = words[at][last.start : last.end]
-    severity, right = ERROR, f"exec {written}"
+    severity, right = "error", f"exec {written}"
     if last.is_piped or last.is_background or last.within:
         how = "a pipe" if last.is_piped else "the background" if last.is_background else "a group"
         text = f"{who} what runs in {how}: the pod is killed at the end of its grace."
@@ -374,7 +374,7 @@ def _check_first_process(_: Pod, container: Container) -> Iterator[LintFinding]:
     elif len(commands) > 1:
         text = f"{who} the training: the pod is killed at the end of its grace."
     else:
-        severity = HINT
+        severity = "hint"
         text = f"{container.name}: some shells wait for their only command, and keep SIGTERM."
     rule = "shell-keeps-sigterm"
     yield _finding(rule, severity, container.line, text, right, source=written)
@@ -393,23 +393,23 @@ def _check_restarts(pod: Pod) -> Iterator[LintFinding]:
         text = (
             f"a {pod.kind} starts its pods again for ever: also one that is done, stopped or bad."
         )
-        yield _finding(rule, WARNING, pod.root.line, text, "kind: Job")
+        yield _finding(rule, "warning", pod.root.line, text, "kind: Job")
     elif job is None:
         text = "no other pod is made when this one's node is drained, preempted or gone."
-        yield _finding(rule, WARNING, pod.root.line, text, "kind: Job")
+        yield _finding(rule, "warning", pod.root.line, text, "kind: Job")
         if policy == "Always":
             text = "Always starts a training again that is done (0) or that a person has stopped."
-            yield _finding(rule, WARNING, line, text, "restartPolicy: OnFailure")
+            yield _finding(rule, "warning", line, text, "restartPolicy: OnFailure")
     elif policy == "Always":
         text = "a Job takes restartPolicy Never or OnFailure only, and Always is the default."
-        yield _finding(rule, ERROR, line, text, "restartPolicy: Never")
+        yield _finding(rule, "error", line, text, "restartPolicy: Never")
     else:
         rules = job.get("podFailurePolicy", "rules")
         if rules is None or not isinstance(rules.value, list):
             yield _no_policy(job, policy)
         elif policy != "Never":
             text = "a podFailurePolicy is allowed with restartPolicy Never only."
-            yield _finding(rule, ERROR, line, text, "restartPolicy: Never")
+            yield _finding(rule, "error", line, text, "restartPolicy: Never")
 
 
 def _no_policy(job: ManifestNode, policy: str) -> LintFinding:
@@ -432,4 +432,4 @@ def _no_policy(job: ManifestNode, policy: str) -> LintFinding:
         "    - action: FailJob",
         f"      onExitCodes: {{operator: In, values: [{_errors.BAD}, {_errors.PERSON}]}}",
     )
-    return _finding("no-failure-policy", WARNING, job.line, text, *corrected)
+    return _finding("no-failure-policy", "warning", job.line, text, *corrected)

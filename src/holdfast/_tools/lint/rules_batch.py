@@ -11,9 +11,6 @@ from holdfast import _text
 from holdfast._environment.slurm.options import Option, WarningSignal
 from holdfast._errors import REQUEUE
 from holdfast._tools.lint.finding import (
-    ERROR,
-    HINT,
-    WARNING,
     Edit,
     LintFinding,
     before_the_limit,
@@ -86,13 +83,13 @@ class _SignalToBatch:
         """The shell ignores the signal, or has no trap for it and dies."""
         job, text = self._job, f"B: sends {self._name} to bash alone, which "
         if traps:
-            rule, severity, at = "signal-ignored", ERROR, traps[-1].command.start
+            rule, severity, at = "signal-ignored", "error", traps[-1].command.start
             text += "ignores it: the warning is lost."
         elif self._warning.name in ("CONT", "URG") or self._is_named_elsewhere():
             return
         else:
-            rule, severity, at = "signal-kills-shell", ERROR, self._option.start
-            severity = WARNING if job.reads_other_scripts() else ERROR
+            rule, severity, at = "signal-kills-shell", "error", self._option.start
+            severity = "warning" if job.reads_other_scripts() else "error"
             text += "has no trap for it and dies: "
             text += f"{launches[-1].name} is killed with it, {before_the_limit(self._warning)}."
         bare = [launch for launch in launches if not launch.is_step]
@@ -149,7 +146,7 @@ class _SignalToBatch:
             f"the trap for {self._name} in line {job.line_of(trap.command.start)} runs too late: "
             "bash runs it when the command in the foreground has ended."
         )
-        rule, severity = "trap-waits-for-command", WARNING if launch.kind == OTHER else ERROR
+        rule, severity = "trap-waits-for-command", "warning" if launch.kind == OTHER else "error"
         lines = [] if edits else corrected
         return job.report(rule, severity, command.start, text, edits=edits, corrected=lines)
 
@@ -197,7 +194,7 @@ class _SignalToBatch:
         if _submits(trap):
             # With a second wait, the trap would submit a second job at SIGTERM.
             edits, lines = [], [self._hand_over()]
-        yield job.report("wait-ends-early", ERROR, wait.start, text, edits=edits, corrected=lines)
+        yield job.report("wait-ends-early", "error", wait.start, text, edits=edits, corrected=lines)
 
     def _leaves_early(self, trap: Trap, launch: Launch) -> Iterator[LintFinding]:
         """A handler that leaves never returns to the wait."""
@@ -209,14 +206,14 @@ class _SignalToBatch:
         )
         name, at = self._warning.name, trap.command.start
         right = f'trap \'kill -{name} "$pid"; wait "$pid"; exit\' {name}'
-        yield self._job.report("wait-ends-early", WARNING, at, text, corrected=[right])
+        yield self._job.report("wait-ends-early", "warning", at, text, corrected=[right])
 
     def _does_not_forward(self, trap: Trap, launches: list[Launch]) -> Iterator[LintFinding]:
         job, rule = self._job, "trap-does-not-forward"
         if not _does_anything(trap):
             text = f"the trap does not pass {self._name} on: the training never receives it."
             edits = [self._forward(trap, '"$!"' if len(launches) == 1 else "$(jobs -p)")]
-            yield job.report(rule, ERROR, trap.command.start, text, edits=edits)
+            yield job.report(rule, "error", trap.command.start, text, edits=edits)
             return
         if "scontrol requeue" not in trap.handler:
             return
@@ -230,7 +227,7 @@ class _SignalToBatch:
             # The warning itself goes to bash.
             edits = start_by_srun(job, launch, "")
             lines, at = share_by_srun(job, launch), launch.command.start
-            yield job.report(rule, ERROR, at, text, edits=edits, corrected=lines)
+            yield job.report(rule, "error", at, text, edits=edits, corrected=lines)
 
 
 def _check_background(job: BatchScript) -> Iterator[LintFinding]:
@@ -252,7 +249,7 @@ def _check_background(job: BatchScript) -> Iterator[LintFinding]:
         newline = "" if job.text.endswith("\n") else "\n"
         text = f"the script and its job end at once: {launch.name} is killed as soon as it starts."
         edits = [Edit(end, end, f"{newline}wait\n")]
-        yield job.report("wait-missing", ERROR, command.start, text, edits=edits)
+        yield job.report("wait-missing", "error", command.start, text, edits=edits)
         return
 
 
@@ -269,7 +266,7 @@ def _check_status(job: BatchScript) -> Iterator[LintFinding]:
         texts = [word.text for word in later[0].words] if later else []
         if command.after == "||" and texts in (["true"], [":"], ["exit", "0"]):
             edits = [Edit(command.end, later[0].end, "")]
-            yield job.report("status-hidden", WARNING, command.start, text, edits=edits)
+            yield job.report("status-hidden", "warning", command.start, text, edits=edits)
             return
         if _KEEPS_STATUS.search(job.text) or _stops_at_errors(job):
             continue
@@ -283,11 +280,11 @@ def _check_status(job: BatchScript) -> Iterator[LintFinding]:
             if not between and not command.is_piped:
                 edits, corrected = [Edit(last.words[1].start, last.words[1].end, "$?")], []
             at, rule = last.start, "status-hidden"
-            yield job.report(rule, WARNING, at, text, edits=edits, corrected=corrected)
+            yield job.report(rule, "warning", at, text, edits=edits, corrected=corrected)
         elif command.is_piped and not launch.is_exec:
             text = f"the job's status is that of the last command in the pipe: {text}"
             right = ["set -o pipefail"]
-            yield job.report("status-hidden", HINT, command.start, text, corrected=right)
+            yield job.report("status-hidden", "hint", command.start, text, corrected=right)
 
 
 def _stops_at_errors(job: BatchScript) -> bool:
@@ -321,7 +318,7 @@ def _never_runs(
     job: BatchScript, trap: Trap, option: Option, warning: WarningSignal
 ) -> LintFinding:
     text = f"this trap never runs: without B: SIG{warning.name} goes to the tasks of srun only."
-    severity = WARNING if all(launch.is_step for launch in job.trainings) else ERROR
+    severity = "warning" if all(launch.is_step for launch in job.trainings) else "error"
     edits: list[Edit] = []
     if any(launch.is_led or job.uses_holdfast(launch) for launch in job.trainings):
         # With B: and a wait it would run, and requeue the job before the state is saved.
@@ -363,7 +360,7 @@ def _check_missing_trap(job: BatchScript) -> Iterator[LintFinding]:
             "the last lines of the log are lost."
         )
         right = ["trap : TERM   (in a line before it)"]
-        yield job.report("trap-missing", HINT, command.start, text, corrected=right)
+        yield job.report("trap-missing", "hint", command.start, text, corrected=right)
         return
 
 
@@ -387,7 +384,7 @@ def _check_array(job: BatchScript) -> Iterator[LintFinding]:
             is_escaped = job.text[start - 1] == "\\"
             task = _TASK.replace("$", "\\$") if is_escaped else _TASK
             edits = [Edit(start, end, task)]
-            yield job.report("requeue-whole-array", ERROR, start, text, edits=edits)
+            yield job.report("requeue-whole-array", "error", start, text, edits=edits)
 
 
 def _check_trap(job: BatchScript, trap: Trap) -> Iterator[LintFinding]:
@@ -409,7 +406,7 @@ def _check_trap(job: BatchScript, trap: Trap) -> Iterator[LintFinding]:
     if "EXIT" in dangerous:
         text = f"every end of the script {does} here: a finished training starts again, for ever."
     at = trap.command.start
-    yield job.report("requeue-after-cancel", ERROR, at, text, edits=edits, corrected=lines)
+    yield job.report("requeue-after-cancel", "error", at, text, edits=edits, corrected=lines)
 
 
 def _check_unconditional(job: BatchScript) -> Iterator[LintFinding]:
@@ -424,7 +421,7 @@ def _check_unconditional(job: BatchScript) -> Iterator[LintFinding]:
             "status=$?   (right behind the training)",
             f"[ $status -eq {REQUEUE} ] && {job.text[command.start : command.end]}",
         ]
-        yield job.report("requeue-always", WARNING, command.start, text, corrected=corrected)
+        yield job.report("requeue-always", "warning", command.start, text, corrected=corrected)
 
 
 def _may_leave(job: BatchScript, command: Command) -> bool:

@@ -6,9 +6,6 @@ from collections.abc import Iterator
 
 from holdfast._environment.slurm.options import WarningSignal
 from holdfast._tools.lint.finding import (
-    ERROR,
-    HINT,
-    WARNING,
     Edit,
     LintFinding,
     before_the_limit,
@@ -31,7 +28,7 @@ def check_launches(job: BatchScript) -> Iterator[LintFinding]:
     if job.is_python and option is not None and warning is not None and not warning.to_batch:
         text = f"without B: SIG{warning.name} goes to the tasks of srun only, not to this script."
         edits = [set_value(option, signal_value(option, warning, to_batch=True))]
-        yield job.report("signal-never-arrives", ERROR, option.start, text, edits=edits)
+        yield job.report("signal-never-arrives", "error", option.start, text, edits=edits)
     for launch in job.trainings:
         if option is None:
             yield from _check_without_signal(job, launch)
@@ -49,7 +46,7 @@ def _check_without_signal(job: BatchScript, launch: Launch) -> Iterator[LintFind
         if job.is_training and lead is not None:
             text = "without --signal SIGTERM comes at the limit, and SIGKILL 30 s later (KillWait)."
             right = f"#SBATCH --signal={'' if launch.is_step else 'B:'}USR2@{lead}"
-            yield job.report("no-warning", HINT, start, text, corrected=[right])
+            yield job.report("no-warning", "hint", start, text, corrected=[right])
         return
     is_waited_for = bool(job.traps) and any(command.text == "wait" for command in job.commands)
     if launch.command.is_background and is_waited_for:
@@ -58,7 +55,7 @@ def _check_without_signal(job: BatchScript, launch: Launch) -> Iterator[LintFind
     # A program that does not know the signal would die of it, before the limit.
     if edits and lead is not None and job.handles_signals(launch):
         edits = [job.add_option(f"--signal=USR2@{lead}"), *start_by_srun(job, launch, "USR2")]
-    severity = WARNING if job.is_training and job.options else HINT
+    severity = "warning" if job.is_training and job.options else "hint"
     text = f"at the limit SIGTERM goes to bash alone: {launch.name} is killed without a warning."
     corrected = share_by_srun(job, launch)
     yield job.report("no-warning", severity, start, text, edits=edits, corrected=corrected)
@@ -80,7 +77,7 @@ def _check_signal_to_steps(
         if launch.is_exec
         else f"At the limit {launch.name} is killed with bash: nothing is saved."
     )
-    yield job.report("signal-never-arrives", ERROR, start, text, edits=edits, corrected=shared)
+    yield job.report("signal-never-arrives", "error", start, text, edits=edits, corrected=shared)
 
 
 def _check_swallowed(job: BatchScript, launch: Launch) -> Iterator[LintFinding]:
@@ -98,7 +95,7 @@ def _check_swallowed(job: BatchScript, launch: Launch) -> Iterator[LintFinding]:
     if warning is None and not job.is_training:
         return
     where = f" (see {swallow.place})" if swallow.place else ""
-    severity = ERROR if swallow.is_certain and gets_it else WARNING
+    severity = "error" if swallow.is_certain and gets_it else "warning"
     text = (
         f"{name} goes to the task's first process, {swallow.who}{where}, which dies of it{when}: "
         f"{launch.name} below it is killed and never receives it."
@@ -154,7 +151,7 @@ def _check_launcher(job: BatchScript, launch: Launch) -> Iterator[LintFinding]:
     elif not edits:
         before = "srun " if launch.kind in LAUNCHERS else ""
         corrected = (f"{before}torchrun {_signals_to_handle(warning)} …",)
-    severity = ERROR if launch.kind == TORCHRUN else WARNING
+    severity = "error" if launch.kind == TORCHRUN else "warning"
     text = f"SIG{warning.name} goes to the launcher, not to the ranks: {how}."
     at = launch.command.start
     yield job.report("launcher-dies", severity, at, text, edits=edits, corrected=corrected)
@@ -183,7 +180,7 @@ def _check_handlers(job: BatchScript, launch: Launch) -> Iterator[LintFinding]:
         "or no --signal at all: it is trained until the limit, and not saved",
     ]
     at = launch.command.start
-    yield job.report("signal-not-handled", WARNING, at, text, corrected=corrected)
+    yield job.report("signal-not-handled", "warning", at, text, corrected=corrected)
 
 
 # -- Edits: the training as a step of srun, where a signal reaches it ------------------------------

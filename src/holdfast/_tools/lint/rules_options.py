@@ -8,10 +8,7 @@ from pathlib import Path
 
 from holdfast._environment.slurm import options as slurm
 from holdfast._tools.lint.finding import (
-    ERROR,
-    HINT,
     SLACK_SECONDS,
-    WARNING,
     Edit,
     LintFinding,
     before_the_limit,
@@ -55,7 +52,7 @@ def _check_ignored_lines(job: BatchScript) -> Iterator[LintFinding]:
             continue
         is_exact = match[0] == "#SBATCH" and line_start == start
         right = "#SBATCH" + line[match.end() :]
-        rule, severity, edits = "option-too-late", ERROR, list[Edit]()
+        rule, severity, edits = "option-too-late", "error", list[Edit]()
         if is_exact and start >= end:
             if not names & taken:
                 at = job.options_at
@@ -63,7 +60,7 @@ def _check_ignored_lines(job: BatchScript) -> Iterator[LintFinding]:
             text = f"sbatch ignores options after the first command (line {job.line_of(end)})."
         elif not is_exact and start < end:
             is_put_away = match[0].startswith("##") or bool(names & taken)
-            rule, severity = "option-is-a-comment", HINT if is_put_away else WARNING
+            rule, severity = "option-is-a-comment", "hint" if is_put_away else "warning"
             edits = [] if is_put_away else [Edit(line_start, stop, right)]
             text = "sbatch takes this line for a comment: it does not begin with #SBATCH."
         else:
@@ -77,7 +74,7 @@ def _check_signal(job: BatchScript) -> Iterator[LintFinding]:
         when = before_the_limit(warning)
         text = f"SIG{warning.name} cannot be caught: it ends the training {when}, without a save."
         edits = [set_value(option, f"USR2@{warning.seconds}")]
-        yield job.report("signal-cannot-be-caught", ERROR, option.start, text, edits=edits)
+        yield job.report("signal-cannot-be-caught", "error", option.start, text, edits=edits)
 
 
 def _check_lead(job: BatchScript) -> Iterator[LintFinding]:
@@ -89,7 +86,7 @@ def _check_lead(job: BatchScript) -> Iterator[LintFinding]:
         text = "there is no --time: the partition sets the limit, which may be a few minutes."
         at = 0 if option is None else option.start
         right = ["#SBATCH --time=8:00:00"]
-        yield job.report("time-missing", HINT, at, text, corrected=right)
+        yield job.report("time-missing", "hint", at, text, corrected=right)
     if option is None or warning is None:
         return
     limit, lead, needed = job.limit_seconds, warning.seconds, job.around.needed_seconds
@@ -98,9 +95,9 @@ def _check_lead(job: BatchScript) -> Iterator[LintFinding]:
     if better is not None and better != lead:
         other = slurm.WarningSignal(warning.name, better, warning.to_batch)
         edits = [set_value(option, signal_value(option, other, to_batch=warning.to_batch))]
-    rule, severity = "lead-too-short", ERROR
+    rule, severity = "lead-too-short", "error"
     if limit is not None and lead >= limit - SLACK_SECONDS:
-        rule, severity = "lead-too-long", WARNING
+        rule, severity = "lead-too-long", "warning"
         text = (
             f"the signal comes {before_the_limit(warning)} of {limit:.0f} s: it can come before "
             "the training has started, and is sent once only."
@@ -113,7 +110,7 @@ def _check_lead(job: BatchScript) -> Iterator[LintFinding]:
             text += f", after a step of up to {around.step_seconds:.3g} s"
         text += ". The training is killed before its state is safe."
     elif needed is None and lead < _ABSURD_LEAD_SECONDS:
-        severity = WARNING
+        severity = "warning"
         text = f"{lead} s are too short to end a step and to write a checkpoint before SIGTERM."
     else:
         return
@@ -133,14 +130,14 @@ def _check_requeue(job: BatchScript) -> Iterator[LintFinding]:
         edits = [job.remove(refused.start, refused.end, around="#SBATCH")]
         if wanted is None:
             edits = [Edit(refused.start, refused.end, "--requeue")]
-        yield job.report("requeue-refused", WARNING, refused.start, text, edits=edits)
+        yield job.report("requeue-refused", "warning", refused.start, text, edits=edits)
     elif wanted is None and not is_refused and expects_return:
         text = (
             "without --requeue the site's setting (JobRequeue) decides whether the job comes back "
             "after a preemption or a node failure."
         )
         edits = [job.add_option("--requeue")]
-        yield job.report("requeue-missing", WARNING, last, text, edits=edits)
+        yield job.report("requeue-missing", "warning", last, text, edits=edits)
     mode, output = job.option("open-mode"), job.option("output")
     if is_refused or (wanted is None and not expects_return):
         return
@@ -152,7 +149,7 @@ def _check_requeue(job: BatchScript) -> Iterator[LintFinding]:
     edits = [job.add_option("--open-mode=append")]
     if mode is not None:
         at, edits = mode.start, [set_value(mode, "append")]
-    yield job.report("log-truncated", WARNING, at, text, edits=edits)
+    yield job.report("log-truncated", "warning", at, text, edits=edits)
 
 
 # -- Addresses, ranks, folders and names that do not fit where the job will run --------------------
@@ -212,7 +209,7 @@ def _check_host(job: BatchScript, host: str, at: int, edit: Edit) -> Iterator[Li
         is_local = LOCAL_ADDRESS.fullmatch(host)
         why = "each node looks for the others at itself" if is_local else "this may be another one"
         text = f"on {job.nodes} nodes {why}: the ranks never meet, and the job hangs."
-        severity = ERROR if is_local else WARNING
+        severity = "error" if is_local else "warning"
         yield job.report("master-addr-fixed", severity, at, text, edits=[edit])
 
 
@@ -221,7 +218,7 @@ def _check_port(job: BatchScript, port: str, at: int, edit: Edit) -> Iterator[Li
         text = (
             f"two jobs on one node want port {port}: the second dies at once, or joins the first."
         )
-        yield job.report("master-port-fixed", WARNING, at, text, edits=[edit])
+        yield job.report("master-port-fixed", "warning", at, text, edits=[edit])
 
 
 def _check_ranks(job: BatchScript) -> Iterator[LintFinding]:
@@ -237,7 +234,7 @@ def _check_ranks(job: BatchScript) -> Iterator[LintFinding]:
             continue
         text = f"{match[1]} is 0 in the batch script: all {job.tasks} tasks get {name}=0."
         right = f"srun bash -c 'export {name}=${match[1]}; exec \"$@\"' _ python …"
-        yield job.report(rule, ERROR, token.start, text, corrected=[right])
+        yield job.report(rule, "error", token.start, text, corrected=[right])
     for launch in steps:
         if launch.kind != TORCHRUN or launch.is_inside:
             continue
@@ -251,7 +248,7 @@ def _check_ranks(job: BatchScript) -> Iterator[LintFinding]:
             if "rank" in word.text or _OF_TASK.fullmatch(word.text.strip('"')):
                 text = f"{match[1]} is 0 in the batch script: every node gets the rank 0."
                 right = f"srun bash -c 'exec torchrun --node-rank=${match[1]} …'"
-                yield job.report(rule, ERROR, word.source.start, text, corrected=[right])
+                yield job.report(rule, "error", word.source.start, text, corrected=[right])
                 break
 
 
@@ -276,11 +273,11 @@ def _check_log_folders(job: BatchScript) -> Iterator[LintFinding]:
         if re.search(r"%\d*[jJAasN]", folder):
             text = f"the name of {written} is not known before the job starts. {fails}"
             edits = [set_value(option, _without_pattern(option.value))]
-            yield job.report(rule, ERROR, at, text, edits=edits)
+            yield job.report(rule, "error", at, text, edits=edits)
         elif "%" not in folder and _is_missing(job, folder):
             text = f"{folder} does not exist. {fails}"
             right = [f"mkdir -p {folder}   (before sbatch)"]
-            yield job.report(rule, ERROR, at, text, corrected=right, folder=folder)
+            yield job.report(rule, "error", at, text, corrected=right, folder=folder)
 
 
 def _without_pattern(value: str) -> str:
@@ -331,4 +328,4 @@ def _check_array_log(job: BatchScript) -> Iterator[LintFinding]:
             base = f"{stem}-%A_%a.{suffix}" if is_suffix else f"{option.value}-%A_%a"
         text = f"all tasks of the array write to {option.value}, over each other."
         edits = [set_value(option, base)]
-        yield job.report("array-log-shared", WARNING, option.start, text, edits=edits)
+        yield job.report("array-log-shared", "warning", option.start, text, edits=edits)
