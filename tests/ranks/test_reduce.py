@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 import tempfile
 from pathlib import Path
@@ -35,17 +34,6 @@ def test_two_ranks_meet(place):
     assert check.data["backend"] in ("gloo", "nccl")
     assert not (place / "trained").exists()
     assert not list((place / "tmp").iterdir())
-
-
-def test_whoever_has_the_port_of_the_rendezvous_is_named(place):
-    with socket.socket() as taken:
-        taken.bind(("", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        [check] = check_ranks([TORCHRUN, f"--master-port={port}", "train.py"], folder=place)
-    assert (check.name, check.state) == ("rendezvous port", "fail")
-    assert f"port {port}" in check.found
-    assert "pid" in check.found
 
 
 def test_one_process_has_nobody_to_reduce_with(place):

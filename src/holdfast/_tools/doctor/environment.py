@@ -10,7 +10,6 @@ from holdfast._text import cut
 from holdfast._tools.doctor.check import Check, State
 from holdfast._tools.lint.rules_options import LOCAL_ADDRESS
 
-_NUMBERED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
 # All that holdfast reads: another name with this prefix is a typing error.
 _OURS = frozenset(
     f"HOLDFAST_{name}"
@@ -71,19 +70,11 @@ def _harmful(state: State, name: str, value: str, what: str, remedy: str = "") -
 
 
 def _of_ranks(environment: Mapping[str, str], nodes: int) -> Iterator[Check]:
-    for name in _NUMBERED:
-        value = environment.get(name)
-        if value is not None and not value.isdigit():
-            yield _harmful("fail", name, value, "is not a whole number")
     rank, size = environment.get("RANK", ""), environment.get("WORLD_SIZE", "")
     address = environment.get("MASTER_ADDR", "")
     if rank.isdigit() and not size:
         what = "without WORLD_SIZE the number of ranks is not known"
         yield _harmful("fail", "RANK", rank, what, "unset RANK   (or set WORLD_SIZE too)")
-    elif rank.isdigit() and size.isdigit() and int(rank) >= int(size):
-        what = f"ranks go from 0 to WORLD_SIZE - 1, which is {int(size) - 1}"
-        remedy = "unset RANK WORLD_SIZE   (the launcher sets them)"
-        yield _harmful("fail", "RANK", rank, what, remedy)
     elif size.isdigit() and int(size) > 1 and not rank:
         what = "set without RANK: a script alone waits for the others until it times out"
         yield _harmful("warn", "WORLD_SIZE", size, what)
@@ -95,9 +86,7 @@ def _of_ranks(environment: Mapping[str, str], nodes: int) -> Iterator[Check]:
         yield _harmful("fail", "MASTER_ADDR", address, what, _ADDRESS)
     port = environment.get("MASTER_PORT", "")
     has_agent = environment.get("TORCHELASTIC_USE_AGENT_STORE", "")  # it listens, not rank 0
-    if port.isdigit() and not 0 < int(port) < 65536:
-        yield _harmful("fail", "MASTER_PORT", port, "is not a port", "export MASTER_PORT=29500")
-    elif port.isdigit() and rank == "0" and not has_agent and is_taken(int(port)):
+    if port.isdigit() and rank == "0" and not has_agent and is_taken(int(port)):
         what = f"rank 0 is to listen there, and the port is in use by {port_owner(int(port))}"
         yield _harmful("fail", "MASTER_PORT", port, what, f"export MASTER_PORT={int(port) + 1}")
 

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -143,14 +143,7 @@ def judge_cores(cores: Cores, environment: Mapping[str, str]) -> Check:
     default = 1 if cores.launcher_sets_one and cores.ranks > 1 else cores.usable
     each = default if given is None else given
     threads = each * cores.ranks
-    data = {
-        "usable": cores.usable,
-        "quota": cores.quota,
-        "load": cores.load,
-        "ranks": cores.ranks,
-        "threads": threads,
-        "omp_num_threads": given,
-    }
+    data = asdict(cores) | {"threads": threads, "omp_num_threads": given}
     check = partial(Check, "cores", data=data)
     shown = count(cores.usable, "core")
     if cores.quota is not None and cores.quota < cores.usable:

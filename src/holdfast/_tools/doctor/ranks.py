@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from holdfast._environment.slurm.job import starts_torchrun
-from holdfast._run.ranks.address import is_taken, port_owner
 from holdfast._run.ranks.world import name_ranks
 from holdfast._text import count, one_line
 from holdfast._tools.doctor.check import Check, slow
@@ -18,9 +16,6 @@ from holdfast._tools.doctor.signals.target import find_target
 
 SECONDS = 60.0
 _POLL_SECONDS = 0.05
-_USUAL_PORT = 29500
-_ENDPOINT = re.compile(r"--?rdzv[-_]endpoint(?:=|\s+)(\S*)")
-_PORT = re.compile(r"--?master[-_]port(?:=|\s+)(\d+)")
 _BACKEND = re.compile(r"init_process_group\(\s*(?:backend\s*=\s*)?[\"']([\w:,]+)[\"']")
 _TIMEOUT = re.compile(r"\bwithin \d|tim(?:e|ed)[ -]?out", re.IGNORECASE)
 _check = partial(Check, "all_reduce")
@@ -34,9 +29,6 @@ def check_ranks(
     Only for a command whose training a signal path has reached.
     """
     target = find_target(command, folder or Path.cwd())
-    taken = _check_port(command)
-    if taken is not None:
-        return [taken]
     texts = [target.read(name) or "" for name in target.names]
     backend = next((found[1] for text in texts if (found := _BACKEND.search(text))), "")
     began = time.monotonic()
@@ -57,29 +49,6 @@ def check_ranks(
         if re.search(r"--?nnodes[= ]+(?!1\b)\d", " ".join(command)):
             remedy = "start the same on every node, at the same time, or by srun"
         return [_check(error.state, error.found, remedy)]
-
-
-def _check_port(command: Sequence[str]) -> Check | None:
-    """Whether another process has the port at which torchrun's ranks meet on this host."""
-    words = " ".join(command)
-    if not starts_torchrun(command) or "--standalone" in words:
-        return None
-    endpoint, given = _ENDPOINT.search(words), _PORT.search(words)
-    port = int(given[1]) if given else _USUAL_PORT
-    if endpoint is not None:
-        host, _, text = endpoint[1].rpartition(":")
-        if not text.isdigit() or host not in ("localhost", "127.0.0.1", ""):
-            return None  # the port is on the first node, which may be another one
-        port = int(text)
-    if port == 0 or not is_taken(port):
-        return None
-    return Check(
-        "rendezvous port",
-        "fail",
-        f"port {port}, at which the ranks are to meet, is in use by {port_owner(port)}",
-        f"torchrun --standalone finds a free one; or give another: --master-port={port + 1}",
-        {"port": port},
-    )
 
 
 def judge_ranks(probes: Sequence[Probe], seconds: float) -> Check:
