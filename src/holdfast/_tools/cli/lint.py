@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,6 @@ class _Checked:
     fixed: str | None = None
     made: list[Path] = field(default_factory=list)
     left: list[LintFinding] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)  # errors of reading and writing
 
     @property
     def shown(self) -> str:
@@ -94,13 +94,14 @@ def lint(
     """
     if run is not None:
         run = find_run(run)[0].folder
-    checked = [_check(name, run, ignore) for name in scripts]
-    problems = [line for each in checked for line in each.problems]
-    checked = [each for each in checked if not each.problems]
-    for each in checked:
-        if wants_fix:
-            _fix(each)
-            problems += each.problems
+    checked, problems = list[_Checked](), list[str]()
+    for name in scripts:
+        try:
+            checked.append(_check(name, run, ignore))
+        except SettingsError as error:
+            problems.append(str(error))
+    for each in checked if wants_fix else ():
+        problems += _fix(each)
     for line in problems:
         click.echo(line, err=True)
     if checked and as_json:
@@ -127,25 +128,21 @@ def _print(checked: list[_Checked], wants_fix: bool, *, is_filter: bool) -> None
 
 
 def _check(name: str, run: Path | None, ignore: tuple[str, ...]) -> _Checked:
+    """SettingsError if it cannot be read, or is neither a script nor a manifest."""
     folder = Path.cwd() if name == _STDIN else Path(name).absolute().parent
-    checked = _Checked(name, "", Surroundings(folder, Path.cwd(), run, ignore))
     try:
         data = sys.stdin.buffer.read() if name == _STDIN else Path(name).read_bytes()
     except OSError as error:
-        checked.problems.append(
+        raise SettingsError(
             f"{_text.name(name)}: {error.strerror or error}.\nName a script for sbatch or a "
             "manifest, for example: holdfast lint job.sbatch"
-        )
-        return checked
+        ) from error
     if b"\0" in data:
-        checked.problems.append(f"{_text.name(name)}: is not a script.\nName a script for sbatch.")
-        return checked
-    checked.text = data.decode("utf-8", errors="surrogateescape")
-    try:
-        checked.found = checked.left = _find(name, checked.text, checked.around)
-    except SettingsError as error:  # no valid manifest
-        checked.problems.append(str(error))
-    return checked
+        raise SettingsError(f"{_text.name(name)}: is not a script.\nName a script for sbatch.")
+    text = data.decode("utf-8", errors="surrogateescape")
+    around = Surroundings(folder, Path.cwd(), run, ignore)
+    found = _find(name, text, around)
+    return _Checked(name, text, around, found, left=found)
 
 
 def _find(name: str, text: str, around: Surroundings) -> list[LintFinding]:
@@ -158,7 +155,8 @@ def _encode(text: str) -> bytes:
     return text.encode("utf-8", errors="surrogateescape")
 
 
-def _fix(checked: _Checked) -> None:
+def _fix(checked: _Checked) -> Iterator[str]:
+    """What of it could not be done."""
     if is_manifest(checked.name, checked.text):
         return  # rewriting it would lose its comments and its order
     corrected = fix(checked.text, checked.around)
@@ -166,7 +164,7 @@ def _fix(checked: _Checked) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            checked.problems.append(
+            yield (
                 f"{_text.name(folder)}: {error.strerror or error}.\n"
                 f"The log of {_text.name(checked.name)} needs this folder: make it, or choose "
                 "another --output."
@@ -174,35 +172,33 @@ def _fix(checked: _Checked) -> None:
         else:
             checked.made.append(folder)
     if corrected != checked.text:
-        if checked.name != _STDIN and (problem := _write(Path(checked.name), _encode(corrected))):
-            checked.problems.append(problem)
+        path = Path(checked.name).resolve()  # a link stays a link
+        try:
+            if checked.name != _STDIN:
+                _write(path, _encode(corrected))
+        except OSError as error:
+            yield (
+                f"{_text.name(path)}: {error.strerror or error}.\nTo have the corrected script "
+                f"elsewhere: holdfast lint --fix - < {_text.name(path.name)} > corrected.sbatch"
+            )
             return
         checked.fixed = corrected
     checked.left = _find(checked.name, corrected, checked.around)
 
 
-def _write(path: Path, data: bytes) -> str:
-    """Write the whole script or nothing, with its permissions; returns the reason of a failure."""
-    path = path.resolve()  # keep a link a link
-    try:
-        if not os.access(path, os.W_OK):
-            raise PermissionError(13, "Permission denied")
-        mode = path.stat().st_mode
-        write_atomic(path, data)
-        path.chmod(mode & 0o7777)
-    except OSError as error:
-        return (
-            f"{_text.name(path)}: {error.strerror or error}.\nTo have the corrected script "
-            f"elsewhere: holdfast lint --fix - < {_text.name(path.name)} > corrected.sbatch"
-        )
-    return ""
+def _write(path: Path, data: bytes) -> None:
+    """Write the whole script or nothing, with its permissions."""
+    if not os.access(path, os.W_OK):
+        raise PermissionError(13, "Permission denied")
+    mode = path.stat().st_mode
+    write_atomic(path, data)
+    path.chmod(mode & 0o7777)
 
 
 def _trees(checked: _Checked, wants_fix: bool) -> list[dict[str, Any]]:
     left = {each.rule for each in checked.left}
-    trees = []
-    for each in checked.found:
-        tree: dict[str, Any] = {
+    return [
+        {
             "file": checked.name,
             "line": each.line,
             "severity": each.severity,
@@ -212,10 +208,9 @@ def _trees(checked: _Checked, wants_fix: bool) -> list[dict[str, Any]]:
             "corrected": list(each.corrected),
             "fixable": each.is_fixable,
         }
-        if wants_fix:
-            tree["fixed"] = each.is_fixable and each.rule not in left
-        trees.append(tree)
-    return trees
+        | ({"fixed": each.is_fixable and each.rule not in left} if wants_fix else {})
+        for each in checked.found
+    ]
 
 
 def _show(screen: Screen, checked: _Checked, wants_fix: bool) -> None:
