@@ -29,8 +29,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import torch
 import torch.distributed as dist
@@ -38,9 +41,10 @@ import torch.distributed as dist
 import holdfast
 from bench.machine import machine
 from holdfast._keeper.network.endpoint import HubPost, MemberPost
-from holdfast._keeper.protocol import FromHub, ToHub, ToTrainer
+from holdfast._keeper.protocol import sender
 from holdfast._keeper.ranks.agent import RankAgent
 from holdfast._keeper.ranks.hub import Hub
+from holdfast._keeper.ranks.state import HubState
 from holdfast._run.driver import session_of
 from holdfast._store.memory.control import DUE, MARK, private_words
 
@@ -205,21 +209,6 @@ class Loop:
             key.data()
 
 
-class Body:
-    """As much of a keeper as a member needs; notes when it hears of a decision."""
-
-    def __init__(self, loop: Loop, told: Callable[[], None]) -> None:
-        self.later = loop.later
-        self._told = told
-
-    def tell(self, message: ToTrainer) -> None:
-        if message.kind == "decide":
-            self._told()
-
-    def held(self) -> list[tuple[int, int]]:
-        return []
-
-
 class NoBooks:
     """Nothing is written here."""
 
@@ -229,13 +218,21 @@ class NoBooks:
         return 0.0
 
 
-def make_member(
-    rank: int, loop: Loop, send: Callable[..., None], told: Callable[[], None]
-) -> RankAgent:
+def make_member(rank: int, loop: Loop, told: Callable[[], None]) -> RankAgent:
+    """With as much of a keeper as it needs; `told` is called when it hears of a decision."""
     words = private_words()
     words[MARK] = random.randrange(0, 2000, 2)
-    body: Any = Body(loop, told)
-    return RankAgent(1, words, send, body, {"rank": rank})
+    tell = sender(lambda kind, **_: told() if kind == "decide" else None)
+    storage = Mock()
+    storage.holdings.boundaries = list
+    keeper: Any = SimpleNamespace(
+        policy=SimpleNamespace(attempt=1, rank=rank),
+        trainer=SimpleNamespace(words=words, rests=False, pid=0, tell=tell),
+        storage=storage,
+        timers=SimpleNamespace(after=loop.later),
+        hangs=None,
+    )
+    return RankAgent(keeper, sender(lambda *_, **__: None), Mock())
 
 
 def run_members(ranks: list[int], last: int, port: int, mail: Path, rounds: int) -> list[float]:
@@ -261,7 +258,7 @@ def run_members(ranks: list[int], last: int, port: int, mail: Path, rounds: int)
             wisher.send(0, "wish", wish=wish, asked=time.monotonic())
 
     for rank in ranks:
-        member = make_member(rank, loop, lambda *_, **__: None, lambda rank=rank: told(rank))
+        member = make_member(rank, loop, lambda rank=rank: told(rank))
         post = MemberPost(
             loop.selector,
             KEY,
@@ -269,12 +266,14 @@ def run_members(ranks: list[int], last: int, port: int, mail: Path, rounds: int)
             lambda: [("127.0.0.1", port)],
             mail,
             hear=lambda _, message, member=member: (
-                ask() if message["kind"] == "begin" else member.receive(FromHub.from_json(message))
+                ask()
+                if message["kind"] == "begin"
+                else member.receive(message.pop("kind"), **message)
             ),
             lost=lambda _: None,
             found=lambda _, member=member: member.greet(),
         )
-        member._send = lambda message, post=post: post.send(0, message.kind, **message.values())
+        member._hub = sender(partial(post.send, 0))
         loop.posts.append(post)
         if rank == last:
             wisher = post
@@ -292,30 +291,30 @@ def measure_decisions(size: int, rounds: int) -> tuple[list[float], list[float]]
     asked: list[float] = []
     decided: list[float] = []
     heard_here: list[float] = []
-    member = make_member(
-        0, loop, lambda *_, **__: None, lambda: heard_here.append(time.monotonic())
-    )
+    member = make_member(0, loop, lambda: heard_here.append(time.monotonic()))
 
-    def send(rank: int, message: FromHub) -> None:
-        if message.kind == "decide" and len(decided) < len(asked):
+    def send(rank: int, kind: str, /, **fields: Any) -> None:
+        if kind == "decide" and len(decided) < len(asked):
             decided.append(time.monotonic())
         if rank:
-            post.send(rank, message.kind, **message.values())
+            post.send(rank, kind, **fields)
         else:
-            loop.later(0.0, lambda: member.receive(message))
+            loop.later(0.0, lambda: member.receive(kind, **fields))
 
     def hear(rank: int, message: dict[str, Any]) -> None:
         if message["kind"] == "wish":
             asked.append(message.pop("asked"))
-        hub.receive(rank, ToHub.from_json(message))
+        hub.receive(rank, message.pop("kind"), **message)
 
     books: Any = NoBooks()
-    hub = Hub(size, 1, send, books)
+    hub = Hub(HubState(size, 1, send, books))
     post = HubPost(
         loop.selector, KEY, size, mail, loopback=True, hear=hear, lost=hub.lost, found=hub.found
     )
     loop.posts.append(post)
-    member._send = lambda message: loop.later(0.0, lambda: hub.receive(0, message))
+    member._hub = sender(
+        lambda kind, **fields: loop.later(0.0, lambda: hub.receive(0, kind, **fields))
+    )
     member.greet()
     shares = [list(range(1, size))[each::MEMBER_PROCESSES] for each in range(MEMBER_PROCESSES)]
     processes = [

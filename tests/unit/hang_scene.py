@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from holdfast._keeper.hangs.judge import HangJudge
-from holdfast._keeper.protocol import FromHub, LookOrder, LookResult, RankGoing, RankStuck
+from holdfast._keeper.protocol import FromHub, sender
 
 IDLE: dict[str, Any] = {}
 BUSY = {"cpu": 1.0}
@@ -45,13 +46,16 @@ class Scene:
     def ranks(self) -> list[int]:
         return sorted(self.looks)
 
-    def order(self, rank: int, order: FromHub) -> None:
-        self.orders.append((rank, order.kind))
+    def keeper(self, rank: int) -> FromHub:
+        return sender(partial(self._order, rank))
+
+    def _order(self, rank: int, kind: str, /, **fields: Any) -> None:
+        self.orders.append((rank, kind))
         look = self.looks[rank]
-        if isinstance(order, LookOrder) and look is not None:
+        if kind == "look" and look is not None:
             if rank in self.since:
                 look = {**look, "stood": self.time - self.since[rank]}
-            self.judge.receive(rank, LookResult(look=look, round=order.round))
+            self.judge.on_looked(rank, look=look, **fields)
 
     def say(self, kind: str, **fields: Any) -> None:
         self.said.append(kind)
@@ -79,10 +83,10 @@ class Scene:
     def stuck(self, rank: int = 0, **more: Any) -> None:
         told = {"stood": 20.0, "patience": 20.0, "how": "learned", "paused": "", **more}
         self.since[rank] = self.time - told["stood"]
-        self.judge.receive(rank, RankStuck(**told))
+        self.judge.on_stuck(rank, **told)
 
     def going(self, rank: int = 0, *, moved: bool = True) -> None:
-        self.judge.receive(rank, RankGoing(moved=moved))
+        self.judge.on_going(rank, moved=moved)
 
     def wait(self, seconds: float) -> None:
         for _ in range(int(4 * seconds)):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
 from holdfast._errors import SaveFailed
-from holdfast._keeper.protocol import FromHub, ToHub
 from holdfast._keeper.ranks.hub import Hub
 from holdfast._keeper.ranks.state import HubState, RankRequest
 from holdfast._store.commit.write_queue import Key
@@ -86,13 +86,13 @@ class Table:
             self.hub.found(rank)
             self.say(rank, "hello", who={"rank": rank}, held=[])
 
-    def _send(self, rank: int, message: FromHub) -> None:
-        self.sent.append((rank, message.kind, message.values()))
+    def _send(self, rank: int, kind: str, /, **fields: Any) -> None:
+        self.sent.append((rank, kind, json.loads(json.dumps(fields))))
 
     # -- what keepers say -----------------------------------------------------------
 
     def say(self, rank: int, kind: str, **fields: Any) -> None:
-        self.hub.receive(rank, ToHub.from_json({"kind": kind, **fields}))
+        self.hub.receive(rank, kind, **fields)
 
     def wish(self, rank: int, kind: str = "stop", *, now: bool = False, **more: Any) -> None:
         wish = {"kind": kind, "reason": f"{kind} by {rank}", "status": 143, **more}

@@ -15,7 +15,6 @@ from holdfast._environment.cloud.notice import (
     NoticeSource,
     find_cloud,
 )
-from holdfast._keeper.protocol import NoticeReport
 
 if TYPE_CHECKING:
     from holdfast._keeper.decider import Decider
@@ -126,13 +125,13 @@ class NoticeReactions:
 
     def _tell(self, what: str, reason: str, acts: str, seconds: float | None) -> None:
         self._decider.on_notice(
-            NoticeReport(
-                cloud=self._watch.cloud,
-                what=what,
-                reason=reason,
-                acts=acts,
-                seconds=seconds,
-                at=None if seconds is None else time.time() + seconds,
-                lead=LEAD_SECONDS,
-            )
+            {
+                "cloud": self._watch.cloud,
+                "what": what,
+                "reason": reason,
+                "acts": acts,
+                "seconds": seconds,
+                "at": None if seconds is None else time.time() + seconds,
+                "lead": LEAD_SECONDS,
+            }
         )

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from holdfast import _errors
 from holdfast._environment import variables
-from holdfast._keeper import protocol
 from holdfast._keeper.memory_alarm import Alarm
 from holdfast._keeper.storage import HeldArena
 from holdfast._keeper.timers import in_background
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     Decider: TypeAlias = "Alone | Member"
 
 _PHASE_SECONDS = 3.0  # for a phase to react to a stop: a long call in C does not
+SLOT_GONE = "the slot is gone"
 # Names of timers.
 _INSURE = "insure"  # when the newest slot must be on its way to disk
 _PHASE_END = "phase end"
@@ -66,8 +66,8 @@ class Alone:
 
     # -- the trainer ------------------------------------------------------------
 
-    def on_message(self, message: protocol.FromTrainer) -> None:
-        pass
+    def on_message(self, kind: str, fields: dict[str, Any]) -> None:
+        pass  # for all ranks
 
     def on_arena(self) -> None:
         pass
@@ -75,21 +75,21 @@ class Alone:
     def on_snapshot(self, generation: int) -> None:
         self._storage.holdings.drop_before(generation)
 
-    def on_order(self, order: protocol.PersistOrder) -> None:
-        found = self._storage.slot(order.generation, order.sequence)
-        if found is None or not found[0].pin(found[1]):
-            self._trainer.send(protocol.WriteFailed(order=order.order, error="the slot is gone"))
+    def on_order(
+        self, order: int, found: tuple[HeldArena, SlotRecord], reason: str, *, is_last: bool
+    ) -> None:
+        if not found[0].pin(found[1]):
+            self._trainer.tell.failed(order=order, error=SLOT_GONE)
             return
-        if order.last:
+        if is_last:
             self._timers.cancel(_INSURE)
-        job = WriteJob(*found, order.reason, order.order, is_last=order.last)
-        if not self._storage.writer.submit(job):
-            self._trainer.send(protocol.WriteWaits(order=order.order))
+        if not self._storage.writer.submit(WriteJob(*found, reason, order, is_last=is_last)):
+            self._trainer.tell.waits(order=order)
 
     def on_salvage(self, held: HeldArena, record: SlotRecord) -> None:
         self._storage.salvage(held, record)
 
-    def on_invalid(self, message: protocol.StepsInvalid) -> None:
+    def on_invalid(self, step: int, reason: str) -> None:
         pass
 
     def on_leaving(self) -> None:
@@ -158,9 +158,7 @@ class Alone:
         # The trainer may have received it already.
         rests = self._trainer.words[control.REST] in (control.RESTS, control.HEARD)
         needed = self._storage.writer.seconds_of_a_write()
-        self._trainer.send(
-            protocol.SignalNoted(signal=number, grace=grace, rests=rests, needed=needed)
-        )
+        self._trainer.tell.noted(signal=number, grace=grace, rests=rests, needed=needed)
         if rests:
             self._leave_phase(name, arrival.status)
         if grace is not None:
@@ -181,7 +179,7 @@ class Alone:
             if self._trainer.rests:
                 self._keeper.signals.expect_nudge()
                 self._leave_phase(stop.reason, stop.status)
-        self._trainer.send(protocol.RequestMade(request=kind, details=details))
+        self._trainer.tell.request(request=kind, details=details)
 
     @property
     def is_stopping(self) -> bool:
@@ -199,7 +197,7 @@ class Alone:
         if self._trainer.rests:
             self._keeper.signals.expect_nudge()
             self._leave_phase(reason, _errors.REQUEUE)
-        self._trainer.send(protocol.TimeShort(reason=reason, status=_errors.REQUEUE, seconds=left))
+        self._trainer.tell.ending(reason=reason, status=_errors.REQUEUE, seconds=left)
         self._insure_within(left)
 
     def on_time_left(self, left: float) -> None:
@@ -212,13 +210,11 @@ class Alone:
             self._timers.cancel(_INSURE)  # set for what SIGTERM usually leaves
         self._insure_within(left if grace is None else grace)
 
-    def on_notice(self, notice: protocol.NoticeReport) -> None:
-        journal.append(self._keeper.policy.layout.journal, "notice", **notice.values())
-        self._trainer.send(notice)
-        if notice.acts == "save":
-            self._trainer.send(
-                protocol.RequestMade(request="save", reason=f"notice: {notice.what}")
-            )
+    def on_notice(self, told: dict[str, Any]) -> None:
+        journal.append(self._keeper.policy.layout.journal, "notice", **told)
+        self._trainer.tell.notice(**told)
+        if told["acts"] == "save":
+            self._trainer.tell.request(request="save", reason=f"notice: {told['what']}")
 
     def stop_for_notice(self, reason: str, left: float) -> None:
         if self.stop is None:
@@ -296,9 +292,9 @@ class Alone:
         if alarm.is_first:
             step = newest[1].step if newest is not None and is_writing else None
             self._keeper.journal("memory", step=step, **alarm.figures())
-            self._trainer.send(protocol.MemoryReport(step=step, **alarm.figures()))
+            self._trainer.tell.memory(step=step, **alarm.figures())
         # That snapshot is some steps old: the next boundary is worth more.
-        self._trainer.send(protocol.RequestMade(request="save", reason=MEMORY))
+        self._trainer.tell.request(request="save", reason=MEMORY)
 
     def _persist_newest(self, reason: str, leave_status: int | None = None) -> bool:
         self._keeper.receive_pending()
@@ -306,21 +302,19 @@ class Alone:
 
     def on_written(self, outcome: WriteOutcome) -> None:
         job, record = outcome.job, outcome.job.record
-        order, step = job.order, record.step
+        order, step, tell = job.order, record.step, self._trainer.tell
         if outcome.error is None:
             self._storage.record_save(outcome.seconds)
             self._storage.mark_durable(job.held.arena.attempt, step, record.sequence)
             sequence, seconds = record.sequence, outcome.seconds
-            self._trainer.send(
-                protocol.WriteDurable(order=order, step=step, sequence=sequence, seconds=seconds)
-            )
+            tell.durable(order=order, step=step, sequence=sequence, seconds=seconds)
         elif outcome.is_dropped:
-            self._trainer.send(protocol.WriteDropped(order=order, step=step, error=outcome.error))
+            tell.dropped(order=order, step=step, error=outcome.error)
         else:
             self._storage.mark_failed(step, is_fenced=outcome.is_fenced)
             self._keeper.journal("save-failed", step=step, error=outcome.error)
-            kind = protocol.WriteFenced if outcome.is_fenced else protocol.WriteFailed
-            self._trainer.send(kind(order=order, step=step, error=outcome.error))
+            answer = tell.fenced if outcome.is_fenced else tell.failed
+            answer(order=order, step=step, error=outcome.error)
         if job.leave_status is not None:
             self._send_away(job.reason, job.leave_status)
 

@@ -21,6 +21,7 @@ from holdfast._environment import variables
 from holdfast._environment.processes.identity import host_name, of_process
 from holdfast._keeper import protocol
 from holdfast._keeper.cloud_notices import NoticeReactions, open_watch
+from holdfast._keeper.decider import SLOT_GONE
 from holdfast._keeper.hangs.monitor import HangMonitor
 from holdfast._keeper.memory_alarm import MemoryWatch
 from holdfast._keeper.series import SeriesWriter
@@ -93,9 +94,7 @@ class Keeper:
         if self.policy.mirror is not None and self.policy.rank == 0:  # it copies for all ranks
             from holdfast._store.mirror.child import Mirror  # slow to import
 
-            self._mirror = Mirror(
-                self.policy, lambda text: self.trainer.send(protocol.MirrorReport(text=text))
-            )
+            self._mirror = Mirror(self.policy, lambda text: self.trainer.tell.mirror(text=text))
         self._open_notices()
         if self.policy.rank == 0:
             in_background(lambda: complete_start(self.policy.layout, self.policy.attempt))
@@ -188,8 +187,7 @@ class Keeper:
             self.selector.unregister(self.link.messages)
             self.trainer.is_gone_without_goodbye()
             return
-        data, descriptors = received
-        self._dispatch(protocol.FromTrainer.from_json(data), descriptors)
+        self._dispatch(*received)
 
     def receive_pending(self) -> None:
         """Receive all that the trainer has sent: a keeper that starts late knows no arena yet."""
@@ -200,74 +198,92 @@ class Keeper:
 
     def receive_rest(self) -> None:
         """What a trainer had sent before it died, as far as it still counts."""
-        counted = (protocol.StepsInvalid, protocol.MetricsLogged, protocol.WrittenByTrainer)
         with contextlib.suppress(BlockingIOError):
             while (received := protocol.receive(self.link.messages, waits=False)) is not None:
                 data, descriptors = received
-                message = protocol.FromTrainer.from_json(data)
-                if isinstance(message, protocol.ArenaOpened):
-                    self.storage.holdings.hold(descriptors[0], message.path)
-                elif isinstance(message, counted):
-                    self._dispatch(message, [])
+                if data["kind"] == "arena":
+                    self.storage.holdings.hold(descriptors[0], data.get("path"))
+                elif data["kind"] in ("void", "metrics", "wrote"):
+                    self._dispatch(data, [])
 
-    def _dispatch(self, message: protocol.FromTrainer | None, descriptors: list[int]) -> None:
-        storage = self.storage
-        match message:
-            case protocol.SnapshotTaken():
-                storage.announce(message.sequence)
-                found = storage.slot(message.generation, message.sequence)
-                if found is not None:
-                    storage.hasher.want(*found)
-                self.decider.on_snapshot(message.generation)
-            case protocol.PhaseChanged():
-                self.trainer.phase = message.name
-                self._series.see_phase(message.name)
-            case protocol.MetricsLogged():
-                self._series.take(message.m)
-            case protocol.PersistOrder():
-                storage.announce(message.sequence)
-                self.decider.on_order(message)
-            case protocol.ArenaOpened():
-                storage.holdings.hold(descriptors[0], message.path)
-                self.decider.on_arena()
-            case protocol.SalvageOrder():
-                held = storage.holdings.hold(descriptors[0], message.path)
-                record = None if held is None else held.find(message.sequence)
-                if held is not None and record is not None:
-                    held.wait_until_free(record.slot)
-                    self.decider.on_salvage(held, record)
-            case protocol.StepsInvalid():
-                storage.invalidate_from(message.step)
-                self.decider.on_invalid(message)
-            case protocol.WrittenByTrainer():
-                storage.mark_durable(self.policy.attempt, message.step, message.sequence)
-            case protocol.LastSnapshotAhead():
-                storage.hasten()
-                storage.writer.drop_waiting()
-            case protocol.SettleStop():
-                self._resolve_stop(message)
-            case protocol.TrainerLeaves():
-                self.trainer.leaves(message.status, message.seconds)
-                self.decider.on_leaving()
-            case protocol.Goodbye():
-                self.decider.on_goodbye()
-            case protocol.FromTrainer():
-                self.decider.on_message(message)
+    def _dispatch(self, fields: dict[str, Any], descriptors: list[int]) -> None:
+        kind = fields.pop("kind")
+        if not protocol.receive_call(self, kind, *descriptors, **fields):
+            self.decider.on_message(kind, fields)
 
-    def _resolve_stop(self, stop: protocol.SettleStop) -> None:
+    def on_arena(self, descriptor: int, path: str | None = None) -> None:
+        self.storage.holdings.hold(descriptor, path)
+        self.decider.on_arena()
+
+    def on_snapshot(self, generation: int, sequence: int) -> None:
+        self.storage.announce(sequence)
+        found = self.storage.slot(generation, sequence)
+        if found is not None:
+            self.storage.hasher.want(*found)
+        self.decider.on_snapshot(generation)
+
+    def on_persist(
+        self,
+        order: int,
+        generation: int,
+        sequence: int,
+        reason: str,
+        last: bool,  # only the newest state counts now
+    ) -> None:
+        self.storage.announce(sequence)
+        found = self.storage.slot(generation, sequence)
+        if found is None:
+            self.trainer.tell.failed(order=order, error=SLOT_GONE)
+        else:
+            self.decider.on_order(order, found, reason, is_last=last)
+
+    def on_wrote(self, step: int, sequence: int) -> None:
+        """The trainer has written a checkpoint; the snapshots up to this one are older."""
+        self.storage.mark_durable(self.policy.attempt, step, sequence)
+
+    def on_last(self) -> None:
+        """The last snapshot is about to be taken."""
+        self.storage.hasten()
+        self.storage.writer.drop_waiting()
+
+    def on_salvage(self, descriptor: int, path: str, sequence: int) -> None:
+        held = self.storage.holdings.hold(descriptor, path)
+        record = None if held is None else held.find(sequence)
+        if held is not None and record is not None:
+            held.wait_until_free(record.slot)
+            self.decider.on_salvage(held, record)
+
+    def on_phase(self, name: str | None) -> None:
+        self.trainer.phase = name
+        self._series.see_phase(name)
+
+    def on_metrics(self, m: dict[str, list[Any]]) -> None:
+        self._series.take(m)
+
+    def on_void(self, step: int, reason: str) -> None:
+        self.storage.invalidate_from(step)
+        self.decider.on_invalid(step, reason)
+
+    def on_leaving(self, status: int, seconds: float) -> None:
+        self.trainer.leaves(status, seconds)
+        self.decider.on_leaving()
+
+    def on_goodbye(self) -> None:
+        self.decider.on_goodbye()
+
+    def on_settle(self, reason: str, status: int, signal: int, step: int | None) -> None:
         """The trainer has stopped, durably: say why that was, and have the job come back."""
-        job, send = self.time_limit.job, self.trainer.send
+        job, tell = self.time_limit.job, self.trainer.tell
         if job is None:
-            send(protocol.StopSettled(reason=stop.reason, status=stop.status))
+            tell.settled(reason=reason, status=status)
             return
 
         def resolve() -> None:
-            reason, status = job.resolve_stop(stop.reason, stop.status, stop.signal)
+            why, found = job.resolve_stop(reason, status, signal)
             # First this: once the job is requeued, little is left of its log.
-            send(protocol.StopSettled(reason=reason, status=status))
-            if status == _errors.REQUEUE:
-                found = job.requeue(stop.step)
-                send(protocol.JobRequeued(said=found.said, status=found.status))
+            tell.settled(reason=why, status=found)
+            if found == _errors.REQUEUE:
+                tell.requeued(**asdict(job.requeue(step)))
 
         in_background(resolve)
 
@@ -352,7 +368,7 @@ class Keeper:
             numbers = self.policy.layout.attempt_numbers()
         if numbers and numbers[-1] > self.policy.attempt and not self.trainer.is_leaving:
             error = f"attempt {numbers[-1]} took over"
-            self.trainer.send(protocol.WriteFenced(order=None, step=None, error=error))
+            self.trainer.tell.fenced(order=None, step=None, error=error)
 
     def write_beat(self, beat: dict[str, Any]) -> None:
         if is_replaced(self.policy.layout, self.policy.run_id):

@@ -1,21 +1,24 @@
 """The messages of a keeper, with its trainer and with other keepers, and its configuration.
 
-A message is a JSON object with a `kind` and the fields of its class. A kind means one class in each
-direction. Optional fields are absent unless they are given.
+A message is a call: its kind names a method, and its fields are the arguments. `ToTrainer`, `ToHub`
+and `FromHub` list what may be called; `sender` makes such an object for one receiver. At the other
+end `receive_call` calls the method `on_…` of that name. On the way it is a JSON object with `kind`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import socket
 import threading
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self, dataclass_transform
+from typing import Any, Protocol
 
 from holdfast._store.commit.write import Policy
 from holdfast._store.folder.layout import RunLayout
@@ -24,260 +27,164 @@ from holdfast._store.folder.layout import RunLayout
 # recovers needs half of it, and mail may arrive late; torch's collectives wait for ten minutes.
 UNREACHABLE_SECONDS = 60.0
 
-Key = list[int]  # attempt and mark of a boundary
+Key = tuple[int, int]  # attempt and mark of a boundary
 
 
-@dataclass_transform(frozen_default=True, kw_only_default=True)
-class Record:
-    """For a type checker its subclasses are frozen dataclasses.
+class _Sender:
+    def __init__(self, post: Callable[..., object]) -> None:
+        self._post = post
 
-    At run time they are not: to generate the code of sixty dataclasses would cost the keeper's
-    start 30 ms.
-    """
-
-    def __init__(self, **given: Any) -> None:
-        cls = type(self)
-        missing = [name for name in cls.__annotations__ if name not in given]
-        if missing := [name for name in missing if not hasattr(cls, name)]:
-            raise TypeError(f"{cls.__name__} without {missing}")
-        self.__dict__.update(given)
-
-    def values(self) -> dict[str, Any]:
-        """The fields that are given."""
-        return dict(self.__dict__)
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        return functools.partial(self._post, name.replace("_", "-"))
 
 
-class Message(Record):
-    """One kind of message, in one direction or two."""
-
-    kind: ClassVar[str]
-    _kinds: ClassVar[dict[str, type[Message]]]
-
-    def __init_subclass__(cls, kind: str = "") -> None:
-        if not kind:
-            cls._kinds = {}
-            return
-        cls.kind = kind
-        for direction in cls.__bases__:
-            direction._kinds[kind] = cls  # type: ignore[attr-defined]  # a direction
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Self | None:
-        """The message of this direction; None if its kind is unknown."""
-        found = cls._kinds.get(data.get("kind", ""))
-        if found is None:
-            return None
-        message = found.__new__(found)
-        message.__dict__.update(data)
-        del message.__dict__["kind"]
-        return message  # type: ignore[return-value]  # registered as a subclass
+def sender(post: Callable[..., object]) -> Any:
+    """An object whose method calls are messages: `sender(post).hold(round=3)` calls
+    `post("hold", round=3)`."""
+    return _Sender(post)
 
 
-class FromTrainer(Message):
-    """Trainer to keeper."""
+def receive_call(receiver: object, kind: str, /, *arguments: Any, **fields: Any) -> bool:
+    """Call the method that a message names; False if the receiver has none for it."""
+    act = getattr(receiver, f"on_{kind.replace('-', '_')}", None)
+    if "key" in fields:
+        fields["key"] = tuple(fields["key"])  # which JSON does not have
+    if act is not None:
+        act(*arguments, **fields)
+    return act is not None
 
 
-class ToTrainer(Message):
-    """Keeper to trainer."""
+class ToTrainer(Protocol):
+    """Keeper to trainer. `_run` reads these by their kind: see `_run/keeper_events.py`."""
+
+    # stops
+    def noted(
+        self, *, signal: int, grace: float | None, rests: bool, needed: float | None
+    ) -> None: ...
+    def request(
+        self, *, request: str, details: dict[str, Any] | None = ..., reason: str = ...
+    ) -> None: ...
+    def ending(self, *, reason: str, status: int, seconds: float) -> None: ...
+    def settled(self, *, reason: str, status: int) -> None: ...
+    def requeued(self, *, said: str, status: int) -> None: ...
+    def leave(
+        self,
+        *,
+        status: int,
+        reason: str,
+        step: int | None,  # the newest durable one
+        asked: bool = ...,
+        speaks: bool = ...,  # it prints the end for all ranks
+        said: str = ...,
+    ) -> None: ...
+
+    # checkpoints; `order` is the trainer's own number for one
+    def waits(self, *, order: int | None) -> None: ...
+    def durable(
+        self,
+        *,
+        order: int | None,
+        step: int,
+        sequence: int = ...,  # of one process
+        seconds: float = ...,
+        mark: int = ...,  # of several ranks
+    ) -> None: ...
+    def dropped(self, *, order: int | None, step: int, error: str | None) -> None: ...
+    def failed(
+        self, *, order: int | None, error: str | None, step: int | None = ..., mark: int = ...
+    ) -> None: ...
+    def fenced(
+        self, *, order: int | None, step: int | None, error: str | None, mark: int = ...
+    ) -> None: ...
+    def void(self, *, step: int, reason: str, rank: int) -> None: ...
+
+    # several ranks
+    def port(self, *, port: int | None) -> None: ...
+    def joined(self) -> None: ...
+    def decide(self, **decision: Any) -> None: ...  # a DecisionForTrainer
+    def bye(self, *, step: int | None, reason: str | None, **requeued: Any) -> None: ...
+    def uneven(self, *, epoch: int, batches: list[tuple[int, int]]) -> None: ...
+    def twins(self, *, ranks: list[int]) -> None: ...
+
+    # what is only printed
+    def mirror(self, *, text: str) -> None: ...
+    def short_warning(self, *, warning: float, needed: float) -> None: ...
+    def notice(self, **notice: Any) -> None: ...  # a NoticeReport
+    def memory(self, **report: Any) -> None: ...  # figures of an `Alarm`, step, of_rank, host
+    def hang(self, *, folder: str, policy: str, stood: float, **found: Any) -> None: ...
+    def hang_over(self, *, folder: str) -> None: ...
+    def paused(self, *, folder: str, by: str, rank: int, of: int, is_deaf: bool) -> None: ...
 
 
-class ToHub(Message):
+class ToHub(Protocol):
     """A rank's keeper to the hub."""
 
-
-class FromHub(Message):
-    """The hub to a rank's keeper."""
-
-
-# -- Trainer to keeper -----------------------------------------------------------------------------
-
-
-class ArenaOpened(FromTrainer, kind="arena"):  # with its descriptor
-    path: str | None = None
-
-
-class SnapshotTaken(FromTrainer, kind="snapshot"):
-    generation: int
-    sequence: int
-
-
-class PersistOrder(FromTrainer, kind="persist"):
-    order: int
-    generation: int
-    sequence: int
-    reason: str
-    last: bool  # only the newest state counts now
-
-
-class WrittenByTrainer(FromTrainer, kind="wrote"):
-    step: int
-    sequence: int  # the snapshots up to this one are older
-
-
-class LastSnapshotAhead(FromTrainer, kind="last"):
-    pass
-
-
-class SettleStop(FromTrainer, kind="settle"):
-    reason: str
-    status: int
-    signal: int
-    step: int | None
-
-
-class SalvageOrder(FromTrainer, kind="salvage"):  # with its descriptor
-    path: str
-    sequence: int
-
-
-class PhaseChanged(FromTrainer, kind="phase"):
-    name: str | None
-
-
-class MetricsLogged(FromTrainer, kind="metrics"):
-    m: dict[str, list[Any]]
-
-
-class TrainerLeaves(FromTrainer, kind="leaving"):
-    status: int
-    seconds: float
-
-
-class Goodbye(FromTrainer, kind="goodbye"):
-    pass
-
-
-class TrainerFarewell(FromTrainer, kind="farewell"):
-    clean: bool
-    status: int
-    reason: str
-    error: str | None = None
-    agreed: bool = False
-
-
-# -- Trainer to keeper, which passes it on to the hub ----------------------------------------------
-
-
-class StepsInvalid(FromTrainer, ToHub, kind="void"):
-    step: int
-    reason: str
-
-
-class RequestForAll(FromTrainer, ToHub, kind="wish"):
-    wish: dict[str, Any]  # the fields of `ranks.state.RankRequest`
-    mark: int | None = None
-    now: bool = False
-
-
-class SnapshotDue(FromTrainer, ToHub, kind="due"):
-    mark: int
-    reason: str | None = None
-
-
-class SnapshotMissed(FromTrainer, ToHub, kind="missed"):
-    mark: int
-    why: str = "no slot was free"
-    at: int = 0
-    is_past: bool = False
-
-
-class CollectiveWaits(FromTrainer, ToHub, kind="waits"):
-    waited: float
-    step_seconds: float
-
-
-class BatchPrint(FromTrainer, ToHub, kind="print"):
-    print: str
-
-
-class LoopFinished(FromTrainer, ToHub, kind="lap"):
-    epoch: int
-    number: int
-    batches: int
-
-
-# -- Keeper to trainer -----------------------------------------------------------------------------
-
-
-class SignalNoted(ToTrainer, kind="noted"):
-    signal: int
-    grace: float | None
-    rests: bool
-    needed: float | None
-
-
-class RequestMade(ToTrainer, kind="request"):
-    request: str
-    details: dict[str, Any] | None = None
-    reason: str | None = None
-
-
-class TimeShort(ToTrainer, kind="ending"):
-    reason: str
-    status: int
-    seconds: float
-
-
-class ShortWarning(ToTrainer, kind="short-warning"):
-    warning: float
-    needed: float
-
-
-class MirrorReport(ToTrainer, kind="mirror"):
-    text: str
-
-
-class WriteWaits(ToTrainer, kind="waits"):
-    order: int
-
-
-class WriteDurable(ToTrainer, kind="durable"):
-    order: int | None
-    step: int
-    sequence: int = 0  # of one process
-    seconds: float = 0.0
-    mark: int = 0  # of several ranks
-
-
-class WriteDropped(ToTrainer, kind="dropped"):
-    order: int | None
-    step: int
-    error: str | None
-
-
-class WriteFailed(ToTrainer, kind="failed"):
-    order: int | None
-    error: str | None
-    step: int | None = None
-    mark: int = 0
-
-
-class WriteFenced(ToTrainer, kind="fenced"):
-    order: int | None
-    step: int | None
-    error: str | None
-    mark: int = 0
-
-
-class StopSettled(ToTrainer, kind="settled"):
-    reason: str
-    status: int
-
-
-class JobRequeued(ToTrainer, kind="requeued"):
-    said: str
-    status: int
-
-
-class HubPort(ToTrainer, kind="port"):
-    port: int | None
-
-
-class HubJoined(ToTrainer, kind="joined"):
-    pass
-
-
-class DecisionForTrainer(ToTrainer, kind="decide"):
+    # as the trainer sends it to its keeper
+    def void(self, *, step: int, reason: str) -> None: ...
+    def wish(self, *, wish: dict[str, Any], mark: int | None = ..., now: bool = ...) -> None: ...
+    def due(self, *, mark: int, reason: str | None = ...) -> None: ...
+    def waits(self, *, waited: float, step_seconds: float) -> None: ...
+    def print(self, *, print: str) -> None: ...
+    def lap(self, *, epoch: int, number: int, batches: int) -> None: ...
+
+    # the rank and its snapshots
+    def hello(self, *, held: list[Key], who: dict[str, Any]) -> None: ...
+    def held(self, *, held: list[Key]) -> None: ...
+    def missed(self, *, mark: int, why: str, at: int, is_past: bool) -> None: ...
+    def at(self, *, round: int, mark: int) -> None: ...
+    def order(self, *, key: Key, reason: str, last: bool = ...) -> None: ...
+    def written(
+        self,
+        *,
+        key: Key,
+        number: int | None,
+        error: str | None = ...,
+        dropped: bool = ...,
+        file: dict[str, Any] | None = ...,
+    ) -> None: ...
+    def beat(self, *, beat: dict[str, Any]) -> None: ...
+
+    # what may end the run
+    def danger(self, *, mark: int, first: bool, host: str, figures: dict[str, Any]) -> None: ...
+    def notice(self, *, host: str, mark: int, told: dict[str, Any]) -> None: ...
+    def died(self, *, how: str, step: int, host: str) -> None: ...
+    def farewell(
+        self, *, clean: bool, reason: str, status: int, agreed: bool, victim: bool, host: str
+    ) -> None: ...
+    def launcher(self, *, reason: str) -> None: ...
+
+    # hangs, for the judge
+    def stuck(
+        self, *, stretch: str, stood: float, patience: float | None, how: str, paused: str
+    ) -> None: ...
+    def going(self, *, moved: bool) -> None: ...
+    def looked(self, *, round: int, look: dict[str, Any]) -> None: ...
+    def looking(self, *, round: int) -> None: ...
+
+
+class FromHub(Protocol):
+    """The hub to a rank's keeper; what that does not know, it passes on to its trainer."""
+
+    def hold(self, *, round: int) -> None: ...
+    def decide(self, *, round: int, mark: int, wish: dict[str, Any]) -> None: ...
+    def plan(self, *, mark: int) -> None: ...
+    def common(self, *, key: Key) -> None: ...
+    def write(self, *, key: Key, partial: str, number: int, reason: str, last: bool) -> None: ...
+    def dropped(self, *, key: Key) -> None: ...
+    def durable(self, *, key: Key) -> None: ...
+    def failed(self, *, key: Key, error: str, fenced: bool) -> None: ...
+    def void(self, *, step: int, reason: str, rank: int) -> None: ...
+    def leave(self, *, status: int, reason: str, step: int | None, **how: Any) -> None: ...
+    def bye(self, *, step: int | None, **how: Any) -> None: ...
+
+    # hangs
+    def look(self, *, round: int) -> None: ...
+    def restart_clock(self) -> None: ...
+    def guard(self, *, by: str, is_seen: bool) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecisionForTrainer:
     """What all ranks do at the first boundary from a mark on."""
 
     mark: int
@@ -290,239 +197,11 @@ class DecisionForTrainer(ToTrainer, kind="decide"):
     rank: int = 0
 
 
-class TrainerBye(ToTrainer, kind="bye"):
-    step: int | None
-    reason: str | None
-    said: str = ""
-    status: int = 0
-
-
-class HangFound(ToTrainer, kind="hang"):
-    folder: str
-    policy: str
-    stood: float
-    cause: str
-    sentence: str
-
-
-class HangOver(ToTrainer, kind="hang-over"):
-    folder: str
-
-
-class TrainerPaused(ToTrainer, kind="paused"):
-    folder: str
-    by: str
-    rank: int
-    of: int
-    is_deaf: bool
-
-
-# -- The hub to a keeper, which passes it on to its trainer ----------------------------------------
-
-
-class NoticeReport(ToTrainer, FromHub, kind="notice"):
-    cloud: str
-    what: str
-    reason: str
-    acts: str
-    seconds: float | None
-    at: float | None
-    lead: float
-
-
-class MemoryReport(ToTrainer, FromHub, kind="memory"):
-    quiet: bool = False
-    of_rank: int = 0
-    host: str = ""
-    step: int | None = None
-    what: str = ""
-    seconds: float = 0.0
-    bytes_per_second: int = 0
-    used: int = 0
-    limit: int = 0
-
-
-class LeaveOrder(ToTrainer, FromHub, kind="leave"):
-    status: int
-    reason: str
-    step: int | None
-    asked: bool = True
-    speaks: bool = False
-    said: str = ""
-
-
-class InvalidByRank(ToTrainer, FromHub, kind="void"):
-    step: int
-    reason: str
-    rank: int
-
-
-class UnevenBatches(ToTrainer, FromHub, kind="uneven"):
-    epoch: int
-    batches: list[tuple[int, int]]
-
-
-class SameBatches(ToTrainer, FromHub, kind="twins"):
-    ranks: list[int]
-
-
-# -- A rank's keeper to the hub --------------------------------------------------------------------
-
-
-class RankHello(ToHub, kind="hello"):
-    held: list[tuple[int, int]]
-    who: dict[str, Any] = {}  # noqa: RUF012  never changed
-
-
-class RankHolds(ToHub, kind="held"):
-    held: list[tuple[int, int]]
-
-
-class RankAt(ToHub, kind="at"):
-    round: int
-    mark: int
-
-
-class CommitOrder(ToHub, kind="order"):
-    key: Key
-    reason: str
-    last: bool = False
-
-
-class PartWritten(ToHub, kind="written"):
-    key: Key
-    number: int | None
-    error: str | None = None
-    dropped: bool = False
-    file: dict[str, Any] | None = None
-
-
-class RankBeat(ToHub, kind="beat"):
-    beat: dict[str, Any]
-
-
-class MemoryDanger(ToHub, kind="danger"):
-    mark: int
-    first: bool
-    host: str
-    figures: dict[str, Any]
-
-
-class MachineNotice(ToHub, kind="notice"):
-    host: str
-    mark: int
-    told: dict[str, Any]
-
-
-class RankDied(ToHub, kind="died"):
-    how: str
-    step: int
-    host: str = ""
-
-
-class RankFarewell(ToHub, kind="farewell"):
-    clean: bool
-    reason: str
-    status: int
-    agreed: bool
-    victim: bool = False
-    host: str = ""
-
-
-class LauncherGone(ToHub, kind="launcher"):
-    reason: str
-
-
-class RankStuck(ToHub, kind="stuck"):
-    stretch: str = ""
-    stood: float = 0.0
-    patience: float | None = None
-    how: str = ""
-    paused: str = ""
-
-
-class RankGoing(ToHub, kind="going"):
-    moved: bool = False
-
-
-class LookResult(ToHub, kind="looked"):
-    round: int
-    look: dict[str, Any]
-
-
-class LookProgress(ToHub, kind="looking"):
-    round: int
-
-
-# -- The hub to a rank's keeper --------------------------------------------------------------------
-
-
-class HoldOrder(FromHub, kind="hold"):
-    round: int
-
-
-class DecisionForRank(FromHub, kind="decide"):
-    round: int
-    mark: int
-    wish: dict[str, Any]
-
-
-class SnapshotPlan(FromHub, kind="plan"):
-    mark: int
-
-
-class CommonSnapshot(FromHub, kind="common"):
-    key: Key
-
-
-class WritePart(FromHub, kind="write"):
-    key: Key
-    partial: str
-    number: int
-    reason: str
-    last: bool
-
-
-class CommitDropped(FromHub, kind="dropped"):
-    key: Key
-
-
-class CommitDurable(FromHub, kind="durable"):
-    key: Key
-
-
-class CommitFailed(FromHub, kind="failed"):
-    key: Key
-    error: str
-    fenced: bool
-
-
-class RankBye(FromHub, kind="bye"):
-    step: int | None
-    status: int = 0
-    reason: str | None = None
-    asked: bool = True
-    speaks: bool = False
-    said: str = ""
-
-
-class LookOrder(FromHub, kind="look"):
-    round: int
-
-
-class RestartClock(FromHub, kind="restart-clock"):
-    pass
-
-
-class GuardOrder(FromHub, kind="guard"):
-    by: str
-    is_seen: bool = True
-
-
 # -- The configuration of a keeper -----------------------------------------------------------------
 
 
-class RankConfig(Record):
+@dataclass(frozen=True, kw_only=True)
+class RankConfig:
     """What the keeper of one rank must know of the others."""
 
     hub: list[tuple[str, int]]  # addresses; of the hub itself none
@@ -533,7 +212,8 @@ class RankConfig(Record):
     unreachable_seconds: float = UNREACHABLE_SECONDS  # after which a silent rank counts as lost
 
 
-class KeeperConfig(Record):
+@dataclass(frozen=True, kw_only=True)
+class KeeperConfig:
     """What a keeper is started with: JSON on its command line."""
 
     policy: Policy
@@ -578,13 +258,13 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
-def send(link: socket.socket, kind: str, **fields: Any) -> None:
+def send(link: socket.socket, kind: str, /, **fields: Any) -> None:
     """Send one message; it is lost if the other end is closed."""
     with contextlib.suppress(OSError):
         link.send(encode(kind, **fields))
 
 
-def encode(kind: str, **fields: Any) -> bytes:
+def encode(kind: str, /, **fields: Any) -> bytes:
     data = json.dumps({"kind": kind, **fields}).encode()
     assert len(data) <= _MOST_BYTES
     return data

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from holdfast._keeper.protocol import ShortWarning
 from holdfast._keeper.storage import Storage
 from holdfast._keeper.trainer import Trainer
 from holdfast._store.memory import control
@@ -116,4 +115,4 @@ class TimeLimit:
         needed = (self.pace.step_seconds or 0.0) + save_seconds
         if needed > warning:
             self._has_warned = True
-            self._trainer.send(ShortWarning(warning=warning, needed=needed))
+            self._trainer.tell.short_warning(warning=warning, needed=needed)

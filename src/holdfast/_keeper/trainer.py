@@ -64,9 +64,10 @@ class Trainer:
     def __post_init__(self) -> None:
         self.pid = self._link.trainer_pid
         self.words = self._link.control.words
+        self.tell: protocol.ToTrainer = protocol.sender(self.post)
 
-    def send(self, message: protocol.ToTrainer) -> None:
-        protocol.send(self._link.messages, message.kind, **message.values())
+    def post(self, kind: str, /, **fields: Any) -> None:
+        protocol.send(self._link.messages, kind, **fields)
 
     @property
     def step(self) -> int:
@@ -94,7 +95,7 @@ class Trainer:
         self.kill_after(_KILL_AFTER_SECONDS)
         if status == _errors.HUNG:
             details["asked"] = False  # the supervisor is to start it again
-        self.send(protocol.LeaveOrder(status=status, reason=reason, step=step, **details))
+        self.tell.leave(status=status, reason=reason, step=step, **details)
 
     def expect_exit_after_save(self, status: int) -> None:
         """It is told to leave when a state is durable; a disk that hangs must not hold it."""

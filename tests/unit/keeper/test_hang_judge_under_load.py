@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast._keeper.protocol import LookProgress, LookResult
 from tests.unit.hang_scene import BUSY, Scene, make_look
 
 
@@ -62,10 +61,10 @@ def test_a_keeper_that_says_that_it_still_looks_is_waited_for():
     scene.stuck(0)
     scene.wait(1)
     for _ in range(20):
-        scene.judge.receive(1, LookProgress(round=scene.judge._count))
+        scene.judge.on_looking(1, round=scene.judge._count)
         scene.wait(5)
     assert scene.filed == []
-    scene.judge.receive(1, LookResult(round=scene.judge._count, look=make_look(1)))
+    scene.judge.on_looked(1, round=scene.judge._count, look=make_look(1))
     scene.looks[1] = make_look(1)
     scene.wait(5)
     assert [record["missing"] for record in scene.filed] == [[]]

@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast._keeper.hangs import monitor
 from holdfast._keeper.hangs.monitor import HangWatch
-from holdfast._keeper.protocol import ToHub
+from holdfast._keeper.protocol import sender
 from holdfast._store.memory.control import BOUNDARY_NS, LOOP_NS, private_words
 from tests.support import wait_until
 
@@ -35,10 +35,11 @@ class Scene:
         self.posted: list[tuple[str, dict[str, Any]]] = []
         self.looker = Looker()
         self.words = private_words()
-        self.watch = HangWatch(self.words, 1, 0, 1.0, self._post, lambda: self.looker)
+        judge = sender(self._post)
+        self.watch = HangWatch(self.words, 1, 0, 1.0, judge, lambda: self.looker)
 
-    def _post(self, message: ToHub) -> None:
-        self.posted.append((message.kind, message.values()))
+    def _post(self, kind: str, /, **fields: Any) -> None:
+        self.posted.append((kind, fields))
 
     def see(self, now: float) -> list[str]:
         self.watch.observe(now, None, is_over=False)

@@ -1,66 +1,74 @@
-"""The keeper's messages: their bytes stay as they are, and each kind has one class a direction."""
+"""The keeper's messages: each is a call, and its receiver takes what is sent."""
 
 from __future__ import annotations
 
+import inspect
 import json
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from holdfast._keeper import protocol
+from holdfast._keeper.hangs.judge import HangJudge
+from holdfast._keeper.hangs.monitor import HangMonitor
+from holdfast._keeper.ranks.agent import RankAgent
+from holdfast._keeper.ranks.agreement import Agreement
+from holdfast._keeper.ranks.commits import Commits
+from holdfast._keeper.ranks.comparison import Comparison
+from holdfast._keeper.ranks.hub import Hub
 from holdfast._store.commit.write import Policy
 from holdfast._store.folder.layout import RunLayout
 
-
-def _classes(direction: type[protocol.Message]) -> list[type[protocol.Message]]:
-    return list(direction._kinds.values())
+HUB = (Hub, Agreement, Commits, Comparison)
 
 
-@pytest.mark.parametrize(
-    ("direction", "count"),
-    [
-        (protocol.FromTrainer, 19),
-        (protocol.ToTrainer, 25),
-        (protocol.ToHub, 22),
-        (protocol.FromHub, 18),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
-def test_no_kind_is_defined_twice_in_a_direction(direction, count):
-    defined = [
-        each
-        for each in vars(protocol).values()
-        if isinstance(each, type) and issubclass(each, direction) and each is not direction
+def _fields(function: Callable[..., Any]) -> set[str]:
+    named = inspect.signature(function).parameters.values()
+    return {each.name for each in named if each.kind is not each.VAR_KEYWORD}
+
+
+def _kinds(direction: type) -> dict[str, Callable[..., Any]]:
+    return {name: each for name, each in vars(direction).items() if inspect.isfunction(each)}
+
+
+_RECEIVERS = [(protocol.FromHub, (RankAgent, HangMonitor)), (protocol.ToHub, (HangJudge, *HUB))]
+
+
+@pytest.mark.parametrize(("direction", "receivers"), _RECEIVERS, ids=["from the hub", "to it"])
+def test_each_message_has_one_receiver_that_takes_its_fields(direction, receivers):
+    kinds = {name: each for name, each in _kinds(direction).items() if not name.startswith("_")}
+    assert len(kinds) >= 14
+    for kind, sent in kinds.items():
+        (receiver,) = (each for each in receivers if hasattr(each, f"on_{kind}"))
+        taken = getattr(receiver, f"on_{kind}")
+        if not any(p.kind is p.VAR_KEYWORD for p in inspect.signature(taken).parameters.values()):
+            assert _fields(sent) - {"self"} <= _fields(taken), kind
+
+
+def test_only_given_fields_are_sent():
+    sent = []
+    tell: protocol.ToTrainer = protocol.sender(lambda kind, **fields: sent.append((kind, fields)))
+    tell.durable(order=None, step=4, mark=8)
+    tell.short_warning(warning=1.0, needed=2.0)
+    assert sent == [
+        ("durable", {"order": None, "step": 4, "mark": 8}),
+        ("short-warning", {"warning": 1.0, "needed": 2.0}),
     ]
-    assert len(defined) == len({each.kind for each in defined}) == count
-    assert set(defined) == set(_classes(direction))
 
 
-def test_only_given_fields_are_sent_in_the_order_of_the_call():
-    message = protocol.WriteDurable(order=None, step=4, mark=8)
-    assert (message.kind, message.values()) == ("durable", {"order": None, "step": 4, "mark": 8})
-    assert (message.sequence, message.seconds) == (0, 0.0)
+def test_a_message_calls_the_method_of_its_name_and_a_key_is_a_tuple_again():
+    class Receiver:
+        def on_restart_clock(self, key: tuple[int, int]) -> None:
+            calls.append(key)
+
+    calls: list[tuple[int, int]] = []
+    assert protocol.receive_call(Receiver(), "restart-clock", key=[3, 8])
+    assert calls == [(3, 8)]
 
 
-def test_a_message_without_a_required_field_is_not_made():
-    with pytest.raises(TypeError, match="RankAt without \\['mark'\\]"):
-        protocol.RankAt(round=3)
-
-
-def test_a_message_is_read_by_its_kind_and_direction():
-    data = json.loads('{"kind": "waits", "order": 3}')
-    message = protocol.ToTrainer.from_json(data)
-    assert isinstance(message, protocol.WriteWaits)
-    assert message.order == 3
-    data = json.loads('{"kind": "waits", "waited": 0.5, "step_seconds": 1.5}')
-    message = protocol.FromTrainer.from_json(data)
-    assert isinstance(message, protocol.CollectiveWaits)
-    assert isinstance(message, protocol.ToHub)  # passed on as it is
-    assert data == {"kind": "waits", "waited": 0.5, "step_seconds": 1.5}
-
-
-def test_an_unknown_kind_is_no_message():
-    assert protocol.FromHub.from_json({"kind": "of a later version"}) is None
-    assert protocol.FromHub.from_json({}) is None
+def test_an_unknown_kind_has_no_receiver():
+    assert not protocol.receive_call(object(), "of a later version")
 
 
 def test_a_keeper_reads_the_configuration_that_it_is_started_with(tmp_path):
@@ -89,7 +97,7 @@ def test_a_keeper_reads_the_configuration_that_it_is_started_with(tmp_path):
         pidfd=6,
     )
     found = protocol.KeeperConfig.from_json(json.loads(json.dumps(config.to_json())))
-    assert found.values() == config.values()
+    assert found == config
     assert found.descriptors() == [3, 4, 5, 6]
 
 

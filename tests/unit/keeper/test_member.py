@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from holdfast._keeper.protocol import FromHub, ToHub, ToTrainer, WritePart
+from holdfast._keeper.protocol import sender
 from holdfast._keeper.ranks.agent import RankAgent
+from holdfast._keeper.writer import WriteJob
 from holdfast._store.memory import control
 
 ATTEMPT = 3
@@ -17,19 +20,32 @@ class Keeper:
     """The keeper around a member, with the words that its trainer writes."""
 
     def __init__(self) -> None:
-        self.words = control.private_words()
+        self.words = words = control.private_words()
         self.said: list[tuple[str, dict[str, Any]]] = []
         self.told: list[tuple[str, dict[str, Any]]] = []
+        self.written: list[WriteJob] = []
         self.snapshots: list[tuple[int, int]] = []
         self.waiting: list[Any] = []
-        body: Any = self
-        self.member = RankAgent(ATTEMPT, self.words, self._say, body, {"rank": 1})
+        trainer = Mock(words=words, post=self._tell, tell=sender(self._tell))
+        type(trainer).rests = property(lambda _: words[control.REST] == control.RESTS)
+        self.holdings = holdings = Mock(boundaries=lambda: self.snapshots)
+        storage = Mock(holdings=holdings, writer=Mock(submit=self.written.append))
+        body = Mock(trainer=trainer, storage=storage, timers=Mock(after=self._later), hangs=None)
+        body.policy = Mock(attempt=ATTEMPT, layout=Mock(checkpoints=Path("checkpoints")))
+        self.member = RankAgent(body, sender(self._say), Mock())
 
-    def _say(self, message: ToHub) -> None:
-        self.said.append((message.kind, message.values()))
+    def _say(self, kind: str, /, **fields: Any) -> None:
+        self.said.append((kind, fields))
 
-    def hear(self, kind: str, **fields: Any) -> None:
-        self.member.receive(FromHub.from_json({"kind": kind, **fields}))
+    def _tell(self, kind: str, /, **fields: Any) -> None:
+        self.told.append((kind, fields))
+
+    def _later(self, seconds: float, act: Any) -> None:
+        assert seconds > 0
+        self.waiting.append(act)
+
+    def hear(self, kind: str, /, **fields: Any) -> None:
+        self.member.receive(kind, **fields)
 
     def decide(self, number: int, mark: int, kind: str = "stop") -> None:
         self.hear("decide", round=number, mark=mark, wish={"kind": kind, "reason": "why"})
@@ -42,20 +58,9 @@ class Keeper:
     def marks_said(self) -> list[int]:
         return [fields["mark"] for kind, fields in self.said if kind == "at"]
 
-    # -- as the member knows it ------------------------------------------------------
-
-    def later(self, seconds: float, act: Any) -> None:
-        assert seconds > 0
-        self.waiting.append(act)
-
-    def tell(self, message: ToTrainer) -> None:
-        self.told.append((message.kind, message.values()))
-
-    def held(self) -> list[tuple[int, int]]:
-        return self.snapshots
-
-    def write_part(self, order: WritePart) -> None:
-        self.told.append(("write", {**order.values(), "key": tuple(order.key)}))
+    def reports(self) -> list[dict[str, Any]]:
+        """What became of the parts that it was to write."""
+        return [fields for kind, fields in self.said if kind == "written"]
 
 
 @pytest.fixture
@@ -123,9 +128,9 @@ def test_when_a_decision_is_carried_out_the_trainer_need_not_look_up_any_more(ke
     keeper.hear("hold", round=5)
     keeper.pass_moment()
     keeper.decide(5, 10, "save")
-    keeper.member.order(ATTEMPT, 10, "asked")
+    keeper.member.order((ATTEMPT, 10), "asked")
     assert keeper.words[control.DUE] == control.NEVER
-    order = {"key": [ATTEMPT, 10], "reason": "asked", "last": False}
+    order = {"key": (ATTEMPT, 10), "reason": "asked", "last": False}
     assert keeper.said[-1] == ("order", order)
 
 
@@ -179,17 +184,21 @@ def test_a_letter_to_the_keeper_before_this_one_waits_until_the_slots_are_here(k
     letter = {"key": [ATTEMPT, 8], "partial": "p", "number": 1, "reason": "SIGTERM", "last": True}
     keeper.member.greet()
     keeper.hear("write", **letter)
-    assert keeper.told == []
+    assert (keeper.written, keeper.reports()) == ([], [])
     keeper.snapshots = [(ATTEMPT, 6), (ATTEMPT, 8)]
     keeper.member.report()
+    found = Mock(), Mock(mark=8)
+    keeper.holdings.at = lambda *_: found
     keeper.hear("write", **letter)
-    assert [told["key"] for _, told in keeper.told] == [(ATTEMPT, 8)]
+    assert [job.record for job in keeper.written] == [found[1]]
 
 
-def test_a_write_of_what_was_held_and_is_gone_is_passed_on_for_an_answer(keeper):
+def test_a_write_of_what_was_held_and_is_gone_is_answered(keeper):
     keeper.snapshots = [(ATTEMPT, 8)]
     keeper.member.report()
     keeper.snapshots = [(ATTEMPT, 10)]
     keeper.member.report()
+    keeper.holdings.at = lambda *_: None
     keeper.hear("write", key=[ATTEMPT, 8], partial="p", number=1, reason="cadence", last=False)
-    assert [told["key"] for _, told in keeper.told] == [(ATTEMPT, 8)]
+    assert keeper.written == []
+    assert keeper.reports() == [{"key": (ATTEMPT, 8), "number": 1, "error": "the slot is gone"}]

@@ -30,7 +30,6 @@ from holdfast._environment.processes.activity import (
     waiting_share,
 )
 from holdfast._environment.processes.patience import FIRST, FRESH, OUTSIDE, PHASE, STEP, WORK
-from holdfast._keeper import protocol
 from holdfast._keeper.hangs.record import NO_HANG
 
 if TYPE_CHECKING:
@@ -232,32 +231,24 @@ class HangJudge:
 
     # -- reports of the ranks ---------------------------------------------------------
 
-    def receive(self, rank: int, message: protocol.ToHub) -> bool:
-        """Take in what a rank's watch reports; False if it was for the hub."""
-        match message:
-            case protocol.RankStuck():
-                self._on_stuck(rank, message)
-            case protocol.RankGoing():
-                self.on_going(rank, moved=message.moved)
-            case protocol.LookProgress():
-                if (found := self._rounds.get(message.round)) is not None:
-                    found.heard_at = self._clock()
-            case protocol.LookResult():
-                if (found := self._rounds.get(message.round)) is not None:
-                    found.looks[rank] = message.look
-                    self._conclude_if_all(message.round)
-            case _:
-                return False
-        return True
+    def on_looking(self, rank: int, round: int) -> None:  # noqa: ARG002  of any
+        if (found := self._rounds.get(round)) is not None:
+            found.heard_at = self._clock()
 
-    def _on_stuck(self, rank: int, stuck: protocol.RankStuck) -> None:
+    def on_looked(self, rank: int, round: int, look: dict[str, Any]) -> None:
+        if (found := self._rounds.get(round)) is not None:
+            found.looks[rank] = look
+            self._conclude_if_all(round)
+
+    def on_stuck(
+        self, rank: int, stood: float, patience: float | None, how: str, paused: str, **_: Any
+    ) -> None:
         is_new = not self._stuck
-        since = self._clock() - stuck.stood
-        self._stuck[rank] = _Stuck(since, stuck.patience or 0.0, stuck.how, stuck.paused)
+        self._stuck[rank] = _Stuck(self._clock() - stood, patience or 0.0, how, paused)
         if is_new:
             self._begin()
-        if stuck.paused and self.record is None:
-            self._hold(rank, "PAUSED", stuck.paused)
+        if paused and self.record is None:
+            self._hold(rank, "PAUSED", paused)
 
     def on_going(self, rank: int, *, moved: bool) -> None:
         was_stuck = self._stuck.pop(rank, None) is not None
@@ -304,7 +295,7 @@ class HangJudge:
         ranks = self._hands.ranks()
         self._rounds[self._count] = _InspectionRound(self._clock(), set(ranks), then)
         for rank in ranks:
-            self._hands.order(rank, protocol.LookOrder(round=self._count))
+            self._hands.keeper(rank).look(round=self._count)
         self._conclude_if_all(self._count)
 
     def _conclude_if_all(self, number: int) -> None:
@@ -435,7 +426,7 @@ class HangJudge:
             self._hands.say("paused", by=by, rank=rank, of=of, is_deaf=deaf)
         for each in self._hands.ranks():
             is_seen = each == rank and act in _SEEN_CHEAPLY
-            self._hands.order(each, protocol.GuardOrder(by=by, is_seen=is_seen))
+            self._hands.keeper(each).guard(by=by, is_seen=is_seen)
         # Its own keeper reports the end of what it can observe.
         is_told = act in _SEEN_CHEAPLY or (rank in self._stuck and self._stuck[rank].paused)
         self._next_at = self._clock() + (4 if is_told else 1) * _HELD_SECONDS
@@ -447,7 +438,7 @@ class HangJudge:
         self._stuck.clear()
         self._next_at = None
         for rank in self._hands.ranks():
-            self._hands.order(rank, protocol.RestartClock())
+            self._hands.keeper(rank).restart_clock()
 
     # -- a hang ------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ ranks what the results mean.
 
 from __future__ import annotations
 
+import functools
 import queue
 import threading
 import time
@@ -110,7 +111,7 @@ class Inspections:
 
 
 class HangWatch:
-    """The watch over one trainer; `post` sends to the judge."""
+    """The watch over one trainer, which reports to the judge."""
 
     def __init__(
         self,
@@ -118,14 +119,14 @@ class HangWatch:
         pid: int,
         rank: int,
         given_seconds: float | None,
-        post: Callable[[protocol.ToHub], None],
+        judge: protocol.ToHub,
         make_looker: Callable[[], Looker],
         ranks: int = 1,
     ) -> None:
         self._words = words
         self._pid = pid
         self._rank = rank
-        self._post = post
+        self._judge = judge
         self.inspections = Inspections(pid, make_looker, self._answer, ranks)
         self._patience = Patience(given_seconds)
         self._phase: str | None = None
@@ -188,20 +189,20 @@ class HangWatch:
         )
         self._tell(now)
         for number in self.inspections.poll(now):
-            self._post(protocol.LookProgress(round=number))
+            self._judge.looking(round=number)
 
     def _tell(self, now: float) -> None:
         if not self._patience.is_over(now):
             if self._told_at is not None:
                 self._told_at = None
                 moved = int(self._words[control.BOUNDARY_NS]) != self._told_boundary
-                self._post(protocol.RankGoing(moved=moved))
+                self._judge.going(moved=moved)
             return
         if self._told_at is None or now - self._told_at > _TELL_AGAIN_SECONDS:
             if self._told_at is None:
                 self._told_boundary = int(self._words[control.BOUNDARY_NS])
             self._told_at = now
-            self._post(protocol.RankStuck(**self._standing(now)))
+            self._judge.stuck(**self._standing(now))
 
     def _standing(self, now: float) -> dict[str, Any]:
         patience = self._patience
@@ -253,7 +254,7 @@ class HangWatch:
     def _answer(self, rounds: list[int], look: dict[str, Any]) -> None:
         whole = {**look, **self._words_now()}
         for number in rounds:
-            self._post(protocol.LookResult(round=number, look=whole))
+            self._judge.looked(round=number, look=whole)
 
     def _words_now(self) -> dict[str, Any]:
         words, now = self._words, time.monotonic()
@@ -339,7 +340,7 @@ class HangMonitor:
             trainer.pid,
             policy.rank,
             policy.hang_seconds,
-            self._post,
+            protocol.sender(self._post),
             self._make_looker,
             policy.size,
         )
@@ -369,26 +370,26 @@ class HangMonitor:
                 self._judge.explained(*self._explained.get_nowait())
             self._judge.tick()
 
-    def receive(self, rank: int, message: protocol.ToHub) -> bool:
+    def receive(self, rank: int, kind: str, /, **fields: Any) -> bool:
         """At the hub: a report of a rank's watch; False if it was for the hub itself."""
         assert self._judge is not None
         try:
-            if isinstance(message, protocol.RankHello | protocol.RankDied | protocol.RankFarewell):
+            if kind in ("hello", "died", "farewell"):
                 self._judge.on_going(rank, moved=False)  # what its former keeper had reported
-            return self._judge.receive(rank, message)
+            return protocol.receive_call(self._judge, kind, rank, **fields)
         except Exception:  # noqa: BLE001  as above
             traceback.print_exc()
             return False  # the hub ignores what it does not know
 
-    def obey(self, order: protocol.FromHub) -> None:
-        """Do what the judge orders for this rank."""
-        match order:
-            case protocol.LookOrder():
-                self.watch.inspections.ask(order.round)
-            case protocol.RestartClock():
-                self.watch.restart_clock()
-            case protocol.GuardOrder():
-                self.watch.hold(order.by, is_seen=order.is_seen)
+    # What the judge orders for this rank.
+    def on_look(self, round: int) -> None:
+        self.watch.inspections.ask(round)
+
+    def on_restart_clock(self) -> None:
+        self.watch.restart_clock()
+
+    def on_guard(self, by: str, *, is_seen: bool) -> None:
+        self.watch.hold(by, is_seen=is_seen)
 
     def ask_stacks(self, details: dict[str, Any]) -> None:
         """`holdfast stacks` asks what all ranks do now."""
@@ -408,12 +409,12 @@ class HangMonitor:
         judged = self._judge.beat()
         return {**found, "hang": judged["hang"], "paused": judged["held"] or found["paused"]}
 
-    def _post(self, message: protocol.ToHub) -> None:
+    def _post(self, kind: str, /, **fields: Any) -> None:
         link = self._decider.judge_link()
         if link is None:
-            self.receive(0, message)
+            self.receive(0, kind, **fields)
         else:
-            link.to_hub(message)
+            link.to_hub(kind, **fields)
 
     def _make_looker(self) -> Looker:
         from holdfast._environment.processes.inspect import Looker  # only in trouble
@@ -426,12 +427,13 @@ class HangMonitor:
         link = self._decider.judge_link()
         return [0] if link is None else link.training_ranks()
 
-    def order(self, rank: int, order: protocol.FromHub) -> None:
+    def keeper(self, rank: int) -> protocol.FromHub:
         link = self._decider.judge_link()
-        if link is None:
-            self.obey(order)
-        else:
-            link.from_hub(rank, order)
+        post = functools.partial(protocol.receive_call, self)
+        found: protocol.FromHub = protocol.sender(
+            post if link is None else functools.partial(link.from_hub, rank)
+        )
+        return found
 
     def say(self, kind: str, **fields: Any) -> None:
         if "sentence" in fields:
@@ -441,9 +443,7 @@ class HangMonitor:
             # The trainer could print it only when the hang is over. A leader prints it by itself.
             say_in_place_of(self._trainer.pid, told_of(fields))
             return
-        message = protocol.ToTrainer.from_json({"kind": kind, **fields})
-        assert message is not None
-        self._trainer.send(message)
+        self._trainer.post(kind, **fields)
         # A stopped trainer cannot print it before that is over.
         if fields.get("is_deaf") and (place := variables.led_folder()) is not None:
             tell_leader_of_hang(place, {"held": {**fields, "since": time.time()}})

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from holdfast._keeper import protocol
 from holdfast._keeper.ranks.state import HubState, RankEntry, RankRequest
 from holdfast._store.commit.write_queue import Key
 
@@ -29,6 +28,7 @@ class _Round:
     began: float
     asked: set[int]
     marks: dict[int, int] = field(default_factory=dict)
+    mark: int = -1  # the decision
 
 
 class Agreement:
@@ -40,7 +40,7 @@ class Agreement:
         self._round: _Round | None = None
         self.rounds = int(state.clock() * 1000)  # a hub before this one had smaller numbers
         self._waiting: list[RankRequest] = []
-        self.decision: protocol.DecisionForRank | None = None  # the newest
+        self.decision: _Round | None = None  # the newest
         self._plan: tuple[int, float] | None = None  # mark, and since when
         self._due_reason: str | None = None  # why the next snapshot is to be kept
 
@@ -60,17 +60,17 @@ class Agreement:
         asked = set(self._state.remaining_ranks())
         self._round = _Round(self.rounds, wish, self._state.clock(), asked)
         for rank in asked:
-            self._state.send(rank, protocol.HoldOrder(round=self.rounds))
+            self._state.keeper(rank).hold(round=self.rounds)
         self.decide_if_all()
 
-    def on_at(self, entry: RankEntry, message: protocol.RankAt) -> None:
+    def on_at(self, entry: RankEntry, round: int, mark: int) -> None:
         found = self._round
-        if found is not None and message.round == found.number:
-            found.marks[entry.rank] = message.mark
+        if found is not None and round == found.number:
+            found.marks[entry.rank] = mark
             self.decide_if_all()
-        elif self.decision is not None and message.round == self.decision.round:
+        elif self.decision is not None and round == self.decision.number:
             # Its keeper was silent while the others decided: what it is past, it has not saved.
-            entry.past = message.mark - 1
+            entry.past = mark - 1
             self._hub.commits.give_up_hopeless()
 
     def decide_if_all(self) -> None:
@@ -84,12 +84,11 @@ class Agreement:
             return
         self._round = None
         if found.marks:
-            mark = max(found.marks.values())
-            self.decision = protocol.DecisionForRank(
-                round=found.number, mark=mark, wish=vars(found.wish).copy()
-            )
+            # A copy: a later stop may change the status of this one.
+            wish = replace(found.wish)
+            self.decision = replace(found, wish=wish, mark=max(found.marks.values()))
             for rank in state.remaining_ranks():
-                state.send(rank, self.decision)
+                self._send(rank, self.decision)
         elif state.remaining_ranks():
             self._waiting.append(found.wish)  # no rank has answered: ask again
         self.begin_round()
@@ -97,12 +96,16 @@ class Agreement:
     def ask_again(self, rank: int) -> None:
         """A rank's keeper is connected again, or is another one."""
         if self._round is not None:
-            self._state.send(rank, protocol.HoldOrder(round=self._round.number))
+            self._state.keeper(rank).hold(round=self._round.number)
 
     def repeat_decision(self, entry: RankEntry) -> None:
         """For a keeper that may not know it."""
         if self.decision is not None and not entry.ended and not self.is_carried_out():
-            self._state.send(entry.rank, self.decision)
+            self._send(entry.rank, self.decision)
+
+    def _send(self, rank: int, decided: _Round) -> None:
+        wish = vars(decided.wish).copy()
+        self._state.keeper(rank).decide(round=decided.number, mark=decided.mark, wish=wish)
 
     def is_carried_out(self) -> bool:
         """True if the boundary that was decided on is durable."""
@@ -140,11 +143,11 @@ class Agreement:
 
     # -- snapshots, set ahead ---------------------------------------------------
 
-    def on_due(self, entry: RankEntry, message: protocol.SnapshotDue) -> None:
+    def on_due(self, entry: RankEntry, mark: int, reason: str | None = None) -> None:
         """Rank 0 finds that it is time for a snapshot, or for a checkpoint if it has a reason."""
-        entry.observe(self._state.clock(), message.mark)
+        entry.observe(self._state.clock(), mark)
         # Kept until a snapshot is common: one may be on its way, or be missed.
-        self._due_reason = message.reason or self._due_reason
+        self._due_reason = reason or self._due_reason
         self._plan_ahead()
 
     def _plan_ahead(self) -> None:
@@ -159,7 +162,7 @@ class Agreement:
         target = 2 * (int(furthest) // 2 + 2)
         self._plan = (target, now)
         for rank in self._state.training_ranks():
-            self._state.send(rank, protocol.SnapshotPlan(mark=target))
+            self._state.keeper(rank).plan(mark=target)
 
     def plan_missed(self, mark: int) -> None:
         """A rank had passed the boundary already, or had no slot for it."""

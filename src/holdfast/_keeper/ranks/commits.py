@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from holdfast._errors import SaveFailed
-from holdfast._keeper import protocol
 from holdfast._keeper.ranks.state import HubState, RankEntry
 from holdfast._store.commit.write_queue import CADENCE, Key, Urgency, gives_way, sort_out
 
@@ -96,39 +95,38 @@ class Commits:
         """Not failed, but forgotten: a rank that waits for it is told to leave instead."""
         self._commits = {key: c for key, c in self._commits.items() if self._can_be_whole(c)}
 
-    def on_held(self, entry: RankEntry, message: protocol.RankHello | protocol.RankHolds) -> None:
-        held = {(key[0], key[1]) for key in message.held}
-        entry.held = {key for key in held if not self._is_void(key)}
+    def on_held(self, entry: RankEntry, held: list[Key]) -> None:
+        entry.held = {(key[0], key[1]) for key in held if not self._is_void(key)}
         self._find_common()
         self.advance()
         self._ask_again(entry)
 
-    def on_missed(self, entry: RankEntry, message: protocol.SnapshotMissed) -> None:
+    def on_missed(
+        self, entry: RankEntry, mark: int, why: str, at: int = 0, *, is_past: bool = False
+    ) -> None:
         """A rank had passed the boundary already, or had no slot for it."""
-        mark = message.mark
-        entry.observe(self._state.clock(), message.at)
+        entry.observe(self._state.clock(), at)
         self._hub.agreement.plan_missed(mark)
         commit = self._commits.get((self._state.attempt, mark))
-        if commit is not None and not message.is_past:  # else see give_up_hopeless
-            self._fail(commit, f"rank {entry.rank}: {message.why}")
+        if commit is not None and not is_past:  # else see give_up_hopeless
+            self._fail(commit, f"rank {entry.rank}: {why}")
 
-    def on_order(self, entry: RankEntry, message: protocol.CommitOrder) -> None:  # noqa: ARG002  any may
+    def on_order(self, _: RankEntry, key: Key, reason: str, *, last: bool = False) -> None:
         """A trainer wants this boundary on disk; the others will order it too."""
-        key = (message.key[0], message.key[1])
         if self._is_void(key):
             self._refuse_void(key)
             return
         if self.is_durable(key):
             self._tell_durable(key)
             return
-        self._add_commit(key, message.reason, is_last=message.last)
+        self._add_commit(key, reason, is_last=last)
         self._commits[key].is_ordered = True
         self.give_up_hopeless()
         self.advance()
 
-    def on_void(self, entry: RankEntry, message: protocol.StepsInvalid) -> None:
+    def on_void(self, entry: RankEntry, step: int, reason: str) -> None:
         """A rule of one rank has called a step bad: that holds for all ranks."""
-        self.void_from(message.step, message.reason, entry.rank)
+        self.void_from(step, reason, entry.rank)
 
     def void_from(self, step: int, reason: str, rank: int) -> None:
         """Drop everything from this step on, on all ranks."""
@@ -141,7 +139,7 @@ class Commits:
         if self.durable is not None and self._is_void(self.durable):
             self.durable = None  # which older one is durable is not known
         # First: a rank that waits for a checkpoint must know why it fails.
-        self._state.send_all(protocol.InvalidByRank(step=step, reason=reason, rank=rank))
+        self._state.all_keepers.void(step=step, reason=reason, rank=rank)
         # Here: a trainer may be told to leave before it could do it.
         self._state.services.set_aside_void()
         for key in [key for key in self._commits if self._is_void(key)]:
@@ -152,20 +150,29 @@ class Commits:
 
     def _refuse_void(self, key: Key) -> None:
         error = f"a rule has called step {key[1] // 2} bad"
-        self._state.send_all(protocol.CommitFailed(key=list(key), error=error, fenced=False))
+        self._state.all_keepers.failed(key=key, error=error, fenced=False)
 
-    def on_written(self, entry: RankEntry, message: protocol.PartWritten) -> None:
-        commit = self._commits.get((message.key[0], message.key[1]))
-        if commit is None or message.number != commit.number:
+    def on_written(
+        self,
+        entry: RankEntry,
+        key: Key,
+        number: int | None,
+        error: str | None = None,
+        *,
+        dropped: bool = False,
+        file: dict[str, Any] | None = None,
+    ) -> None:
+        commit = self._commits.get(key)
+        if commit is None or number != commit.number:
             return  # written for a checkpoint that has failed since
-        if message.dropped:
+        if dropped:
             self._drop(commit)
             self._hub.after_commit()
             return
-        if message.error or message.file is None:
-            self._fail(commit, f"rank {entry.rank}: {message.error}")
+        if error or file is None:
+            self._fail(commit, f"rank {entry.rank}: {error}")
             return
-        commit.files[entry.rank] = message.file
+        commit.files[entry.rank] = file
         if len(commit.files) < self._state.size or commit.is_closing:
             return
         prints = {rank: file.get("common", "") for rank, file in sorted(commit.files.items())}
@@ -183,7 +190,7 @@ class Commits:
         if newest is None or (self.common is not None and newest <= self.common):
             return
         self.common = newest
-        self._state.send_all(protocol.CommonSnapshot(key=list(newest)))
+        self._state.all_keepers.common(key=newest)
         reason = self._hub.agreement.common_reached(newest)
         if reason is None and any(
             commit.urgency is Urgency.BACKGROUND and not commit.is_writing
@@ -238,7 +245,7 @@ class Commits:
     def _drop(self, commit: PendingCommit) -> None:
         """A newer one is written in its place."""
         self._commits.pop(commit.key, None)
-        self._state.send_all(protocol.CommitDropped(key=list(commit.key)))
+        self._state.all_keepers.dropped(key=commit.key)
 
     def _begin_writing(self, commit: PendingCommit) -> None:
         try:
@@ -265,14 +272,13 @@ class Commits:
             known = commit.asked | set(commit.files)
             if commit.partial and entry.rank not in known and commit.key in entry.held:
                 commit.asked.add(entry.rank)
-                order = protocol.WritePart(
-                    key=list(commit.key),
+                self._state.keeper(entry.rank).write(
+                    key=commit.key,
                     partial=commit.partial,
                     number=commit.number,
                     reason=commit.reason,
                     last=commit.is_last,
                 )
-                self._state.send(entry.rank, order)
 
     def give_up_hopeless(self) -> None:
         """Fail the checkpoints of a boundary that some rank has passed without saving it."""
@@ -304,14 +310,12 @@ class Commits:
         self._hub.after_commit()
 
     def _tell_durable(self, key: Key) -> None:
-        self._state.send_all(protocol.CommitDurable(key=list(key)))
+        self._state.all_keepers.durable(key=key)
 
     def _fail(self, commit: PendingCommit, error: str, *, is_fenced: bool = False) -> None:
         self._commits.pop(commit.key, None)
         self._state.services.note("save-failed", step=commit.key[1] // 2, error=error)
-        self._state.send_all(
-            protocol.CommitFailed(key=list(commit.key), error=error, fenced=is_fenced)
-        )
+        self._state.all_keepers.failed(key=commit.key, error=error, fenced=is_fenced)
         self._remove_given_up()  # the disk may be full
         self._hub.after_commit()
 

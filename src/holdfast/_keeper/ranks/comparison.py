@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from holdfast._keeper import protocol
 from holdfast._keeper.ranks.state import HubState, RankEntry
 
 # -- The straggler ---------------------------------------------------------------------------------
@@ -65,14 +64,14 @@ class Comparison:
         self._prints: dict[int, list[str]] = {}  # of each rank's first batches
         self._passes: dict[tuple[int, int], dict[int, int]] = {}  # (epoch, loop): rank, batches
 
-    def on_waits(self, entry: RankEntry, message: protocol.CollectiveWaits) -> None:
+    def on_waits(self, entry: RankEntry, waited: float, step_seconds: float) -> None:
         """How long a rank waited in the collectives of its last steps."""
         samples = self.waits.setdefault(entry.rank, deque(maxlen=ENOUGH_SAMPLES))
-        samples.append(message.waited)
+        samples.append(waited)
         if len(self.waits) < self._state.size:
             return
         waits = {rank: list(each) for rank, each in self.waits.items()}
-        found = name_straggler(waits, message.step_seconds)
+        found = name_straggler(waits, step_seconds)
         if found is None:
             self.straggler = None
             return
@@ -84,21 +83,21 @@ class Comparison:
             self._named.add(rank)  # once in an attempt: it may come and go
             self._state.services.note("straggler", **self.straggler)
 
-    def on_lap(self, entry: RankEntry, message: protocol.LoopFinished) -> None:
+    def on_lap(self, entry: RankEntry, epoch: int, number: int, batches: int) -> None:
         """A rank has used all batches of a loop: the others must have used as many."""
-        key = message.epoch, message.number
+        key = epoch, number
         counts = self._passes.setdefault(key, {})
-        counts[entry.rank] = message.batches
+        counts[entry.rank] = batches
         if len(set(counts.values())) > 1:
-            told = protocol.UnevenBatches(epoch=message.epoch, batches=sorted(counts.items()))
-            self._state.services.note("uneven-batches", **told.values())
-            self._state.send_all(told)
+            of_ranks = sorted(counts.items())
+            self._state.services.note("uneven-batches", epoch=epoch, batches=of_ranks)
+            self._state.all_trainers.uneven(epoch=epoch, batches=of_ranks)
         if len(counts) == self._state.size:
             del self._passes[key]
 
-    def on_print(self, entry: RankEntry, message: protocol.BatchPrint) -> None:
+    def on_print(self, entry: RankEntry, print: str) -> None:
         """Fingerprints of a rank's first batches: two ranks must not train on the same data."""
-        self._prints.setdefault(entry.rank, []).append(message.print)
+        self._prints.setdefault(entry.rank, []).append(print)
         if len(self._prints) < self._state.size or any(
             len(each) < 2 for each in self._prints.values()
         ):
@@ -108,6 +107,6 @@ class Comparison:
             twin = seen.setdefault(tuple(prints[:2]), rank)
             if twin != rank:
                 self._state.services.note("identical-batches", ranks=[twin, rank])
-                self._state.send(0, protocol.SameBatches(ranks=[twin, rank]))
+                self._state.trainer(0).twins(ranks=[twin, rank])
                 break
         self._prints = {rank: [] for rank in self._prints}  # compared once

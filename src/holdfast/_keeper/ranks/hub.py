@@ -12,7 +12,6 @@ trainer ended. It asks no trainer, so a long call there delays no answer. Every 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,38 +42,19 @@ class Hub:
         self._insure_at: float | None = None  # when the last common snapshot must be saved
         self._alarms: dict[str, float] = {}  # when it was reported that a host's memory gets full
         self._unreachable_seconds = unreachable_seconds
-        self._handlers: dict[type[protocol.ToHub | None], Callable[[RankEntry, Any], None]] = {
-            protocol.RankHello: self._on_hello,
-            protocol.RankBeat: self._on_beat,
-            protocol.RequestForAll: self._on_wish,
-            protocol.MemoryDanger: self._on_danger,
-            protocol.MachineNotice: self._on_notice,
-            protocol.RankDied: self._on_died,
-            protocol.RankFarewell: self._on_farewell,
-            protocol.LauncherGone: self._on_launcher,
-            protocol.RankAt: self.agreement.on_at,
-            protocol.SnapshotDue: self.agreement.on_due,
-            protocol.RankHolds: self.commits.on_held,
-            protocol.SnapshotMissed: self.commits.on_missed,
-            protocol.CommitOrder: self.commits.on_order,
-            protocol.StepsInvalid: self.commits.on_void,
-            protocol.PartWritten: self.commits.on_written,
-            protocol.CollectiveWaits: self.comparison.on_waits,
-            protocol.LoopFinished: self.comparison.on_lap,
-            protocol.BatchPrint: self.comparison.on_print,
-        }
 
     # -- connections ------------------------------------------------------------
 
-    def receive(self, rank: int, message: protocol.ToHub | None) -> None:
-        """Receive a message of a rank's keeper; None if its kind is unknown here."""
-        entry, act = self.state.entries.get(rank), self._handlers.get(type(message))
+    def receive(self, rank: int, kind: str, /, **fields: Any) -> None:
+        """Receive a message of a rank's keeper."""
+        entry = self.state.entries.get(rank)
         if entry is None:
             return
         if entry.lost_at is not None:
             entry.lost_at = self.state.clock()  # no connection, but it sends letters
-        if act is not None:
-            act(entry, message)
+        for part in (self, self.agreement, self.commits, self.comparison):
+            if protocol.receive_call(part, kind, entry, **fields):
+                return
 
     def lost(self, rank: int) -> None:
         """There is no connection to a rank's keeper any more."""
@@ -96,30 +76,32 @@ class Hub:
         lost = self.state.entries[rank].lost_at
         return lost is not None and self.state.clock() - lost > self._unreachable_seconds
 
-    def _on_hello(self, entry: RankEntry, message: protocol.RankHello) -> None:
+    def on_hello(self, entry: RankEntry, held: list[protocol.Key], who: dict[str, Any]) -> None:
         entry.is_here = True
-        entry.beat = {**entry.beat, **message.who}
+        entry.beat = {**entry.beat, **who}
         self.commits.forget_asked(entry.rank)
-        self.commits.on_held(entry, message)
+        self.commits.on_held(entry, held)
         self.agreement.repeat_decision(entry)
 
-    def _on_beat(self, entry: RankEntry, message: protocol.RankBeat) -> None:
-        entry.beat = {**entry.beat, **message.beat}
+    def on_beat(self, entry: RankEntry, beat: dict[str, Any]) -> None:
+        entry.beat = {**entry.beat, **beat}
         entry.observe(self.state.clock(), 2 * int(entry.beat.get("step") or 0))
 
     # -- requests ---------------------------------------------------------------
 
-    def _on_wish(self, entry: RankEntry, message: protocol.RequestForAll) -> None:
-        wish = RankRequest(rank=entry.rank, **message.wish)
-        if wish.kind == "stop" and wish.signal == signal.SIGTERM and self.state.services.has_job:
+    def on_wish(
+        self, entry: RankEntry, wish: dict[str, Any], mark: int | None = None, *, now: bool = False
+    ) -> None:
+        asked = RankRequest(rank=entry.rank, **wish)
+        if asked.kind == "stop" and asked.signal == signal.SIGTERM and self.state.services.has_job:
             # The scheduler sends it for several reasons, with opposite meanings. The answer may
             # come late, or never: what all hold must be durable by then.
-            self._insure(wish)
+            self._insure(asked)
             self.state.services.resolve_stop(
-                wish, lambda found: self._take_wish(found, message.mark, now=message.now)
+                asked, lambda found: self._take_wish(found, mark, now=now)
             )
         else:
-            self._take_wish(wish, message.mark, now=message.now)
+            self._take_wish(asked, mark, now=now)
 
     def _take_wish(self, wish: RankRequest, mark: int | None, *, now: bool = False) -> None:
         """`mark`: the boundary at which it was asked for, if that is known."""
@@ -141,30 +123,29 @@ class Hub:
         elif not self.agreement.covers(mark):
             self.agreement.ask_for(wish)
 
-    def _on_danger(self, entry: RankEntry, message: protocol.MemoryDanger) -> None:
+    def on_danger(
+        self, entry: RankEntry, mark: int, host: str, figures: dict[str, Any], *, first: bool
+    ) -> None:
         """The memory of a rank will be full soon: what all hold is made durable, then more."""
-        figures, host = message.figures, message.host
         step = self.commits.save_common(MEMORY)
-        if message.first:
+        if first:
             self.state.services.note("memory", rank=entry.rank, host=host, step=step, **figures)
             told_at, now = self._alarms.get(host), self.state.clock()
             # Ranks of one host share its memory, and observe the same.
             if told_at is None or now - told_at > _SAY_AGAIN_SECONDS:
                 self._alarms[host] = now
-                report = protocol.MemoryReport(of_rank=entry.rank, host=host, step=step, **figures)
-                self.state.send(0, report)
+                report = {"of_rank": entry.rank, "host": host, "step": step, **figures}
+                self.state.trainer(0).memory(**report)
         if self.stop is None:
-            self._take_wish(RankRequest("save", MEMORY, rank=entry.rank), message.mark)
+            self._take_wish(RankRequest("save", MEMORY, rank=entry.rank), mark)
 
-    def _on_notice(self, entry: RankEntry, message: protocol.MachineNotice) -> None:
+    def on_notice(self, entry: RankEntry, host: str, mark: int, told: dict[str, Any]) -> None:
         """The cloud has announced something for the machine of a rank."""
-        told, host = message.told, message.host
         self.state.services.note("notice", rank=entry.rank, host=host, **told)
-        self.state.send(0, protocol.NoticeReport(**told))
+        self.state.trainer(0).notice(**told)
         if told["acts"] == "save" and self.stop is None:
-            self._take_wish(
-                RankRequest("save", f"notice: {told['what']}", rank=entry.rank), message.mark
-            )
+            wish = RankRequest("save", f"notice: {told['what']}", rank=entry.rank)
+            self._take_wish(wish, mark)
 
     def _insure(self, wish: RankRequest) -> None:
         """Have the last common snapshot on disk by the time that the ranks may be killed."""
@@ -181,22 +162,31 @@ class Hub:
 
     # -- ends -------------------------------------------------------------------
 
-    def _on_died(self, entry: RankEntry, message: protocol.RankDied) -> None:
+    def on_died(self, entry: RankEntry, how: str, step: int, host: str) -> None:
         if entry.ended is None:
-            cause = EndCause(entry.rank, message.how, kind="died", host=message.host)
-            self._lose_rank(entry, cause, host=cause.host, step=message.step)
+            cause = EndCause(entry.rank, how, kind="died", host=host)
+            self._lose_rank(entry, cause, host=host, step=step)
 
     def _lose_rank(self, entry: RankEntry, cause: EndCause, **known: Any) -> None:
         entry.ended = cause
         self.state.services.note("rank-died", rank=entry.rank, how=cause.how, **known)
         self.end.begin(cause, waits=False)
 
-    def _on_farewell(self, entry: RankEntry, message: protocol.RankFarewell) -> None:
+    def on_farewell(
+        self,
+        entry: RankEntry,
+        *,
+        clean: bool,
+        reason: str,
+        status: int,
+        agreed: bool,
+        victim: bool,
+        host: str = "",
+    ) -> None:
         """A trainer leaves by itself: after a stop or the end of training, or for an error."""
-        clean, status, reason = message.clean, message.status, message.reason
-        kind = "left" if clean else ("victim" if message.victim else "failed")
-        entry.ended = EndCause(entry.rank, reason, kind, message.host, status)
-        if clean and status and not message.agreed:
+        kind = "left" if clean else ("victim" if victim else "failed")
+        entry.ended = EndCause(entry.rank, reason, kind, host, status)
+        if clean and status and not agreed:
             # By a signal outside of its loop: the others cannot go on without it.
             reason = f"{reason} (rank {entry.rank})"
             wish = RankRequest("stop", reason, status, rank=entry.rank)
@@ -214,9 +204,9 @@ class Hub:
         else:
             self.end.begin(entry.ended, waits=True)
 
-    def _on_launcher(self, entry: RankEntry, message: protocol.LauncherGone) -> None:
+    def on_launcher(self, entry: RankEntry, reason: str) -> None:
         """The process that started the ranks is gone: nothing would end or restart them."""
-        wish = RankRequest("stop", message.reason, _errors.REQUEUE, grace=30.0, rank=entry.rank)
+        wish = RankRequest("stop", reason, _errors.REQUEUE, grace=30.0, rank=entry.rank)
         self._take_wish(wish, None)
 
     def _leave_now(self, wish: RankRequest) -> None:
@@ -387,9 +377,10 @@ class RunEnd:
                 "speaks": rank == speaker,
                 **(self._requeued or {}),
             }
+            keeper = self._state.keeper(rank)
             # A rank that failed by itself prints its own error.
-            kind = protocol.RankBye if kinds[rank] in ("failed", "left") else protocol.LeaveOrder
-            self._state.send(rank, kind(**told))
+            say_end = keeper.bye if kinds[rank] in ("failed", "left") else keeper.leave
+            say_end(**told)
 
     def release_clean(self) -> None:
         """Release the ranks that have left cleanly, once nothing waits to be written."""
@@ -409,7 +400,7 @@ class RunEnd:
             return
         for entry, _ in leaving:
             entry.released = True
-            self._state.send(entry.rank, protocol.RankBye(step=step, **(self._requeued or {})))
+            self._state.keeper(entry.rank).bye(step=step, **(self._requeued or {}))
 
     def _requeue_first(self, step: int | None) -> bool:
         """True while the job is being requeued: until then no rank is released.

@@ -1,7 +1,7 @@
 """The decider of one rank among several: how it reaches the hub, and how it ends.
 
 It decides nothing. Requests, orders and deaths go to the hub in rank 0's keeper. What the hub
-decides is done by `RankActions`. The keeper stays until the hub releases it.
+decides is done by `RankAgent`. The keeper stays until the hub releases it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from holdfast._environment.processes.identity import ProcessIdentity, host_name
 from holdfast._keeper import protocol
 from holdfast._keeper.memory_alarm import Alarm
 from holdfast._keeper.network.endpoint import HubPost, MemberPost
-from holdfast._keeper.ranks.agent import RankActions, RankAgent
+from holdfast._keeper.ranks.agent import RankAgent
 from holdfast._keeper.ranks.hub import Hub, looks_like_a_lost_peer
 from holdfast._keeper.ranks.state import EndCause, HubState, KeeperServices
 from holdfast._keeper.storage import HeldArena
@@ -38,91 +38,90 @@ if TYPE_CHECKING:
     from holdfast._keeper.keeper import Keeper
 
 _GONE_SECONDS = 0.1  # between two checks whether the keeper may end
+_LINGER_SECONDS = 60.0
+_LAST_MESSAGES_SECONDS = 10.0
+_ASK_AGAIN_SECONDS = 0.05
+_WATCH_SECONDS = 1.0
 
 
 class Member:
-    """One rank's place in the agreement of all."""
+    """One rank's place in the agreement of all; and the end of its trainer, then of its keeper."""
 
     is_stopping = False  # the hub may be asked more than once, and takes the shortest time
 
     def __init__(self, config: protocol.RankConfig) -> None:
         self._config = config
         self.hub: Hub | None = None  # in rank 0's keeper
-        self.link: HubLink  # from `attach` on
+        self.has_lost_trainer = False  # it is dead, or has said goodbye
+        self.is_released = False  # True: the hub needs this keeper no more
+        self._farewell: dict[str, Any] | None = None  # with which the trainer left
+        self._gone_at = 0.0
+        self._has_died = False
+        self._death: PostMortem | None = None
+        self._told_death: PostMortem | None = None  # of a trainer that had been told to leave
+        self._linger_until: float | None = None
 
     def attach(self, keeper: Keeper) -> None:
-        self._keeper = keeper
+        """Open the way to the hub, or the hub itself."""
+        self._keeper, policy = keeper, keeper.policy
         self._storage = keeper.storage
         self._trainer = keeper.trainer
-        self.departure = Departure(keeper, self._config, self)
-        self._actions = RankActions(keeper, self)
-        self.agent = RankAgent(
-            keeper.policy.attempt,
-            keeper.trainer.words,
-            lambda message: self.link.to_hub(message),
-            self._actions,
-            {"rank": keeper.policy.rank, "host": host_name(), "pid": keeper.trainer.pid},
-        )
-        self._join()
-
-    def _join(self) -> None:
-        """Open the way to the hub, or the hub itself."""
-        keeper, policy = self._keeper, self._keeper.policy
         if policy.rank == 0:
-            state = HubState(
-                policy.size,
-                policy.attempt,
-                lambda rank, message: self.link.from_hub(rank, message),
-                KeeperServices(keeper),
-            )
+            services = KeeperServices(keeper)
+            state = HubState(policy.size, policy.attempt, self._send_from_hub, services)
             self.hub = Hub(state, self._config.unreachable_seconds)
         self.link = HubLink(keeper, self._config, self)
+        self.agent = RankAgent(keeper, self.link.hub, self)
         if self.hub is not None:
             invalid_from = void_steps(policy.layout).get(policy.attempt)
             if invalid_from is not None:  # the hub before this one knew
                 self.hub.commits.void_from(invalid_from, "", 0)
-            self._trainer.send(protocol.HubPort(port=self.link.port))
-            self._trainer.send(protocol.HubJoined())
+            self._trainer.tell.port(port=self.link.port)
+            self._trainer.tell.joined()
         watch_launcher(keeper, self, self._config)
         self.agent.greet()
+
+    def _send_from_hub(self, rank: int, kind: str, /, **fields: Any) -> None:
+        self.link.from_hub(rank, kind, **fields)
 
     def tick(self, now: float) -> float:
         self.link.tick(now)
         if self.hub is not None:
             self.hub.tick()
-        if self.departure.is_trainer_gone:
-            self.departure.leave_if_free(now)
+        if self.has_lost_trainer:
+            self._leave_if_free(now)
         at_hub = math.inf if self.hub is None else self.hub.next_at()
-        at_end = now + _GONE_SECONDS if self.departure.is_trainer_gone else math.inf
+        at_end = now + _GONE_SECONDS if self.has_lost_trainer else math.inf
         return min(self.link.post.next_at(), at_hub, at_end)
 
-    def receive_at_hub(self, rank: int, message: protocol.ToHub | None) -> None:
+    def receive_at_hub(self, rank: int, kind: str, /, **fields: Any) -> None:
         assert self.hub is not None
-        if message is None or not self._keeper.hangs.receive(rank, message):
-            self.hub.receive(rank, message)
+        if not self._keeper.hangs.receive(rank, kind, **fields):
+            self.hub.receive(rank, kind, **fields)
 
     def on_hub_found(self) -> None:
         """Also a hub that has taken the place of another: it must know all that is pending."""
-        self._trainer.send(protocol.HubJoined())
+        self._trainer.tell.joined()
         self.agent.greet()
-        for attempt, mark in self._actions.orders:
-            self.link.to_hub(protocol.CommitOrder(key=[attempt, mark], reason="asked again"))
-        if self.departure.farewell is not None:
-            self.link.to_hub(self.departure.farewell)
+        for key in self.agent.orders:
+            self.link.hub.order(key=key, reason="asked again")
+        if self._farewell is not None:
+            self.link.hub.farewell(**self._farewell)
 
     def on_launcher_gone(self, reason: str) -> None:
-        self.departure.stop_lingering()
-        self.link.to_hub(protocol.LauncherGone(reason=reason))
+        if self._linger_until is not None:
+            self._linger_until = 0.0  # nothing will start the ranks again
+        self.link.hub.launcher(reason=reason)
 
     # -- the trainer ------------------------------------------------------------
 
-    def on_message(self, message: protocol.FromTrainer) -> None:
-        if isinstance(message, protocol.SnapshotMissed):
-            self.agent.missed(message.mark, message.why, is_past=message.is_past)
-        elif isinstance(message, protocol.TrainerFarewell):
-            self.departure.take_farewell(message)
-        elif isinstance(message, protocol.ToHub):
-            self.link.to_hub(message)
+    def on_message(self, kind: str, fields: dict[str, Any]) -> None:
+        if kind == "missed":
+            self.agent.missed(**fields)
+        elif kind == "farewell":
+            self._take_farewell(**fields)
+        elif hasattr(protocol.ToHub, kind):
+            self.link.to_hub(kind, **fields)
 
     def on_arena(self) -> None:
         self.agent.report()  # the keeper before this one may have died before it wrote
@@ -130,38 +129,27 @@ class Member:
     def on_snapshot(self, generation: int) -> None:  # noqa: ARG002  older ones stay until all hold it
         self.agent.report()
 
-    def on_order(self, order: protocol.PersistOrder) -> None:
-        found = self._storage.slot(order.generation, order.sequence)
-        if found is None:
-            self._trainer.send(protocol.WriteFailed(order=order.order, error="the slot is gone"))
-            return
+    def on_order(
+        self, order: int, found: tuple[HeldArena, SlotRecord], reason: str, *, is_last: bool
+    ) -> None:
         key = (found[0].arena.attempt, found[1].mark)
-        self._actions.orders.setdefault(key, []).append(order.order)
-        if order.reason != CADENCE:
+        self.agent.orders.setdefault(key, []).append(order)
+        if reason != CADENCE:
             self._storage.writer.hurry()  # it comes after the part that is being written
         self.agent.report()
-        self.agent.order(*key, order.reason, is_last=order.last)
+        self.agent.order(key, reason, is_last=is_last)
 
     def on_salvage(self, held: HeldArena, record: SlotRecord) -> None:
         self._storage.holdings.salvage(held)
         self.agent.report()
-        self.agent.order(held.arena.attempt, record.mark, "salvaged")
+        self.agent.order((held.arena.attempt, record.mark), "salvaged")
 
-    def on_invalid(self, message: protocol.StepsInvalid) -> None:
-        self.link.to_hub(message)
-
-    def on_leaving(self) -> None:
-        self.departure.leave_cleanly()
-
-    def on_goodbye(self) -> None:
-        self.departure.on_goodbye()
-
-    def on_death(self) -> None:
-        self.departure.on_death()
+    def on_invalid(self, step: int, reason: str) -> None:
+        self.link.hub.void(step=step, reason=reason)
 
     @property
     def is_trainer_gone(self) -> bool:
-        return self.departure.is_trainer_gone or self.departure.farewell is not None
+        return self.has_lost_trainer or self._farewell is not None
 
     # -- stops and saves --------------------------------------------------------
 
@@ -176,7 +164,7 @@ class Member:
             "signal": arrival.number,
             "grace": limit.grace_of(arrival.number),
         }
-        self.link.to_hub(protocol.RequestForAll(wish=wish, now=arrival.is_final))
+        self.link.hub.wish(wish=wish, now=arrival.is_final)
 
     def on_request(self, kind: str, details: dict[str, Any]) -> None:
         assert self.hub is not None  # only rank 0 reads requests
@@ -185,15 +173,12 @@ class Member:
             return
         now = kind == "stop" and bool(details.get("now"))
         reason = stop_from_file(details).reason if kind == "stop" else "holdfast save"
-        wish = {
-            "kind": kind,
-            "reason": f"stop --now: {reason}" if now else reason,
-            "status": _errors.PERSON,
-        }
-        self.hub.receive(0, protocol.RequestForAll(wish=wish, now=now))
+        reason = f"stop --now: {reason}" if now else reason
+        wish = {"kind": kind, "reason": reason, "status": _errors.PERSON}
+        self.hub.receive(0, "wish", wish=wish, now=now)
 
     def stop_reason(self) -> str | None:
-        return self._actions.stop_reason
+        return self.agent.stop_reason
 
     def stop_status(self) -> int | None:
         stop = None if self.hub is None else self.hub.stop
@@ -201,32 +186,24 @@ class Member:
 
     def on_time_short(self, reason: str, left: float) -> None:
         wish = {"kind": "stop", "reason": reason, "status": _errors.REQUEUE, "grace": left}
-        self.link.to_hub(protocol.RequestForAll(wish=wish))
+        self.link.hub.wish(wish=wish)
+
+    stop_for_notice = on_time_short
 
     def on_time_left(self, left: float) -> None:
         pass  # the hub asks for what is left
 
-    def on_notice(self, notice: protocol.NoticeReport) -> None:
-        mark, told = self._trainer.boundary_id, notice.values()
-        self.link.to_hub(protocol.MachineNotice(host=host_name(), mark=mark, told=told))
-
-    def stop_for_notice(self, reason: str, left: float) -> None:
-        self.on_time_short(reason, left)
+    def on_notice(self, told: dict[str, Any]) -> None:
+        self.link.hub.notice(host=host_name(), mark=self._trainer.boundary_id, told=told)
 
     def on_memory_alarm(self, alarm: Alarm) -> None:
-        if self.departure.is_trainer_gone:
+        if self.has_lost_trainer:
             return
-        self.link.to_hub(
-            protocol.MemoryDanger(
-                mark=self._trainer.boundary_id,
-                first=alarm.is_first,
-                host=host_name(),
-                figures=alarm.figures(),
-            )
-        )
-        if alarm.is_first:
+        mark, first = self._trainer.boundary_id, alarm.is_first
+        self.link.hub.danger(mark=mark, first=first, host=host_name(), figures=alarm.figures())
+        if first:
             # Rank 0 prints it; this one finds the cause.
-            self._trainer.send(protocol.MemoryReport(quiet=True))
+            self._trainer.tell.memory(quiet=True)
 
     # -- hangs ------------------------------------------------------------------
 
@@ -243,7 +220,7 @@ class Member:
     # -- the disk, from the writer's threads ------------------------------------
 
     def on_written(self, outcome: WriteOutcome) -> None:
-        self._keeper.timers.after(0.0, lambda: self._actions.part_written(outcome))
+        self._keeper.timers.after(0.0, lambda: self.agent.part_written(outcome))
 
     def on_closed(self, closing: Closing, error: str | None, is_fenced: bool) -> None:
         """The hub's manifest is written, or not."""
@@ -272,7 +249,7 @@ class Member:
         used = beat["memory"] or {}
         mine["memory"] = {k: used.get(k) for k in ("rss", "workers", "cgroup", "cache", "limit")}
         mine |= {k: beat[k] for k in ("paused", "pulse_age", "pace")}
-        self.link.to_hub(protocol.RankBeat(beat=mine))
+        self.link.hub.beat(beat=mine)
         if self.hub is None:
             return
         entries = self.hub.state.entries.values()
@@ -284,53 +261,37 @@ class Member:
             {**beat, "ranks": ranks, "straggler": self.hub.comparison.straggler}
         )
 
-
-# -- How a rank ends: its trainer leaves or dies, and its keeper stays until it is released --------
-
-_LINGER_SECONDS = 60.0
-_LAST_MESSAGES_SECONDS = 10.0
-_ASK_AGAIN_SECONDS = 0.05
-
-
-class Departure:
-    """The end of one rank's trainer, and then of its keeper."""
-
-    def __init__(self, keeper: Keeper, config: protocol.RankConfig, member: Member) -> None:
-        self._keeper = keeper
-        self._config = config
-        self._member = member
-        self.is_trainer_gone = False
-        self.farewell: protocol.RankFarewell | None = None  # with which the trainer left
-        self.is_released = False  # True: the hub needs this keeper no more
-        self._gone_at = 0.0
-        self._has_died = False
-        self._death: PostMortem | None = None
-        self._told_death: PostMortem | None = None  # of a trainer that had been told to leave
-        self._linger_until: float | None = None
-
     # -- the trainer's end ------------------------------------------------------
 
-    def take_farewell(self, said: protocol.TrainerFarewell) -> None:
-        self.farewell = protocol.RankFarewell(
-            clean=said.clean,
-            reason=said.reason,
-            status=said.status,
-            victim=looks_like_a_lost_peer(said.error or ""),
-            host=host_name(),
-            agreed=said.agreed,
-        )
-        self._member.link.to_hub(self.farewell)
+    def _take_farewell(
+        self,
+        *,
+        clean: bool,
+        status: int,
+        reason: str,
+        error: str | None = None,
+        agreed: bool = False,
+    ) -> None:
+        self._farewell = {
+            "clean": clean,
+            "reason": reason,
+            "status": status,
+            "victim": looks_like_a_lost_peer(error or ""),
+            "host": host_name(),
+            "agreed": agreed,
+        }
+        self.link.hub.farewell(**self._farewell)
 
-    def leave_cleanly(self) -> None:
+    def on_leaving(self) -> None:
         """The trainer leaves; the slots stay until the hub needs them no more."""
-        if self.farewell is None:
-            self.take_farewell(protocol.TrainerFarewell(clean=True, reason="closed", status=0))
+        if self._farewell is None:
+            self._take_farewell(clean=True, reason="closed", status=0)
 
     def on_goodbye(self) -> None:
-        self.is_trainer_gone, self._gone_at = True, time.monotonic()
+        self.has_lost_trainer, self._gone_at = True, time.monotonic()
         self._keeper.stop_watching_memory()
         self._keeper.end_series()
-        self.leave_cleanly()
+        self.on_leaving()
 
     def on_death(self) -> None:
         keeper = self._keeper
@@ -338,18 +299,18 @@ class Departure:
         if keeper.link.pidfd is not None:
             with contextlib.suppress(KeyError, ValueError):
                 keeper.selector.unregister(keeper.link.pidfd)
-        if self.is_trainer_gone:
+        if self.has_lost_trainer:
             return
-        self.is_trainer_gone, self._gone_at = True, time.monotonic()
+        self.has_lost_trainer, self._gone_at = True, time.monotonic()
         keeper.timers.cancel("kill")
         keeper.stop_watching_memory()
         keeper.receive_rest()  # also of one that was told to leave: it may have made an arena
         keeper.end_series()
-        was_expected = self.is_released or keeper.trainer.leave_status is not None
-        if was_expected or self.farewell is not None:
-            if self.farewell is None:
+        was_expected = self.is_released or self._trainer.leave_status is not None
+        if was_expected or self._farewell is not None:
+            if self._farewell is None:
                 self._told_death = keeper.examine_death()
-            self.leave_cleanly()
+            self.on_leaving()
             return
         self._death = keeper.examine_death()
         self._report_death(self._death)
@@ -359,16 +320,14 @@ class Departure:
             self._keeper.timers.after(_ASK_AGAIN_SECONDS, lambda: self._report_death(death))
             return
         self._has_died = True
-        self._member.agent.report()
-        how, step = death.how or "died", self._keeper.trainer.step
-        self._member.link.to_hub(protocol.RankDied(how=how, host=host_name(), step=step))
+        self.agent.report()
+        self.link.hub.died(how=death.how or "died", host=host_name(), step=self._trainer.step)
         death.write(durable=False)
 
     def leave_without_hub(self) -> None:
         """There is nothing left to agree with: the trainer must not go on."""
-        trainer, policy = self._keeper.trainer, self._keeper.policy
-        is_leaving = self.farewell is not None or trainer.leave_status is not None
-        if self.is_trainer_gone or is_leaving:
+        policy = self._keeper.policy
+        if self.is_trainer_gone or self._trainer.leave_status is not None:
             return
         record = read_json(policy.layout.rank(policy.attempt, 0))
         host = record.get("keeper", {}).get("host", "")
@@ -376,19 +335,15 @@ class Departure:
         speaks = policy.rank == 1  # one rank prints it, not all
         if speaks:
             self._keeper.journal("rank-died", rank=0, how=cause.how, host=host)
-        step = self._keeper.storage.durable_step
-        trainer.order_to_leave(cause.sentence(), _errors.REQUEUE, step, asked=False, speaks=speaks)
+        how = {"asked": False, "speaks": speaks}
+        step = self._storage.durable_step
+        self._trainer.order_to_leave(cause.sentence(), _errors.REQUEUE, step, **how)
 
     # -- the keeper's end -------------------------------------------------------
 
-    def stop_lingering(self) -> None:
-        """Nothing will start the ranks again."""
-        if self._linger_until is not None:
-            self._linger_until = 0.0
-
-    def leave_if_free(self, now: float) -> None:
+    def _leave_if_free(self, now: float) -> None:
         """The trainer is gone: end the keeper when nothing needs it any more."""
-        keeper, link, hub = self._keeper, self._member.link, self._member.hub
+        keeper, link, hub = self._keeper, self.link, self.hub
         if not self.is_released and not link.is_hub_gone(now):
             return
         if hub is not None:
@@ -405,39 +360,33 @@ class Departure:
         is_followed = keeper.policy.layout.is_followed(keeper.policy.attempt)
         if now < self._linger_until and not is_followed:
             return
-        keeper.storage.writer.wait_idle()  # an old checkpoint may be half removed
-        keeper.storage.release(is_needed=not self.is_released or self._is_memory_needed())
+        self._storage.writer.wait_idle()  # an old checkpoint may be half removed
+        self._storage.release(is_needed=not self.is_released or self._is_memory_needed())
         link.close()
         keeper.finish()
 
     def _begin_to_linger(self, now: float) -> float:
         """Keep the slots for ranks that are started again; returns until when."""
-        keeper = self._keeper
         if (told := self._told_death) is not None:
             told.wait_for_status()
-            if keeper.is_unexpected(told):  # something else ended it first
+            if self._keeper.is_unexpected(told):  # something else ended it first
                 self._death = told
         if self._death is not None:
-            self._death.write(durable_step=keeper.storage.durable_step)
-        comes_back = keeper.trainer.leave_status in _errors.RESTARTED
+            self._death.write(durable_step=self._storage.durable_step)
+        comes_back = self._trainer.leave_status in _errors.RESTARTED
         if not self._config.restarts or not (self._has_died or comes_back):
             return 0.0
-        keeper.storage.holdings.hash_newest()
+        self._storage.holdings.hash_newest()
         return now + _LINGER_SECONDS
 
     def _is_memory_needed(self) -> bool:
         """Only a state that all ranks hold is of use to the next start."""
-        storage = self._keeper.storage
+        storage = self._storage
         if not storage.has_failed() or storage.holdings.salvages:
             return storage.has_failed()
-        common = int(self._keeper.trainer.words[control.COMMON]) - 1
+        common = int(self._trainer.words[control.COMMON]) - 1
         durable = -1 if storage.durable_step is None else storage.durable_step
         return durable < common // 2 < storage.invalid_from
-
-
-# -- How the keeper of a rank and the hub reach each other -----------------------------------------
-
-_WATCH_SECONDS = 1.0
 
 
 class HubLink:
@@ -448,6 +397,7 @@ class HubLink:
         self._timers = keeper.timers
         self._config = config
         self._member = member
+        self.hub: protocol.ToHub = protocol.sender(self.to_hub)
         # No connection to the hub and no sign of it since then; None while there is one.
         self._lost_since = None if policy.rank == 0 else time.monotonic()
         self._hub_beat: object = None
@@ -466,7 +416,7 @@ class HubLink:
                 policy.size,
                 mail,
                 loopback=config.is_one_host,
-                hear=lambda rank, data: member.receive_at_hub(rank, protocol.ToHub.from_json(data)),
+                hear=lambda rank, told: member.receive_at_hub(rank, told.pop("kind"), **told),
                 lost=member.hub.lost,
                 found=member.hub.found,
             )
@@ -480,7 +430,7 @@ class HubLink:
                 policy.rank,
                 self._hub_addresses,
                 mail,
-                hear=lambda _, data: member.agent.receive(protocol.FromHub.from_json(data)),
+                hear=lambda _, told: member.agent.receive(told.pop("kind"), **told),
                 lost=self._lose_hub,
                 found=self._find_hub,
             )
@@ -488,18 +438,18 @@ class HubLink:
             layout.ranks(attempt).mkdir(exist_ok=True)
             write_json(layout.rank(attempt, policy.rank), record, durable=False)
 
-    def to_hub(self, message: protocol.ToHub) -> None:
+    def to_hub(self, kind: str, /, **fields: Any) -> None:
         if self._member.hub is not None:
-            self._timers.after(0.0, lambda: self._member.receive_at_hub(0, message))
-        elif not self._member.departure.is_released:
+            self._timers.after(0.0, lambda: self._member.receive_at_hub(0, kind, **fields))
+        elif not self._member.is_released:
             # A letter to a hub that is gone would create its folder again.
-            self.post.send(0, message.kind, **message.values())
+            self.post.send(0, kind, **fields)
 
-    def from_hub(self, rank: int, message: protocol.FromHub) -> None:
+    def from_hub(self, rank: int, kind: str, /, **fields: Any) -> None:
         if rank == 0:
-            self._timers.after(0.0, lambda: self._member.agent.receive(message))
+            self._timers.after(0.0, lambda: self._member.agent.receive(kind, **fields))
         else:
-            self.post.send(rank, message.kind, **message.values())
+            self.post.send(rank, kind, **fields)
 
     def training_ranks(self) -> list[int]:
         hub = self._member.hub
@@ -512,7 +462,7 @@ class HubLink:
 
     def close(self) -> None:
         self.post.close()
-        if self._member.hub is not None or not self._member.departure.is_released:
+        if self._member.hub is not None or not self._member.is_released:
             # Nothing will read it.
             remove_folder(self._policy.layout.mail(self._policy.attempt))
 
@@ -547,7 +497,7 @@ class HubLink:
         if beat is not None and beat != self._hub_beat:
             self._hub_beat, self._lost_since = beat, now
         elif self.is_hub_gone(now):
-            self._member.departure.leave_without_hub()
+            self._member.leave_without_hub()
 
 
 def watch_launcher(keeper: Keeper, member: Member, config: protocol.RankConfig) -> None:

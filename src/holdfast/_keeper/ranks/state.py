@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable, Collection
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from holdfast._errors import SaveFailed
-from holdfast._keeper.protocol import FromHub
+from holdfast._keeper import protocol
 from holdfast._keeper.timers import in_background
 from holdfast._keeper.writer import Closing
 from holdfast._store.commit.write import State, begin_checkpoint, explain, refuse_if_replaced
@@ -94,16 +95,27 @@ class HubState:
 
     size: int
     attempt: int
-    send: Callable[[int, FromHub], None]
+    send: Callable[..., None]  # (rank, kind, **fields)
     services: KeeperServices
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         self.entries = {rank: RankEntry(rank) for rank in range(self.size)}
+        self.all_keepers: protocol.FromHub = protocol.sender(self._send_all)
+        self.all_trainers: protocol.ToTrainer = protocol.sender(self._send_all)
 
-    def send_all(self, message: FromHub) -> None:
+    def keeper(self, rank: int) -> protocol.FromHub:
+        found: protocol.FromHub = protocol.sender(functools.partial(self.send, rank))
+        return found
+
+    def trainer(self, rank: int) -> protocol.ToTrainer:
+        """Its keeper passes these on."""
+        found: protocol.ToTrainer = protocol.sender(functools.partial(self.send, rank))
+        return found
+
+    def _send_all(self, kind: str, /, **fields: Any) -> None:
         for rank in self.entries:
-            self.send(rank, message)
+            self.send(rank, kind, **fields)
 
     def training_ranks(self) -> list[int]:
         return [rank for rank, entry in self.entries.items() if entry.trains]

@@ -253,7 +253,7 @@ def join_ranks(
         launcher_name="" if launcher is None else launcher.name,
         restarts=launcher is not None and launcher.restarts,
     )
-    keeper = KeeperClient(policy, grace_seconds, numbers, listen, config.values())
+    keeper = KeeperClient(policy, grace_seconds, numbers, listen, vars(config))
     ranks = RankAgreement(group.rank, group.size, keeper)
     joined.append(ranks)
     for message in heard:
