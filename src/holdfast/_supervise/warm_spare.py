@@ -85,9 +85,9 @@ class SpareProcess:
         environment: Mapping[str, str],
         outlets: Mapping[int, Outlet],
         mask: set[int | signal.Signals],
-        modules: str,
+        modules: Path,
     ) -> None:
-        """`modules` is the file with the names of what is imported late; empty: nothing is."""
+        """`modules` is the file with the names of what the first process has imported."""
         self._record: SupervisionRecord | None = None
         self.is_reaped = False  # its pid may be another's
         self.streams = Streams(outlets, self._add_output)
@@ -95,7 +95,7 @@ class SpareProcess:
         self._answers, answers = os.pipe()
         os.set_blocking(self._answers, False)
         self._received = b""
-        words = command.running(str(_PROGRAM), str(orders), str(answers), modules)
+        words = command.running(str(_PROGRAM), str(orders), str(answers), str(modules))
         try:
             given = (orders, answers)
             self.pid = start(words, environment, self.streams, mask, inherited=given)
@@ -163,7 +163,6 @@ class WarmSpare:
         self._is_ready = False
         self._is_refused = False  # it would be refused again
         self._is_due = False
-        self._why_no_later = ""  # modules that are imported late are not for the spare
         self._said: set[str] = set()
         self._record: SupervisionRecord | None = None
         self._environment: Mapping[str, str] = {}
@@ -252,10 +251,9 @@ class WarmSpare:
         if now - self._opened_at < self._delay_seconds:
             return
         self._is_due = self._is_ready = False
-        given = "" if self._why_no_later else str(modules)
         with contextlib.suppress(OSError):  # no process or no terminal more: a plain start, then
             self._process = SpareProcess(
-                self._command, self._environment, self._outlets, self._mask, given
+                self._command, self._environment, self._outlets, self._mask, modules
             )
             self.pids.add(self._process.pid)
 
@@ -274,26 +272,13 @@ class WarmSpare:
                 self._record.write(spare={"pid": process.pid, "memory": answer["ready"]})
             if "ready" not in self._said:
                 self._said.add("ready")
-                self._say_ready(process.pid, answer)
+                memory = f", {size(answer['ready'])} of memory" if answer["ready"] else ""
+                self._say(f"a spare is ready (pid {process.pid}{memory}).")
             return
-        if "later" in answer:
-            self._why_no_later, self._is_due = answer["later"], True
-        else:
-            self._is_refused = True
-            why = f"no spare: {answer.get('refused')}."
-            self._say_once(f"{why}\n  A restart is a plain start, as without --spare.")
+        self._is_refused = True
+        why = f"no spare: {answer.get('refused')}."
+        self._say_once(f"{why}\n  A restart is a plain start, as without --spare.")
         self.close()
-
-    def _say_ready(self, pid: int, answer: dict[str, Any]) -> None:
-        memory = f", {size(answer['ready'])} of memory" if answer["ready"] else ""
-        lines = [f"a spare is ready (pid {pid}{memory})."]
-        if answer["note"]:
-            lines.append(f"{answer['note']}.")
-        if self._why_no_later:
-            lines.append(
-                f"{self._why_no_later}: modules that are imported later are not in the spare."
-            )
-        self._say("\n  ".join(lines))
 
     def _say_once(self, text: str) -> None:
         if text not in self._said:

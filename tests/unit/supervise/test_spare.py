@@ -1,17 +1,17 @@
-"""For which commands there is a spare, and which statements of a script it may run."""
+"""For which commands there is a spare, and what it may import."""
 
 from __future__ import annotations
 
-import ast
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from holdfast._environment import variables
 from holdfast._store.folder.supervised import led_modules, tell_leader_of_modules
-from holdfast._supervise.spare_program import count_leading, is_installed, later_import, signature
+from holdfast._supervise.spare_process import SpareRefused, import_packages, is_installed
 from holdfast._supervise.warm_spare import PythonCommand, parse_command
 from holdfast._tools.cli import _led_command
 
@@ -60,57 +60,6 @@ def test_other_commands_have_none_and_it_is_said_why(command, why):
     assert why in found
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "'a docstring'",
-        "import os, torch.nn as nn",
-        "from . import model",
-        "SEED: int",
-        "NAME = OTHER = 3",
-        "os.environ['OMP_NUM_THREADS'] = '1'",
-        "os.environ.setdefault('A', str(Path(__file__).parent))",
-        "sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))",
-        "sys.path.append(str(Path(__file__).resolve().parent / 'src'))",
-        "warnings.filterwarnings('ignore', category=FutureWarning)",
-        "try:\n  import apex\nexcept ImportError:\n  apex = None",
-        "if TYPE_CHECKING:\n  open('x', 'w')",
-    ],
-)
-def test_what_a_spare_runs(statement):
-    is_run = statement != "SEED: int"  # an annotation evaluates whatever it names
-    assert count_leading(ast.parse(statement).body) == is_run
-
-
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "print('x')",
-        "torch.manual_seed(0)",
-        "args = parser.parse_args()",
-        "RUN = time.time()",
-        "os.environ['A'] = subprocess.check_output('x')",
-        "os.environ[name()] = 'x'",
-        "sys.path.insert(0, download())",
-        "os.chdir('x')",
-        "def main(): pass",
-        "try:\n  import apex\nexcept ImportError:\n  install('apex')",
-        "if __name__ == '__main__':\n  import x",
-    ],
-)
-def test_what_it_does_not_run(statement):
-    assert count_leading(ast.parse(statement).body) == 0
-
-
-def test_an_import_below_other_statements_is_found():
-    body = ast.parse("import os\nos.chdir('x')\nimport torch\n").body
-    assert count_leading(body) == 1
-    later = later_import(body)
-    assert later is not None
-    assert later.lineno == 3
-    assert later_import(ast.parse("import os\nos.chdir('x')\n").body) is None
-
-
 def test_what_is_installed(tmp_path):
     assert is_installed(json.__file__)
     assert is_installed(pytest.__file__)
@@ -118,14 +67,47 @@ def test_what_is_installed(tmp_path):
     assert not is_installed(str(tmp_path / "model.py"))
 
 
-def test_a_signature_changes_with_the_file(tmp_path):
-    path = tmp_path / "x.py"
-    assert signature(str(path)) is None
-    path.write_text("a = 1")
-    before = signature(str(path))
-    assert signature(str(path)) == before is not None
-    path.write_text("a = 12")
-    assert signature(str(path)) != before
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """An installed package, which another file can hide."""
+    path = tmp_path / "site-packages" / "holdfast_test_package"
+    path.mkdir(parents=True)
+    (path / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(str(path.parent))
+    monkeypatch.setattr(sys, "addaudithook", lambda _: None)
+    yield path / "__init__.py"
+    sys.modules.pop(path.name, None)
+
+
+def _listed(path: Path, **environment: int) -> dict[str, Any]:
+    name = path.parent.name
+    return {"modules": [name], "files": {name: str(path)}, "environment": environment}
+
+
+def test_what_is_installed_is_imported(package, monkeypatch):
+    monkeypatch.setattr(variables, "changed_since_start", dict)
+    import_packages(_listed(package))
+    assert "holdfast_test_package" in sys.modules
+
+
+@pytest.mark.parametrize("hides", [True, False])
+def test_what_the_script_has_from_elsewhere_is_not_imported(package, tmp_path, hides, monkeypatch):
+    """It may have changed sys.path; and its own modules may act at their import."""
+    monkeypatch.setattr(variables, "changed_since_start", dict)
+    own = tmp_path / "holdfast_test_package" / "__init__.py"
+    own.parent.mkdir()
+    own.write_text("")
+    if hides:
+        monkeypatch.syspath_prepend(str(tmp_path))
+    import_packages(_listed(package if hides else own))
+    assert "holdfast_test_package" not in sys.modules
+
+
+def test_a_variable_that_the_script_sets_is_a_reason_against_it(package, monkeypatch):
+    monkeypatch.setattr(variables, "changed_since_start", lambda: {"CUDA_VISIBLE_DEVICES": 1})
+    import_packages(_listed(package))
+    with pytest.raises(SpareRefused, match="the script sets SOME_SETTING: set that before"):
+        import_packages(_listed(package, SOME_SETTING=1))
 
 
 def test_a_run_lists_what_it_has_imported(tmp_path, monkeypatch):
@@ -134,6 +116,8 @@ def test_a_run_lists_what_it_has_imported(tmp_path, monkeypatch):
     text = led_modules(tmp_path).read_text()
     found = json.loads(text)
     assert "json.decoder" in found["modules"]
+    assert found["files"]["json"] == json.__file__
+    assert "json.decoder" not in found["files"]
     assert "os.path" in sys.modules
     assert "os.path" not in found["modules"]  # an alias
     assert isinstance(found["environment"]["HOLDFAST_TEST_VARIABLE"], int)

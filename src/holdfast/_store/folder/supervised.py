@@ -154,11 +154,13 @@ def tell_leader(place: Path, folder: Path, attempt: int, rank: int) -> None:
 
 
 def tell_leader_of_modules(place: Path) -> None:
-    """Record what is imported, in the order of the imports, for a spare."""
+    """Record what is imported, in the order of the imports and from where, for a spare."""
     specs = ((name, getattr(each, "__spec__", None)) for name, each in list(sys.modules.items()))
     # An alias, such as os.path, cannot be imported under its own name.
-    names = [name for name, spec in specs if spec is not None and spec.name == name]
-    record = {"modules": names, "environment": variables.changed_since_start()}
+    known = {name: spec for name, spec in specs if spec is not None and spec.name == name}
+    files = {name: getattr(spec, "origin", None) for name, spec in known.items() if "." not in name}
+    changed = variables.changed_since_start()
+    record = {"modules": list(known), "files": files, "environment": changed}
     with contextlib.suppress(OSError):
         write_led(led_modules(place), record)
 
