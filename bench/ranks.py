@@ -40,7 +40,7 @@ import torch.distributed as dist
 
 import holdfast
 from bench.machine import machine
-from holdfast._keeper.network.endpoint import HubPost, MemberPost
+from holdfast._keeper.network.endpoint import HubPost, MemberPost, PostOwner
 from holdfast._keeper.protocol import sender
 from holdfast._keeper.ranks.agent import RankAgent
 from holdfast._keeper.ranks.hub import Hub
@@ -259,11 +259,9 @@ def run_members(ranks: list[int], last: int, port: int, mail: Path, rounds: int)
 
     for rank in ranks:
         member = make_member(rank, loop, lambda rank=rank: told(rank))
-        post = MemberPost(
+        owner = PostOwner(
             loop.selector,
             KEY,
-            rank,
-            lambda: [("127.0.0.1", port)],
             mail,
             hear=lambda _, message, member=member: (
                 ask()
@@ -273,6 +271,7 @@ def run_members(ranks: list[int], last: int, port: int, mail: Path, rounds: int)
             lost=lambda _: None,
             found=lambda _, member=member: member.greet(),
         )
+        post = MemberPost(owner, rank, lambda: [("127.0.0.1", port)])
         member._hub = sender(partial(post.send, 0))
         loop.posts.append(post)
         if rank == last:
@@ -308,9 +307,8 @@ def measure_decisions(size: int, rounds: int) -> tuple[list[float], list[float]]
 
     books: Any = NoBooks()
     hub = Hub(HubState(size, 1, send, books))
-    post = HubPost(
-        loop.selector, KEY, size, mail, loopback=True, hear=hear, lost=hub.lost, found=hub.found
-    )
+    owner = PostOwner(loop.selector, KEY, mail, hear=hear, lost=hub.lost, found=hub.found)
+    post = HubPost(owner, size, loopback=True)
     loop.posts.append(post)
     member._hub = sender(
         lambda kind, **fields: loop.later(0.0, lambda: hub.receive(0, kind, **fields))

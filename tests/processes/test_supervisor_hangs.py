@@ -274,15 +274,15 @@ def test_a_command_that_gdb_holds_is_waited_for_and_judged_afterwards(led):
 
 @pytest.mark.nightly  # tests/hangs/test_one_process.py
 def test_a_run_that_hangs_says_so_and_is_left_alone_without_the_option(folder, gate, light, state):
-    """Its interpreter is held: it cannot speak, so the leader does."""
+    """Its interpreter is held: it cannot speak, so its keeper does."""
     trainer = light(
         *(folder, "--total", 40, "--hold-at", 20, "--sleep", 0.02, "--stick", "with-gil"),
-        *("--once", "--settings", '{"hang_timeout": 1}'),
+        *("--once", "--settings", '{"hang_timeout": 4}'),
         prefix=(*RUN, "--"),
         env=environment(HOLDFAST_STATE=str(state)),
     )
     trainer.wait_for("light.py:", FOUND_SECONDS)
-    trainer.wait_for(f"holdfast stacks {folder}")
+    trainer.wait_for(f"holdfast why {folder}")
     assert _outlives(trainer, 4.0)
     assert trainer.output.count("holds the interpreter") == 1
     for process in psutil.Process(trainer.pid).children():

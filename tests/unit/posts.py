@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from holdfast._keeper.network.endpoint import HubPost, MemberPost, NetworkPace
+from holdfast._keeper.network.endpoint import HubPost, MemberPost, NetworkPace, PostOwner
 from tests.support import wait_until
 
 KEY = b"k" * 32
@@ -34,7 +34,9 @@ QUICK = NetworkPace(
 class End:
     """A post in a thread, as a keeper runs it."""
 
-    def __init__(self, make: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+    def __init__(
+        self, make: Callable[..., Any], key: bytes, mail: Path, *arguments: Any, **options: Any
+    ) -> None:
         self.heard: list[tuple[int, dict[str, Any]]] = []
         self.events: list[tuple[str, int]] = []
         self.answer: Callable[[int, dict[str, Any]], None] = lambda rank, message: None
@@ -44,14 +46,15 @@ class End:
         self._orders: deque[Callable[[], None]] = deque()
         self._selector.register(self._ours, selectors.EVENT_READ, self._obey)
         self._is_over = False
-        self.post = make(
+        owner = PostOwner(
             self._selector,
-            *arguments,
+            key,
+            mail,
             hear=self._hear,
             lost=lambda rank: self.events.append(("lost", rank)),
             found=lambda rank: self.events.append(("found", rank)),
-            **options,
         )
+        self.post = make(owner, *arguments, **options)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -113,7 +116,7 @@ class Echo(End):
 
 
 def hub(mail: Path, size: int, key: bytes = KEY, pace: NetworkPace | None = None) -> End:
-    return End(HubPost, key, size, mail, loopback=True, pace=pace)
+    return End(HubPost, key, mail, size, loopback=True, pace=pace)
 
 
 def member(
@@ -125,7 +128,7 @@ def member(
     addresses: Callable[[], list[tuple[str, int]]] | None = None,
 ) -> End:
     ask = addresses or (lambda: [("127.0.0.1", port) for port in ports])
-    return End(MemberPost, key, rank, ask, mail, pace=pace)
+    return End(MemberPost, key, mail, rank, ask, pace=pace)
 
 
 class Proxy:
@@ -202,7 +205,7 @@ class Proxy:
 
 def run_hub(folder: Path, size: int) -> None:
     """The hub of a process of its own."""
-    end = Echo(HubPost, KEY, size, folder / "mail", loopback=True)
+    end = Echo(HubPost, KEY, folder / "mail", size, loopback=True)
     port = folder / f".port-{os.getpid()}"
     port.write_text(str(end.post.port))
     port.rename(folder / "port")

@@ -29,7 +29,7 @@ from holdfast._keeper.start_facts import complete_start
 from holdfast._keeper.storage import HeldArena, Storage
 from holdfast._keeper.time_limit import TimeLimit
 from holdfast._keeper.timers import Timers, in_background
-from holdfast._keeper.trainer import PostMortem, SignalReader, Trainer, TrainerLink, age_of
+from holdfast._keeper.trainer import PostMortem, SignalReader, Trainer, age_of
 from holdfast._store.commit.write import is_replaced
 from holdfast._store.folder import journal
 from holdfast._store.folder.attempts import BEAT_SECONDS, write_json
@@ -52,9 +52,9 @@ _BEATS = 64  # at least _RECENT_SECONDS / BEAT_SECONDS
 class Keeper:
     """One keeper, for one attempt of one run."""
 
-    def __init__(self, config: protocol.KeeperConfig, link: TrainerLink, decider: Decider) -> None:
+    def __init__(self, config: protocol.KeeperConfig, decider: Decider) -> None:
         self.policy = policy = config.policy
-        self.link = link
+        self.config = config
         self.journal = functools.partial(
             journal.append, policy.layout.journal, attempt=policy.attempt
         )
@@ -63,18 +63,18 @@ class Keeper:
         self.decider = decider
         self.storage = Storage(policy, decider.on_written, decider.on_closed)
         self.trainer = Trainer(
-            link,
+            config,
             self.timers,
             self.journal,
             is_paused=lambda: self.hangs.watch.is_paused,
             gone=self._trainer_counts_as_dead,
         )
-        self.signals = SignalReader(link.signals, config.numbers, self.trainer.words)
+        self.signals = SignalReader(config.signals, config.numbers, self.trainer.words)
         grace = config.grace_seconds
         self.time_limit = TimeLimit(
             _open_job(config), grace, self.trainer, self.storage, self.journal
         )
-        self.memory = MemoryWatch(link.trainer_pid, link.counters)
+        self.memory = MemoryWatch(config.trainer_pid, config.counters)
         self.hangs = HangMonitor(self)
         self.identity = asdict(of_process())
         self._series = SeriesWriter(policy.layout.series(policy.attempt), self.trainer.words)
@@ -87,10 +87,10 @@ class Keeper:
 
     def run(self) -> None:
         self.selector.register(self.timers, selectors.EVENT_READ, self.timers.drain)
-        self.selector.register(self.link.messages, selectors.EVENT_READ, self._receive)
-        self.selector.register(self.link.signals, selectors.EVENT_READ, self._receive_signals)
-        if self.link.pidfd is not None:
-            self.selector.register(self.link.pidfd, selectors.EVENT_READ, self._on_death)
+        self.selector.register(self.trainer.messages, selectors.EVENT_READ, self._receive)
+        self.selector.register(self.config.signals, selectors.EVENT_READ, self._receive_signals)
+        if self.config.pidfd is not None:
+            self.selector.register(self.config.pidfd, selectors.EVENT_READ, self._on_death)
         if self.policy.mirror is not None and self.policy.rank == 0:  # it copies for all ranks
             from holdfast._store.mirror.child import Mirror  # slow to import
 
@@ -109,7 +109,7 @@ class Keeper:
             wait = min(self.timers.next_at(), next_tick) - time.monotonic()
             for key, _ in self.selector.select(max(0.0, wait)):
                 key.data()
-            if self.link.pidfd is None and os.getppid() != self.link.trainer_pid:
+            if self.config.pidfd is None and os.getppid() != self.trainer.pid:
                 self.decider.on_death()
         self.timers.close()
         if self._mirror is not None:
@@ -174,17 +174,17 @@ class Keeper:
                 if not self.time_limit.is_requeued():
                     self.decider.on_signal(arrival)
         except EOFError:  # closed, while the trainer lives on: no signal comes any more
-            self.selector.unregister(self.link.signals)
+            self.selector.unregister(self.config.signals)
 
     def _receive(self) -> None:
         try:
-            received = protocol.receive(self.link.messages, waits=False)
+            received = protocol.receive(self.trainer.messages, waits=False)
         except BlockingIOError:
             return  # `receive_pending` has taken it, after the same select
         if received is None:
             # The trainer's end is closed: it has died, as the pidfd will report, or has
             # become another program by exec, which says no goodbye either.
-            self.selector.unregister(self.link.messages)
+            self.selector.unregister(self.trainer.messages)
             self.trainer.is_gone_without_goodbye()
             return
         self._dispatch(*received)
@@ -192,14 +192,14 @@ class Keeper:
     def receive_pending(self) -> None:
         """Receive all that the trainer has sent: a keeper that starts late knows no arena yet."""
         for _ in range(_MOST_PENDING):
-            if not any(key.fileobj is self.link.messages for key, _ in self.selector.select(0)):
+            if not any(key.fileobj is self.trainer.messages for key, _ in self.selector.select(0)):
                 return
             self._receive()
 
     def receive_rest(self) -> None:
         """What a trainer had sent before it died, as far as it still counts."""
         with contextlib.suppress(BlockingIOError):
-            while (received := protocol.receive(self.link.messages, waits=False)) is not None:
+            while (received := protocol.receive(self.trainer.messages, waits=False)) is not None:
                 data, descriptors = received
                 if data["kind"] == "arena":
                     self.storage.holdings.hold(descriptors[0], data.get("path"))
@@ -301,7 +301,7 @@ class Keeper:
     def examine_death(self) -> PostMortem:
         """Record what can be observed of a death now, before anything that takes time."""
         self.stop_watching_memory()
-        death = PostMortem(self.policy, self.link, self.memory, self.signals.recent)
+        death = PostMortem(self.config, self.memory, self.signals.recent)
         death.note(
             step=self.trainer.step,
             durable_step=self.storage.durable_step,

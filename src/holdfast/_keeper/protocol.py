@@ -227,7 +227,7 @@ class KeeperConfig:
     link: int
     signals: int
     control: int
-    stacks: int | None
+    stacks: int | None  # the file that the trainer writes its stacks into when asked
     pidfd: int | None
 
     def descriptors(self) -> list[int]:

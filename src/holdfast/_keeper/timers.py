@@ -1,4 +1,4 @@
-"""What the keeper does by the clock: a heap of calls; and what it does in the background.
+"""What the keeper does by the clock, and what it does in the background.
 
 A named timer replaces the older one of its name. Any thread may set a timer; only the keeper's
 loop runs them.
@@ -7,8 +7,6 @@ loop runs them.
 from __future__ import annotations
 
 import contextlib
-import heapq
-import itertools
 import math
 import socket
 import threading
@@ -29,9 +27,7 @@ class Timers:
     """Calls to be made, each not before its time. `fileno` is readable when one was added."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, str, Act]] = []
-        self._named: dict[str, tuple[float, int]] = {}  # the entry that counts
-        self._numbers = itertools.count()
+        self._calls: dict[object, tuple[float, Act]] = {}  # by name, in the order they were set
         self._lock = threading.Lock()
         self._loop_thread = threading.get_ident()
         self._wake_read, self._wake_write = socket.socketpair()
@@ -43,10 +39,8 @@ class Timers:
 
     def at(self, when: float, act: Act, name: str = "") -> None:
         with self._lock:
-            number = next(self._numbers)
-            heapq.heappush(self._heap, (when, number, name, act))
-            if name:
-                self._named[name] = (when, number)
+            self._calls.pop(name, None)
+            self._calls[name or object()] = (when, act)
         if threading.get_ident() != self._loop_thread:
             with contextlib.suppress(OSError):
                 self._wake_write.send(b"!")
@@ -64,17 +58,16 @@ class Timers:
 
     def cancel(self, name: str) -> None:
         with self._lock:
-            self._named.pop(name, None)
+            self._calls.pop(name, None)
 
     def due_at(self, name: str) -> float | None:
         """When a named timer is due; None if it is not set."""
-        found = self._named.get(name)
+        found = self._calls.get(name)
         return None if found is None else found[0]
 
     def next_at(self) -> float:
         with self._lock:
-            self._drop_cancelled()
-            return self._heap[0][0] if self._heap else math.inf
+            return min((when for when, _ in self._calls.values()), default=math.inf)
 
     def run_due(self) -> None:
         """Make the calls that are due now; one that sets itself again must not block the loop."""
@@ -84,8 +77,7 @@ class Timers:
 
     def clear(self) -> None:
         with self._lock:
-            self._heap.clear()
-            self._named.clear()
+            self._calls.clear()
 
     def close(self) -> None:
         self._wake_read.close()
@@ -100,16 +92,6 @@ class Timers:
 
     def _pop_due(self, now: float) -> Act | None:
         with self._lock:
-            self._drop_cancelled()
-            if not self._heap or self._heap[0][0] > now:
-                return None
-            _, _, name, act = heapq.heappop(self._heap)
-            self._named.pop(name, None)
-            return act
-
-    def _drop_cancelled(self) -> None:
-        while self._heap:
-            _, number, name, _ = self._heap[0]
-            if not name or self._named.get(name, (0.0, -1))[1] == number:
-                return
-            heapq.heappop(self._heap)
+            due = [(when, name) for name, (when, _) in self._calls.items() if when <= now]
+            # Of two at the same time, the one that was set first.
+            return self._calls.pop(min(due, key=lambda each: each[0])[1])[1] if due else None

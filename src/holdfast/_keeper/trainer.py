@@ -21,7 +21,6 @@ from holdfast._environment.processes.tree import parent
 from holdfast._keeper import protocol
 from holdfast._keeper.memory_alarm import MemoryWatch
 from holdfast._keeper.timers import Timers
-from holdfast._store.commit.write import Policy
 from holdfast._store.folder.attempts import write_json
 from holdfast._store.folder.requests import SAME_PRESS_SECONDS
 from holdfast._store.memory import control
@@ -34,24 +33,11 @@ _GONE_AFTER_SECONDS = 5.0
 _SURVIVES_SECONDS = 20.0  # a SIGKILL: a large memory takes time, a dead disk takes all of it
 
 
-@dataclass(frozen=True)
-class TrainerLink:
-    """What connects the keeper to its trainer."""
-
-    messages: socket.socket
-    signals: int
-    control: ControlPage
-    pidfd: int | None
-    trainer_pid: int
-    stacks: int | None = None  # the file that the trainer writes its stacks into when asked
-    counters: dict[str, Any] | None = None  # of OOM kills, when the keeper was started
-
-
 @dataclass(eq=False)
 class Trainer:
     """The connection to one trainer, and the deadlines for its exit."""
 
-    _link: TrainerLink
+    _config: protocol.KeeperConfig
     _timers: Timers
     _journal: Callable[..., Any]
     is_paused: Callable[[], bool]
@@ -62,12 +48,14 @@ class Trainer:
     was_killed: bool = False  # by this keeper
 
     def __post_init__(self) -> None:
-        self.pid = self._link.trainer_pid
-        self.words = self._link.control.words
+        self.pid = self._config.trainer_pid
+        self.messages = socket.socket(fileno=self._config.link)
+        self._page = ControlPage(self._config.control)
+        self.words = self._page.words
         self.tell: protocol.ToTrainer = protocol.sender(self.post)
 
     def post(self, kind: str, /, **fields: Any) -> None:
-        protocol.send(self._link.messages, kind, **fields)
+        protocol.send(self.messages, kind, **fields)
 
     @property
     def step(self) -> int:
@@ -130,9 +118,9 @@ class Trainer:
             return  # a person has it in a debugger
         self.was_killed = True
         self._journal("killed-by-keeper", status=self.leave_status)
-        if self._link.pidfd is not None:
+        if self._config.pidfd is not None:
             with contextlib.suppress(OSError):
-                signal.pidfd_send_signal(self._link.pidfd, signal.SIGKILL)
+                signal.pidfd_send_signal(self._config.pidfd, signal.SIGKILL)
         self._timers.on_deadline(self._deadline(_SURVIVES_SECONDS), self.gone, "gone")
 
 
@@ -244,23 +232,23 @@ class PostMortem:
 
     def __init__(
         self,
-        policy: Policy,
-        link: TrainerLink,
+        config: protocol.KeeperConfig,
         watch: MemoryWatch,
         signals: Iterable[dict[str, Any]],
     ) -> None:
+        policy = config.policy
         self._path = policy.layout.death(policy.attempt, policy.rank)
-        self._link = link
+        self._dead = (config.pidfd, config.trainer_pid)
         self._watch = watch
         # Its parent must collect the status, and may have to wait for a processor first.
-        self._heard = FairDeadline(_ASK_SECONDS, lambda: [parent(link.trainer_pid)])
+        self._heard = FairDeadline(_ASK_SECONDS, lambda: [parent(config.trainer_pid)])
         self._began = time.monotonic()
         self.status: int | None = None  # as subprocess gives it
         self.how: str | None = None  # in words
         self._record: dict[str, Any] = {
             "time": time.time(),
             "host": host_name(),
-            "pid": link.trainer_pid,
+            "pid": config.trainer_pid,
             "rank": policy.rank,
             "attempt": policy.attempt,
             "status": None,
@@ -273,15 +261,14 @@ class PostMortem:
         """Ask the kernel for the exit status; True if it is known, or never will be."""
         is_there = self._is_there()
         if self.status is None:
-            dead = (self._link.pidfd, self._link.trainer_pid)
-            self.status, self.how = exit_code(*dead), how_it_died(*dead)
+            self.status, self.how = exit_code(*self._dead), how_it_died(*self._dead)
         if self.status is not None:
             return True
         gone_seconds = time.monotonic() - self._began
         return self._heard.is_over() if is_there else gone_seconds > _GONE_SECONDS
 
     def _is_there(self) -> bool:
-        return Path(f"/proc/{self._link.trainer_pid}").exists()
+        return Path(f"/proc/{self._dead[1]}").exists()
 
     def wait_for_status(self) -> None:
         """Ask until the kernel reports the exit status, for a moment."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast import _errors
 from holdfast._errors import RanksError, RunIsLive, is_interactive
-from holdfast._keeper.hangs.record import told_of
+from holdfast._keeper.hangs.record import paused_sentence, told_of
 from holdfast._keeper.protocol import DecisionForTrainer as Decision
 from holdfast._run.exit.leaving import leave_at_once, look_for_graphs
 from holdfast._run.saving.keeper_client import Handle
@@ -165,8 +165,7 @@ def sentence_of(message: Message) -> str | None:
 def _of_paused(message: Message) -> str | None:
     if message.get("is_deaf"):
         return None  # this very process: it would read the line when the pause is over
-    who = f"rank {message['rank']}" if message["of"] > 1 else "the run"
-    return f"{who} is held by {message['by']}: no hang. The watch waits until it goes on."
+    return paused_sentence(message)
 
 
 def uneven(epoch: int, batches: list[list[int]]) -> RanksError:

@@ -1,9 +1,9 @@
-"""A command that hangs: the leader says what the keeper has found, and ends it if asked to.
+"""A command that hangs: the leader ends it if asked to.
 
-The keeper of a run knows most, and reports in the run's own output if the trainer still can. It
-also writes a file for the leader, next to the leader's own: the run's folder may be on the file
-system that does not answer. Where there is no keeper, the leader judges by its own observation,
-but only with `--hang-timeout`: otherwise nothing is ever killed for a hang.
+The keeper of a run knows most, and reports in the run's own output. It also writes a file for the
+leader, next to the leader's own: the run's folder may be on the file system that does not answer.
+Where there is no keeper, the leader judges by its own observation, but only with `--hang-timeout`:
+otherwise nothing is ever killed for a hang.
 
 The end is SIGTERM, then SIGKILL, and no wait without a limit. A process that waits for a file
 system that does not answer survives a kill. It is left behind: the leader must not hang with it.
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 _LOOK_SECONDS = 1.0
 _ENDING_SECONDS = 0.1
-_TRAINER_SECONDS = 2.0  # for the trainer to say it itself
 _KEEPER_SECONDS = 30.0
 _DOOMED_LOOKS = 3  # a killed process may take a moment to be gone
 _RESTART = "restart"
@@ -136,8 +135,6 @@ class CommandHangs:
         self._next = time.monotonic() + _LOOK_SECONDS
         self._stamp = 0
         self._hang: dict[str, Any] | None = None  # as the keeper has reported it
-        self._say_at: float | None = None
-        self._is_said = False
         self._doomed = 0
 
     @property
@@ -163,7 +160,7 @@ class CommandHangs:
             return
         pause = _LOOK_SECONDS
         with contextlib.suppress(Exception):  # an error here must not end the supervision
-            self._read_keeper(now)
+            self._read_keeper()
             if self._ending is not None:
                 self._ending.poll()
                 pause = _ENDING_SECONDS
@@ -180,7 +177,7 @@ class CommandHangs:
     def end_the_rest(self, turn: Callable[[float], None]) -> None:
         """The command itself is gone: end what it has left behind."""
         with contextlib.suppress(Exception):  # its record may hold anything
-            self._read_keeper(time.monotonic())  # it may have ended between two looks
+            self._read_keeper()  # it may have ended between two looks
         if not self.has_hung or self._timeout is None:
             return
         if self._ending is None:
@@ -218,7 +215,7 @@ class CommandHangs:
         hang = self._hang
         return hang is not None and hang.get("policy") == _RESTART and hang.get("ended") is None
 
-    def _read_keeper(self, now: float) -> None:
+    def _read_keeper(self) -> None:
         if self._record.folder is None:
             return
         path = led_hang(self._record.folder)
@@ -227,50 +224,8 @@ class CommandHangs:
             if stamp != self._stamp and self._ending is None:
                 self._stamp = stamp
                 found = json.loads(read_plain(path))
-                if isinstance(found, dict):
-                    self._take(found, now)
-        if self._say_at is not None and now >= self._say_at:
-            self._say_hang()
-
-    def _take(self, hang: dict[str, Any], now: float) -> None:
-        if isinstance(held := hang.get("held"), dict):
-            who = f"rank {held.get('rank')}" if held.get("of", 1) > 1 else "the run"
-            self._say(f"{who} is held by {held.get('by')}: no hang, waiting until it goes on.")
-            return
-        if hang.get("cause") in NO_HANG:
-            return
-        before, self._hang = self._hang, hang
-        if before is None or before.get("found") != hang.get("found"):
-            self._say_at, self._is_said = now + _TRAINER_SECONDS, False
-        if hang.get("ended") is not None:
-            self._say_at = None
-            if self._is_said:
-                self._is_said = False
-                stood = max(0.0, hang["ended"] - hang.get("began", hang["ended"]))
-                self._say(f"it goes on: a step was made, after {stood:.0f} s.")
-
-    def _say_hang(self) -> None:
-        import shlex  # would make every start slower
-
-        self._say_at = None
-        assert self._hang is not None
-        sentence = str(self._hang.get("sentence") or "It hangs.")
-        if self._record.has_printed(sentence):
-            return  # the trainer could say it itself
-        self._is_said = True
-        self._record.said.append(sentence)
-        lines = [sentence]
-        if self._hang.get("policy") == _RESTART:
-            lines.append("its newest state is made durable, then it is ended (--hang-timeout).")
-        else:
-            for run in self._record.runs()[:1]:
-                place = shlex.quote(run["folder"])
-                lines.append(f"where it stands now: holdfast stacks {place}")
-            if self._timeout is None and "--hang-timeout" not in sentence:
-                lines.append(
-                    "to have a hang ended and the run go on: holdfast run --hang-timeout auto"
-                )
-        self._say("\n  ".join(lines))
+                if isinstance(found, dict) and found.get("cause") not in NO_HANG:
+                    self._hang = found
 
     def _check_that_it_ends(self) -> None:
         """The keeper kills what does not leave. What survives must not hold us up, too."""

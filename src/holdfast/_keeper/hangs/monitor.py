@@ -25,7 +25,14 @@ from holdfast._environment.processes.patience import Patience, Sight
 from holdfast._environment.processes.proc import read_schedstat
 from holdfast._keeper import protocol
 from holdfast._keeper.hangs.judge import HangJudge
-from holdfast._keeper.hangs.record import file_hang, file_look, say_in_place_of, shorten, told_of
+from holdfast._keeper.hangs.record import (
+    file_hang,
+    file_look,
+    paused_sentence,
+    say_in_place_of,
+    shorten,
+    told_of,
+)
 from holdfast._keeper.trainer import age_of, is_stopped_or_traced, state_of
 from holdfast._store.folder import journal
 from holdfast._store.folder.supervised import tell_leader_of_hang
@@ -331,7 +338,7 @@ class HangMonitor:
 
     def __init__(self, keeper: Keeper) -> None:
         self._policy = policy = keeper.policy
-        self._link = keeper.link
+        self._stacks = keeper.config.stacks
         self._trainer = trainer = keeper.trainer
         self._storage = keeper.storage
         self._decider = keeper.decider
@@ -419,7 +426,7 @@ class HangMonitor:
     def _make_looker(self) -> Looker:
         from holdfast._environment.processes.inspect import Looker  # only in trouble
 
-        return Looker(self._link.trainer_pid, fault_file=self._link.stacks)
+        return Looker(self._trainer.pid, fault_file=self._stacks)
 
     # -- what the judge has done --------------------------------------------------------------
 
@@ -439,14 +446,15 @@ class HangMonitor:
         if "sentence" in fields:
             fields["sentence"] = fields["sentence"][:_MOST_SAID]  # a message has its bounds
         fields["folder"] = str(self._policy.layout.folder)
-        if kind == "hang" and self.watch.is_deaf and variables.led_folder() is None:
-            # The trainer could print it only when the hang is over. A leader prints it by itself.
+        if kind == "hang" and self.watch.is_deaf:
+            # The trainer could print it only when the hang is over.
             say_in_place_of(self._trainer.pid, told_of(fields))
             return
         self._trainer.post(kind, **fields)
-        # A stopped trainer cannot print it before that is over.
-        if fields.get("is_deaf") and (place := variables.led_folder()) is not None:
-            tell_leader_of_hang(place, {"held": {**fields, "since": time.time()}})
+        # A stopped trainer cannot print it before that is over. Without a leader, the person who
+        # has stopped it stands before its terminal.
+        if fields.get("is_deaf") and variables.led_folder() is not None:
+            say_in_place_of(self._trainer.pid, paused_sentence(fields))
 
     def note(self, event: str, **fields: Any) -> None:
         step = self._trainer.step

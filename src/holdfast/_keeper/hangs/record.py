@@ -69,6 +69,11 @@ def told_of(hang: dict[str, Any]) -> str:
     return f"{hang['sentence']}\nMore: holdfast why {shlex.quote(hang['folder'])}"
 
 
+def paused_sentence(pause: dict[str, Any]) -> str:
+    who = f"rank {pause['rank']}" if pause["of"] > 1 else "the run"
+    return f"{who} is held by {pause['by']}: no hang. The watch waits until it goes on."
+
+
 def say_in_place_of(pid: int, text: str) -> None:
     """Say something on the standard error of a process that cannot do so itself."""
 

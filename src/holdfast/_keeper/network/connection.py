@@ -22,7 +22,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from holdfast._keeper.network.endpoint import HubPost, MemberPost
+    from holdfast._keeper.network.endpoint import Post
 
 MOST_BYTES = 8 << 20
 _STRANGERS_BYTES = 4096  # enough for the first frame of a peer
@@ -88,7 +88,7 @@ class FrameChannel:
         selector: selectors.BaseSelector,
         link: socket.socket,
         key: bytes,
-        owner: HubPost | MemberPost,  # gets the events, never from within `put`
+        owner: Post,  # gets the events, never from within `put`
         *,
         is_hub: bool,
     ) -> None:

@@ -114,8 +114,6 @@ class Ledger:
             self.peer_life = life
 
 
-Hear = Callable[[int, dict[str, Any]], None]  # (rank of the sender, message)
-
 _MOST_MESSAGE_BYTES = MOST_BYTES - 64
 _AHEAD_BYTES = 1 << 18  # signed and waiting for one connection
 _SWEEP_SECONDS = 0.25
@@ -141,6 +139,18 @@ LARGE_WORLD = 512
 SLOW_PACE = NetworkPace(beat_seconds=2.0, silence_seconds=8.0)
 
 
+@dataclass(frozen=True)
+class PostOwner:
+    """What a post gets from its keeper, and what it calls there."""
+
+    selector: selectors.BaseSelector
+    key: bytes
+    mail: Path
+    hear: Callable[[int, dict[str, Any]], None]  # (rank of the sender, message)
+    lost: Callable[[int], None]
+    found: Callable[[int], None]
+
+
 class Peer:
     """The keeper of one other rank."""
 
@@ -161,27 +171,15 @@ class Post:
     """One end: queues, sends and receives messages."""
 
     def __init__(
-        self,
-        selector: selectors.BaseSelector,
-        key: bytes,
-        rank: int,
-        peers: Iterable[int],
-        mail: Path,
-        hear: Hear,
-        lost: Callable[[int], None],
-        found: Callable[[int], None],
-        pace: NetworkPace,
+        self, owner: PostOwner, rank: int, peers: Iterable[int], pace: NetworkPace
     ) -> None:
-        assert key, "without a key any process could sign"
-        self._selector = selector
-        self._key = key
+        assert owner.key, "without a key any process could sign"
+        self._owner = owner
+        self._selector = owner.selector
         self._life = new_life()
         self._peers = {peer: Peer(peer, self._life) for peer in peers}
         self._complaints = Complaints()
-        self._mail = Mail(mail, key, rank, self._life, self._complaints)
-        self._hear = hear
-        self._lost = lost
-        self._found = found
+        self._mail = Mail(owner.mail, owner.key, rank, self._life, self._complaints)
         self._pace = pace
         self._sweep_at = 0.0
         self._look_at = 0.0
@@ -277,7 +275,7 @@ class Post:
                 self._mail.withdraw_note(peer.rank)
         if ledgers:
             for rank, message in self._mail.look(ledgers, connected):
-                self._hear(rank, message)
+                self._owner.hear(rank, message)
                 if self._is_closed:
                     return
             if self._mail.is_behind:
@@ -292,7 +290,7 @@ class Post:
         peer.channel = channel
         peer.since = time.monotonic()
         peer.sent = peer.ledger.first - 1
-        self._found(peer.rank)
+        self._owner.found(peer.rank)
         self._pump(peer)
 
     def _part(self, peer: Peer) -> None:
@@ -303,7 +301,7 @@ class Post:
             peer.since = peer.channel.heard_at if silent else time.monotonic()
             peer.channel = None
             self._owing.discard(peer)
-            self._lost(peer.rank)
+            self._owner.lost(peer.rank)
 
     def _pump(self, peer: Peer, ahead_bytes: float = _AHEAD_BYTES) -> None:
         """Put queued messages on the connection, a bounded amount ahead."""
@@ -337,14 +335,23 @@ class Post:
         self._owing.add(peer)
         self._acknowledge_at = min(self._acknowledge_at, time.monotonic() + _ACKNOWLEDGE_SECONDS)
         if peer.ledger.take(channel.life, number):
-            self._hear(peer.rank, message)
+            self._owner.hear(peer.rank, message)
 
     def _acknowledged(self, peer: Peer, number: int) -> None:
         if number >= peer.ledger.first:
             peer.ledger.acknowledged(number)
             self._mail.clear(peer.rank, peer.ledger)
 
-    # -- from the channels -------------------------------------------------------
+    # -- the channels ------------------------------------------------------------
+
+    def _channel(self, link: socket.socket, *, is_hub: bool) -> FrameChannel:
+        return FrameChannel(self._selector, link, self._owner.key, self, is_hub=is_hub)
+
+    def channel_opened(self, channel: FrameChannel) -> None:
+        """The member sends the first frame."""
+
+    def channel_ended(self, channel: FrameChannel, reason: str | None) -> None:
+        raise NotImplementedError
 
     def channel_drained(self, channel: FrameChannel) -> None:
         peer = None if channel.rank is None else self._peers[channel.rank]
@@ -383,27 +390,17 @@ class HubPost(Post):
     """Rank 0's end: listens for the keeper of every other rank."""
 
     def __init__(
-        self,
-        selector: selectors.BaseSelector,
-        key: bytes,
-        size: int,
-        mail: Path,
-        *,
-        loopback: bool,
-        hear: Hear,
-        lost: Callable[[int], None],
-        found: Callable[[int], None],
-        pace: NetworkPace | None = None,
+        self, owner: PostOwner, size: int, *, loopback: bool, pace: NetworkPace | None = None
     ) -> None:
         pace = pace or (NetworkPace() if size <= LARGE_WORLD else SLOW_PACE)
-        super().__init__(selector, key, 0, range(1, size), mail, hear, lost, found, pace)
+        super().__init__(owner, 0, range(1, size), pace)
         self._most_strangers = size + _STRANGERS
         self._strangers: dict[FrameChannel, None] = {}  # oldest first
         _allow_files(2 * size + _STRANGERS)
         self._listener = _listen(loopback)
         self.port: int = self._listener.getsockname()[1]
         self._accept_at = math.inf  # when to listen again, after there were too many files
-        selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def tick(self, now: float) -> None:
         if now >= self._accept_at and not self._is_closed:
@@ -442,7 +439,7 @@ class HubPost(Post):
             if len(self._strangers) >= self._most_strangers:
                 # Drop the oldest: a keeper identifies itself within a moment.
                 next(iter(self._strangers)).end("too many others have not identified themselves")
-            self._strangers[FrameChannel(self._selector, link, self._key, self, is_hub=True)] = None
+            self._strangers[self._channel(link, is_hub=True)] = None
 
     def _sweep(self, now: float) -> None:
         super()._sweep(now)
@@ -472,9 +469,6 @@ class HubPost(Post):
         channel.flush()
         self._join(peer, channel, said)
 
-    def channel_opened(self, channel: FrameChannel) -> None:
-        """The member sends the first frame."""
-
     def channel_ended(self, channel: FrameChannel, reason: str | None) -> None:
         if reason is not None:
             self._complaints.say(reason)
@@ -488,18 +482,12 @@ class MemberPost(Post):
 
     def __init__(
         self,
-        selector: selectors.BaseSelector,
-        key: bytes,
+        owner: PostOwner,
         rank: int,
         addresses: Callable[[], list[tuple[str, int]]],
-        mail: Path,
-        *,
-        hear: Hear,
-        lost: Callable[[int], None],
-        found: Callable[[int], None],
         pace: NetworkPace | None = None,
     ) -> None:
-        super().__init__(selector, key, rank, (0,), mail, hear, lost, found, pace or NetworkPace())
+        super().__init__(owner, rank, (0,), pace or NetworkPace())
         self._rank = rank
         self._hub: Peer = self._peers[0]
         self._addresses = addresses
@@ -573,7 +561,7 @@ class MemberPost(Post):
             self._try_at = 0.0
             return
         self._try_at = time.monotonic() + self._pace.greet_seconds
-        self._greeting = FrameChannel(self._selector, link, self._key, self, is_hub=False)
+        self._greeting = self._channel(link, is_hub=False)
 
     def channel_opened(self, channel: FrameChannel) -> None:
         channel.put(json.dumps({"rank": self._rank, **self._hub.status()}).encode())
@@ -618,21 +606,14 @@ class MemberPost(Post):
 
 def _listen(loopback: bool) -> socket.socket:
     """A socket that listens on a free port."""
-    if loopback:
-        listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
-    else:
-        listener = _listen_everywhere()
+    listener, place = None, ("127.0.0.1" if loopback else "", 0)
+    if not loopback and socket.has_dualstack_ipv6():
+        both = socket.AF_INET6
+        with contextlib.suppress(OSError):  # compiled in, but switched off
+            listener = socket.create_server(place, family=both, backlog=1024, dualstack_ipv6=True)
+    listener = listener or socket.create_server(place, backlog=1024)
     listener.setblocking(False)
     return listener
-
-
-def _listen_everywhere() -> socket.socket:
-    if socket.has_dualstack_ipv6():
-        with contextlib.suppress(OSError):  # compiled in, but switched off
-            return socket.create_server(
-                ("", 0), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True
-            )
-    return socket.create_server(("", 0), backlog=1024)
 
 
 def _begin_connect(host: str, port: int) -> socket.socket:

@@ -18,7 +18,7 @@ from holdfast import _errors
 from holdfast._environment.processes.identity import ProcessIdentity, host_name
 from holdfast._keeper import protocol
 from holdfast._keeper.memory_alarm import Alarm
-from holdfast._keeper.network.endpoint import HubPost, MemberPost
+from holdfast._keeper.network.endpoint import HubPost, MemberPost, PostOwner
 from holdfast._keeper.ranks.agent import RankAgent
 from holdfast._keeper.ranks.hub import Hub, looks_like_a_lost_peer
 from holdfast._keeper.ranks.state import EndCause, HubState, KeeperServices
@@ -94,10 +94,11 @@ class Member:
         at_end = now + _GONE_SECONDS if self.has_lost_trainer else math.inf
         return min(self.link.post.next_at(), at_hub, at_end)
 
-    def receive_at_hub(self, rank: int, kind: str, /, **fields: Any) -> None:
+    def receive_at_hub(self, rank: int, message: dict[str, Any]) -> None:
         assert self.hub is not None
-        if not self._keeper.hangs.receive(rank, kind, **fields):
-            self.hub.receive(rank, kind, **fields)
+        kind = message.pop("kind")
+        if not self._keeper.hangs.receive(rank, kind, **message):
+            self.hub.receive(rank, kind, **message)
 
     def on_hub_found(self) -> None:
         """Also a hub that has taken the place of another: it must know all that is pending."""
@@ -296,9 +297,9 @@ class Member:
     def on_death(self) -> None:
         keeper = self._keeper
         # Also after a goodbye: a pidfd stays readable, and the loop would spin.
-        if keeper.link.pidfd is not None:
+        if keeper.config.pidfd is not None:
             with contextlib.suppress(KeyError, ValueError):
-                keeper.selector.unregister(keeper.link.pidfd)
+                keeper.selector.unregister(keeper.config.pidfd)
         if self.has_lost_trainer:
             return
         self.has_lost_trainer, self._gone_at = True, time.monotonic()
@@ -406,44 +407,32 @@ class HubLink:
         secret = bytes.fromhex(read_plain(layout.key).decode("ascii"))
         # One for each attempt: a keeper of an older one is a stranger here.
         key = hashlib.blake2b(b"%d" % attempt, key=secret, digest_size=32).digest()
-        mail = layout.mail(attempt)
+        ours = keeper.selector, key, layout.mail(attempt)
         record = {"keeper": keeper.identity, "trainer_pid": keeper.trainer.pid}
         self.post: HubPost | MemberPost
         if member.hub is not None:
-            self.post = HubPost(
-                keeper.selector,
-                key,
-                policy.size,
-                mail,
-                loopback=config.is_one_host,
-                hear=lambda rank, told: member.receive_at_hub(rank, told.pop("kind"), **told),
-                lost=member.hub.lost,
-                found=member.hub.found,
-            )
+            owner = PostOwner(*ours, member.receive_at_hub, member.hub.lost, member.hub.found)
+            self.post = HubPost(owner, policy.size, loopback=config.is_one_host)
             self.port: int | None = self.post.port
             record["port"] = self.post.port
         else:
             self.port = None
-            self.post = MemberPost(
-                keeper.selector,
-                key,
-                policy.rank,
-                self._hub_addresses,
-                mail,
-                hear=lambda _, told: member.agent.receive(told.pop("kind"), **told),
-                lost=self._lose_hub,
-                found=self._find_hub,
-            )
+            owner = PostOwner(*ours, self._receive, self._lose_hub, self._find_hub)
+            self.post = MemberPost(owner, policy.rank, self._hub_addresses)
         with contextlib.suppress(OSError):
             layout.ranks(attempt).mkdir(exist_ok=True)
             write_json(layout.rank(attempt, policy.rank), record, durable=False)
 
     def to_hub(self, kind: str, /, **fields: Any) -> None:
         if self._member.hub is not None:
-            self._timers.after(0.0, lambda: self._member.receive_at_hub(0, kind, **fields))
+            message = {"kind": kind, **fields}
+            self._timers.after(0.0, lambda: self._member.receive_at_hub(0, message))
         elif not self._member.is_released:
             # A letter to a hub that is gone would create its folder again.
             self.post.send(0, kind, **fields)
+
+    def _receive(self, _: int, message: dict[str, Any]) -> None:
+        self._member.agent.receive(message.pop("kind"), **message)
 
     def from_hub(self, rank: int, kind: str, /, **fields: Any) -> None:
         if rank == 0:
