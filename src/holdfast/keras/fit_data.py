@@ -49,12 +49,7 @@ class BatchCounter:
     """
 
     def __init__(self, data: FitData) -> None:
-        self._reference = weakref.ref(data)
-
-    def _data(self) -> FitData:
-        data = self._reference()
-        assert data is not None  # the fit has it
-        return data
+        self._data: Any = weakref.ref(data)  # the fit has it
 
     def state_dict(self) -> dict[str, Any]:
         self._data().store()
@@ -64,13 +59,14 @@ class BatchCounter:
         pass
 
     def __len__(self) -> int:
-        length = self._data().length
+        length: int | None = self._data().length
         if length is None:
             raise TypeError("the number of batches is not known")
         return length
 
     def __iter__(self) -> Iterator[None]:
-        return self._data().items()
+        items: Iterator[None] = self._data().items()
+        return items
 
 
 class FitData:

@@ -95,8 +95,7 @@ class Memory:
             for name in row["v"]:
                 mark, count = self._last.get(name, [-1, 0])
                 self._last[name] = [row["m"], count + 1 if mark == row["m"] else 1]
-            if row.get("b") and row["v"]:
-                self._turns.append(row)
+        self._turns += [row for row in rows if row.get("b") and row["v"]]
         del self._turns[:-_MOST_TURNS]
 
     def save(self, *, whole: bool = False) -> None:

@@ -96,11 +96,9 @@ def batch_size_of(loader: DataLoader[Any]) -> int | None:
 
 def samplers_of(loader: DataLoader[Any]) -> list[Any]:
     """All samplers that decide on the order."""
-    found: list[Any] = []
-    for each in (loader.batch_sampler, loader.sampler, getattr(loader.batch_sampler, "sampler", 0)):
-        if each is not None and not any(each is other for other in found):
-            found.append(each)
-    return found
+    inner = getattr(loader.batch_sampler, "sampler", None)
+    found = (loader.batch_sampler, loader.sampler, inner)
+    return list({id(each): each for each in found if each is not None}.values())
 
 
 def set_epoch(listeners: list[Any], epoch: int) -> None:
@@ -118,25 +116,18 @@ def draws_by_itself(loader: DataLoader[Any]) -> bool:
     return not all(type(s).__module__.startswith(_TORCHS_OWN) for s in samplers_of(loader))
 
 
+@dataclass(eq=False)
 class Tickets:
     """Replaces the loader's sampler: the same draws, each with number and seed."""
 
-    def __init__(
-        self,
-        sampler: Any,
-        seed: Seed | None,
-        apart: Callable[[], Apart] | None,
-        is_batched: bool,
-    ) -> None:
-        self._sampler = sampler
-        # A loader without batches draws one index at a time.
-        self._size_of = _length_of_draw if is_batched else lambda _: 1
-        self._sow = seed
-        self._apart = apart
-        self._drawing: Drawing | None = None
-        self._skip = 0
-        self._instead: Any = None
-        self._ticket: Callable[[Any, int], Ticket] = lambda *_: Ticket(None, 0, 0, 0, None)
+    _sampler: Any
+    _sow: Seed | None
+    _apart: Callable[[], Apart] | None
+    _is_batched: bool
+    _drawing: Drawing | None = None
+    _skip: int = 0
+    _instead: Any = None
+    _ticket: Callable[[Any, int], Ticket] = lambda *_: Ticket(None, 0, 0, 0, None)
 
     def aim(
         self, epoch: int, seed: int, skip: int, mix: Callable[..., int], instead: Any = None
@@ -161,7 +152,9 @@ class Tickets:
         apart = self._apart() if self._apart else None
         sampler = self._sampler if self._instead is None else self._instead
         draws = _draw_apart(sampler, apart) if apart else iter(sampler)
-        self._drawing = Drawing(draws, self._skip, self._ticket, self._size_of)
+        # A loader without batches draws one index at a time.
+        size_of = _length_of_draw if self._is_batched else lambda _: 1
+        self._drawing = Drawing(draws, self._skip, self._ticket, size_of)
         return self._drawing
 
     def __len__(self) -> int:

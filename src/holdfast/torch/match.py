@@ -112,10 +112,10 @@ def optimizer_state(
         unfit.changed.append(f"{path} (the checkpoint has no state of an optimizer for it)")
         return dict(stored)
     live = [group["params"] for group in optimizer.param_groups]
-    sizes = [len(group.get("params", ())) for group in groups]
-    if sizes != [len(group) for group in live]:
-        counts = f"{_joined(sizes)} → {_joined([len(group) for group in live])}"
-        unfit.changed.append(f"{path} (groups of parameters: {counts})")
+    then = "+".join(str(len(group.get("params", ()))) for group in groups) or "none"
+    now = "+".join(str(len(group)) for group in live) or "none"
+    if then != now:
+        unfit.changed.append(f"{path} (groups of parameters: {then} → {now})")
         return dict(stored)
     numbers: dict[Any, int] = {}
     parameters: list[Any] = [parameter for group in live for parameter in group]
@@ -127,7 +127,9 @@ def optimizer_state(
         made_groups.append({**group, "params": list(range(start, start + len(taken)))})
     made = {}
     for key, entry in entries.items():
-        number = numbers.get(key, numbers.get(_number(key)))
+        # DCP has the numbers as strings.
+        plain = int(key) if isinstance(key, str) and key.isdigit() else key
+        number = numbers.get(key, numbers.get(plain))
         if number is None:
             made[key] = entry  # not of a parameter
             continue
@@ -137,10 +139,6 @@ def optimizer_state(
     return {**stored, "state": {**in_order, **made}, "param_groups": made_groups}
 
 
-def _joined(sizes: list[int]) -> str:
-    return "+".join(map(str, sizes)) or "none"
-
-
 def _in_our_order(stored: list[Any], ours: list[Any], names: Mapping[int, str]) -> list[Any]:
     """The keys of a stored group in the order of the live parameters, if they are names."""
     if not all(isinstance(key, str) and not key.isdigit() for key in stored):
@@ -148,10 +146,6 @@ def _in_our_order(stored: list[Any], ours: list[Any], names: Mapping[int, str]) 
     plain = {plain_name(key): key for key in stored}
     wanted = [plain_name(names.get(id(parameter), "")) for parameter in ours]
     return [plain[name] for name in wanted] if set(wanted) == plain.keys() else stored
-
-
-def _number(key: Any) -> Any:
-    return int(key) if isinstance(key, str) and key.isdigit() else key
 
 
 def _check_entry(path: str, entry: Any, parameter: torch.Tensor, unfit: Unfit) -> None:

@@ -277,7 +277,12 @@ def find_kept_graphs(
     found: dict[int, dict[str, Any]] = {}
     looked_at: set[int] = set()
     for code, line, variables, others in reversed(views):
-        for name, value, is_global in _all_of(code, variables, others):
+        # The variables of a module are its globals.
+        globals_ = {} if code.co_name == "<module>" else dict(others)
+        public = {name: value for name, value in globals_.items() if not name.startswith("__")}
+        all_of = [(*item, False) for item in variables.items()]
+        all_of += [(*item, True) for item in public.items()]
+        for name, value, is_global in all_of:
             if time.monotonic() > until:
                 break
             if id(value) in looked_at:
@@ -290,17 +295,6 @@ def find_kept_graphs(
                     known = {"holder": holder, "where": where, "count": count}
                     found[id(held)] = {**known, "freed": _is_freed(held)}
     return sorted(found.values(), key=lambda each: -int(each["count"]))[:_MOST_HOLDERS]
-
-
-def _all_of(
-    code: CodeType, variables: dict[str, Any], others: dict[str, Any]
-) -> Iterator[tuple[str, Any, bool]]:
-    for name, value in variables.items():
-        yield name, value, False
-    if code.co_name != "<module>":  # its variables are the globals
-        for name, value in list(others.items()):
-            if not name.startswith("__"):
-                yield name, value, True
 
 
 def _one_level(name: str, value: Any) -> Iterator[tuple[str, Any]]:
