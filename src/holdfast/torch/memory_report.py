@@ -22,12 +22,11 @@ import torch
 _UNITS = {"bytes": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _SIZE = r"([\d.]+) (bytes|[KMGT]iB)"
 _SAID = {
-    "tried": re.compile(rf"Tried to allocate {_SIZE}"),
-    "total": re.compile(rf"total capacity of {_SIZE}|; {_SIZE} total capacity"),
-    "free": re.compile(rf"of which {_SIZE} is free|; {_SIZE} free"),
-    "allocated": re.compile(rf"{_SIZE} is allocated by PyTorch|; {_SIZE} already allocated"),
-    "cached_free": re.compile(rf"{_SIZE} is reserved by PyTorch but unallocated"),
-    "reserved": re.compile(rf"{_SIZE} reserved in total by PyTorch"),
+    "tried": rf"Tried to allocate {_SIZE}",
+    "total": rf"total capacity of {_SIZE}",
+    "free": rf"of which {_SIZE} is free",
+    "allocated": rf"{_SIZE} is allocated by PyTorch",
+    "cached_free": rf"{_SIZE} is reserved by PyTorch but unallocated",
 }
 _DEVICE = re.compile(r"GPU (\d+)\b")
 _MOST_SHOWN = 12
@@ -54,24 +53,18 @@ def describe(
 
 
 def said_sizes(message: str) -> dict[str, int]:
-    """The sizes in an out-of-memory message of any version of torch."""
+    """The sizes in torch's message that its memory has run out."""
     found = {}
     for name, pattern in _SAID.items():
-        match = pattern.search(message)
-        if match is not None:
-            number, unit = (part for part in match.groups() if part is not None)
-            found[name] = int(float(number) * _UNITS[unit])
-    # A message has one of the two; the other follows.
+        if (match := re.search(pattern, message)) is not None:
+            found[name] = int(float(match[1]) * _UNITS[match[2]])
     if {"allocated", "cached_free"} <= found.keys():
         found["reserved"] = found["allocated"] + found["cached_free"]
-    elif {"allocated", "reserved"} <= found.keys():
-        found["cached_free"] = found["reserved"] - found["allocated"]
     return found
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    kind = getattr(torch, "OutOfMemoryError", None) or torch.cuda.OutOfMemoryError
-    return isinstance(error, kind) or "CUDA out of memory" in str(error)
+    return isinstance(error, torch.cuda.OutOfMemoryError) or "CUDA out of memory" in str(error)
 
 
 def _of_device(
