@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import random
 import sys
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -97,9 +98,6 @@ _INLINE_BYTES = 1024
 
 class PlainGenerators(Generators):
     def is_generator(self, value: object) -> bool:
-        random = sys.modules.get("random")  # not loaded: there is no generator of its kind
-        if random is None:
-            return False
         return isinstance(value, random.Random) and not isinstance(value, random.SystemRandom)
 
     def generator_state(self, value: Any) -> Any:
@@ -113,21 +111,15 @@ class PlainGenerators(Generators):
         value.seed(seed)
 
     def is_global(self, value: object) -> bool:
-        return value is getattr(sys.modules.get("random"), "_inst", None)
+        return value is random._inst  # behind the functions of the module
 
     def global_state(self) -> Any:
-        import random
-
         return random.getstate()
 
     def set_global_state(self, state: Any) -> None:
-        import random
-
         random.setstate(state)
 
     def seed_global(self, seed: int) -> None:
-        import random
-
         random.seed(seed)
 
 

@@ -24,6 +24,7 @@ import contextlib
 import gc
 import json
 import math
+import random
 import struct
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
@@ -225,8 +226,6 @@ def refuse_unstorable(state: Mapping[str, Any]) -> None:
 
 def capture_generators(*, devices: bool = True) -> dict[str, Any]:
     """The states of all global random generators in use; those of devices if `devices`."""
-    import random
-
     version, words, gauss = random.getstate()
     packed = struct.pack(f"<{len(words)}I", *words)
     states: dict[str, Any] = {"python": (version, packed, gauss)}
@@ -237,8 +236,6 @@ def capture_generators(*, devices: bool = True) -> dict[str, Any]:
 
 def restore_generators(states: Mapping[str, Any]) -> list[str]:
     """Restore the global random generators; returns what could not be restored."""
-    import random
-
     lost: list[str] = []
     try:
         version, packed, gauss = states["python"]

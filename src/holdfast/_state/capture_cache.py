@@ -53,13 +53,10 @@ class UnknownForm(Exception):
     """Part of the state is of a kind that needs a full capture each time."""
 
 
-class _Mark:
-    """Equal to nothing else."""
-
-
-_PLAIN, _LEAF, _LEAVES, _ROWS = _Mark(), _Mark(), _Mark(), _Mark()
-_DICT, _ORDERED, _LIST, _TUPLE, _SET, _FROZENSET = (_Mark() for _ in range(6))
-_STATE, _NODE, _GENERATOR, _VERSIONS, _EXTRA = (_Mark() for _ in range(5))
+# Marks: each is equal to nothing else.
+_PLAIN, _LEAF, _LEAVES, _ROWS = (object() for _ in range(4))
+_DICT, _ORDERED, _LIST, _TUPLE, _SET, _FROZENSET = (object() for _ in range(6))
+_STATE, _NODE, _GENERATOR, _VERSIONS, _EXTRA = (object() for _ in range(5))
 
 
 class Walk:
@@ -149,7 +146,7 @@ class Walk:
             raise UnknownForm
         self._plain(encoded)
 
-    def _items(self, mark: _Mark, items: Any) -> None:
+    def _items(self, mark: object, items: Any) -> None:
         self.form += (mark, len(items))
         if self.exact_types.issuperset(map(type, items)):
             self.form.append(_LEAVES)

@@ -23,10 +23,10 @@ class Rule:
     """Something that may stop a run; combine two with `|` (either) and `&` (both at once)."""
 
     def __or__(self, other: object) -> Rule:
-        return AnyOf((self, other)) if isinstance(other, Rule) else NotImplemented
+        return _CombinedRule("|", self, other) if isinstance(other, Rule) else NotImplemented
 
     def __and__(self, other: object) -> Rule:
-        return AllOf((self, other)) if isinstance(other, Rule) else NotImplemented
+        return _CombinedRule("&", self, other) if isinstance(other, Rule) else NotImplemented
 
     # -- for the judge ------------------------------------------------------------------
 
@@ -113,41 +113,27 @@ class Leaf(Rule):
 
 
 class _CombinedRule(Rule):
-    _sign = ""
+    """Stops the run when one of its parts does (`|`), or when all would at one boundary (`&`)."""
 
-    def __init__(self, parts: tuple[Rule, ...]) -> None:
-        self._parts = parts
+    def __init__(self, sign: str, *parts: Rule) -> None:
+        self._sign, self._parts = sign, parts
 
     def fresh(self) -> Self:
-        return type(self)(tuple(part.fresh() for part in self._parts))
+        return type(self)(self._sign, *(part.fresh() for part in self._parts))
 
     def leaves(self) -> Iterator[Leaf]:
         for part in self._parts:
             yield from part.leaves()
 
+    def holding(self) -> list[Leaf]:
+        found = [part.holding() for part in self._parts]
+        holds = self._sign == "|" or all(found)
+        return [leaf for each in found for leaf in each] if holds else []
+
     def __repr__(self) -> str:
         return f" {self._sign} ".join(
             f"({part!r})" if isinstance(part, _CombinedRule) else repr(part) for part in self._parts
         )
-
-
-class AnyOf(_CombinedRule):
-    """Stops the run when one of its parts does."""
-
-    _sign = "|"
-
-    def holding(self) -> list[Leaf]:
-        return [leaf for part in self._parts for leaf in part.holding()]
-
-
-class AllOf(_CombinedRule):
-    """Stops the run when all of its parts would, at one boundary."""
-
-    _sign = "&"
-
-    def holding(self) -> list[Leaf]:
-        found = [part.holding() for part in self._parts]
-        return [leaf for each in found for leaf in each] if all(found) else []
 
 
 def _check_metric(kind: str, metric: object) -> None:
