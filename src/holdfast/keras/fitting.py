@@ -72,28 +72,6 @@ class Callback(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no 
         raise _belongs_into_fit("predict")
 
 
-class _Last(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
-    """The last callback of the list: it is called after all others."""
-
-    async_safe = True
-
-    def __init__(self, fit: _Fit) -> None:
-        super().__init__()
-        self._fit = fit
-
-    def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002  Keras calls it so
-        self._fit.begin()
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002  Keras calls it so
-        self._fit.begin_epoch()
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._fit.end_epoch(epoch, logs or {})
-
-    def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002  Keras calls it so
-        self._fit.end()
-
-
 # By run: its attempt, and how many fits the script has begun in it.
 _fits_begun: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
 
@@ -151,7 +129,14 @@ class _Fit:
         self._lap: Any = None
         self._phase: Any = None
         self._logs: dict[str, Any] = {}  # of the last batch, in this attempt or the previous one
-        self._last = _Last(self)
+        # The last one of the list: it is called after all others.
+        self._last = keras.callbacks.LambdaCallback(
+            on_train_begin=lambda _: self.begin(),
+            on_epoch_begin=lambda *_: self.begin_epoch(),
+            on_epoch_end=lambda epoch, logs: self.end_epoch(epoch, logs or {}),
+            on_train_end=lambda _: self.end(),
+        )
+        self._last.async_safe = True
         callbacks.append(self._last)
 
     # -- the fit, from its beginning to its end ----------------------------------------

@@ -71,19 +71,15 @@ class Callback(RunCallback, callback_class()):  # type: ignore[misc]  # of one p
         self.refuse_another(trainer.callbacks)
         _refuse_version(trainer)
         _refuse_strategy(trainer)
-        self._release()
+        self.teardown()
         self._training = Fit(self, trainer)
 
-    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:  # noqa: ARG002  Lightning's
-        self._release()
-
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: ARG002  Lightning's
-        self._release()
-
-    def _release(self) -> None:
+    def teardown(self, *_: Any, **__: Any) -> None:
         fit, self._training = self._training, None
         if fit is not None:
             fit.release()
+
+    on_exception = teardown
 
 
 def _refuse_version(trainer: Any) -> None:
