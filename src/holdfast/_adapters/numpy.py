@@ -102,10 +102,7 @@ class NumpyAdapter(Adapter):
         )
 
     def item_bytes(self, dtype: str) -> int:
-        try:
-            found = _dtype(dtype)
-        except TypeError as error:
-            raise ValueError(f"this NumPy has no dtype {dtype!r}") from error
+        found = numpy_dtype(dtype)
         if found.hasobject or found.names is not None:
             raise ValueError(f"no array of dtype {dtype!r} is ever stored")
         return int(found.itemsize)
@@ -141,7 +138,11 @@ class NumpyAdapter(Adapter):
     def load_in_place(self, live: object, spec: TensorSpec, data: memoryview) -> bool:
         if not isinstance(live, np.ndarray) or spec.dtype.startswith("scalar "):
             return False
-        if live.dtype != _dtype(spec.dtype) or live.shape != spec.shape or not live.flags.writeable:
+        if (
+            live.dtype != numpy_dtype(spec.dtype)
+            or live.shape != spec.shape
+            or not live.flags.writeable
+        ):
             return False
         np.copyto(live, view(data, spec), casting="no")
         return True
@@ -157,10 +158,6 @@ def _dtype_name(dtype: np.dtype[Any]) -> str:
             if np.dtype(name) == dtype:
                 return name
     raise ValueError(f"an array of dtype {dtype} cannot be stored; view it as uint8.")
-
-
-def _dtype(name: str) -> np.dtype[Any]:
-    return np.dtype(name.removeprefix("scalar "))
 
 
 def _folded(seed: int) -> int:
