@@ -23,7 +23,7 @@ transformers = pytest.importorskip("transformers", reason="pip install transform
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.transformers.record import LogHistory, without_times
+from holdfast.transformers.training import LogHistory, without_times
 
 ROOT = Path(__file__).parents[2]
 CASES = [

@@ -33,7 +33,7 @@ from transformers.trainer_callback import ExportableState
 import holdfast
 import holdfast.rules
 import holdfast.transformers
-from holdfast.transformers.record import without_times
+from holdfast.transformers.training import without_times
 
 SAMPLES, BATCH, LENGTH, WORDS = 22, 4, 6, 16  # 6 batches in an epoch, the last of 2
 #: By case: in the middle of an epoch, behind its last batch, where an evaluation is to come.

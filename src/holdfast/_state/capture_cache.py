@@ -503,7 +503,7 @@ class ObjectGraphCache:
 def _describe(captured: Captured, state: Mapping[str, Any]) -> bytes | None:
     if "tensorflow" not in sys.modules or all(s.kind != "tensorflow" for s in captured.specs):
         return None
-    from holdfast.tensorflow.graph import describe
+    from holdfast.tensorflow.checkpoints import describe
 
     try:
         if captured.left_out:  # other ranks store a part: the graph needs all tensors

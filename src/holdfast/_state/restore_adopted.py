@@ -119,7 +119,7 @@ def _match(
 ) -> tuple[Any, Captured, list[int | None]]:
     """The matching, and for each live tensor the number of the stored one."""
     adapter_of("tensorflow")  # says how to install it
-    from holdfast.tensorflow.graph import Graph, match
+    from holdfast.tensorflow.checkpoints import Graph, match
 
     encoded = loaded.head["tree"]["extra"][OBJECTS]
     graph = Graph.from_bytes(bytes(loaded.data(encoded["$t"])))
@@ -148,7 +148,7 @@ def _describe_change(path: str, then: TensorSpec, now: TensorSpec) -> str:
 
 
 def _number(loaded: Loaded, source: int, name: str, live: Any) -> Any:
-    from holdfast.tensorflow.graph import number_in
+    from holdfast.tensorflow.checkpoints import number_in
 
     spec = loaded.plan.specs[source]
     try:

@@ -243,3 +243,25 @@ def _filled(tree: Any, stored: Mapping[str, Any], path: str) -> Any:
 def _below(path: str, key: Any) -> str:
     name = str(key).replace("$", "_")
     return f"{path}.{name}" if path else name
+
+
+# -- The processes of jax.distributed ----------------------------------------------------
+
+
+def rank_and_size() -> tuple[int, int] | None:
+    """Those of this process, if jax.distributed.initialize() was called; starts no device."""
+    state = _state()
+    if getattr(state, "client", None) is None:
+        return None
+    # Not jax.process_index(): it would initialize the devices before the script does.
+    rank, size = getattr(state, "process_id", None), getattr(state, "num_processes", None)
+    if rank is None or size is None:
+        return jax.process_index(), jax.process_count()
+    return int(rank), int(size)
+
+
+def _state() -> object:
+    # Public in versions before 0.6.
+    from jax._src import distributed
+
+    return distributed.global_state

@@ -97,9 +97,9 @@ def _connected() -> tuple[int, int] | None:
         if (found := group.rank_and_size()) is not None:
             return found
     if _is_loaded("jax"):
-        from holdfast.jax import group as processes
+        from holdfast.jax import adapter
 
-        if (found := processes.rank_and_size()) is not None:
+        if (found := adapter.rank_and_size()) is not None:
             return found
     if _is_loaded("tensorflow"):
         from holdfast.tensorflow import distribute
