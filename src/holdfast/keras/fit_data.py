@@ -165,6 +165,10 @@ class FitSource:
         self._adapter = epochs.data_adapter
         self._lock = lock
         self._context = LoopDriver(run).context
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Make the source ready, before its state is loaded."""
 
     def open(self, number: int, used: int, seeds: Seeds) -> Any:  # noqa: ARG002  other sources use it
         batches = each_apart(self._epochs._get_iterator(), seeds)
@@ -188,9 +192,8 @@ class FitSource:
 class TorchLoader(FitSource):
     """A torch DataLoader on the torch backend: the user's own, or the one made of arrays."""
 
-    def __init__(self, run: Any, epochs: Any, lock: Any) -> None:
-        super().__init__(run, epochs, lock)
-        self._feed = LoaderFeed(epochs._get_iterator(), self._context)
+    def _prepare(self) -> None:
+        self._feed = LoaderFeed(self._epochs._get_iterator(), self._context)
 
     def open(self, number: int, used: int, seeds: Seeds) -> Any:
         return open_loader(self._feed, number, used, seeds)
@@ -220,9 +223,8 @@ class ForTensorFlow(FitSource):
 class Dataset(ForTensorFlow):
     """A tf.data.Dataset of the user: its iterator stores its position, if it can."""
 
-    def __init__(self, run: Any, epochs: Any, lock: Any) -> None:
-        super().__init__(run, epochs, lock)
-        self._feed = DatasetFeed(epochs._distributed_dataset, self._context)
+    def _prepare(self) -> None:
+        self._feed = DatasetFeed(self._epochs._distributed_dataset, self._context)
         self._stored: Any = None
 
     def state(self) -> Any:
@@ -252,8 +254,7 @@ def _with_shape(spec: Any) -> Any:
 class Arrays(ForTensorFlow):
     """Arrays on TensorFlow: the order is ours, everything else is done by Keras."""
 
-    def __init__(self, run: Any, epochs: Any, lock: Any) -> None:
-        super().__init__(run, epochs, lock)
+    def _prepare(self) -> None:
         self._how = self._adapter._shuffle
         if not self._how:
             return
@@ -291,8 +292,7 @@ class Arrays(ForTensorFlow):
 class Generated(ForTensorFlow):
     """Batches that Python makes for TensorFlow, in a thread of its own."""
 
-    def __init__(self, run: Any, epochs: Any, lock: Any) -> None:
-        super().__init__(run, epochs, lock)
+    def _prepare(self) -> None:
         self._aim: tuple[int, int, Seeds] = (0, 0, {})
         self._wrap()
         self._make_again()
@@ -380,11 +380,10 @@ class _View:
 class Indexed(FitSource):
     """A PyDataset: begun at any batch, without those before it."""
 
-    def __init__(self, run: Any, epochs: Any, lock: Any) -> None:
-        super().__init__(run, epochs, lock)
+    def _prepare(self) -> None:
         adapter = self._adapter
         self._is_shuffled = bool(adapter.shuffle) and adapter.num_batches is not None
-        self._view = _View(adapter.py_dataset, lock)
+        self._view = _View(adapter.py_dataset, self._lock)
         if self._view.shares_generators:
             self._context.warn_once(
                 "the PyDataset makes its batches in several threads: what it draws from the global "

@@ -24,6 +24,10 @@ _SEED_MASK = (1 << 63) - 1
 
 
 class TorchObjects(Objects):
+    flat_state = staticmethod(modules.flat_state)
+    copied_into = staticmethod(modules.copied_into)
+    loads_exactly = staticmethod(modules.loads_exactly)
+
     def load_targets(self, value: object) -> Any:
         # Objects of other frameworks have no state_dict().
         if not _sharded_types() or not callable(getattr(value, "state_dict", None)):
@@ -31,9 +35,6 @@ class TorchObjects(Objects):
         from holdfast.torch import shards
 
         return shards.load_targets(value)
-
-    def flat_state(self, value: object) -> tuple[list[Any], list[torch.Tensor]] | None:
-        return modules.flat_state(value)
 
     def overrides_state_dict(self, value: object) -> bool:
         # GradScaler.state_dict() asks the device for two numbers, and so waits for all that is
@@ -88,12 +89,6 @@ class TorchObjects(Objects):
 
     def copies_what_it_loads(self, value: object) -> bool:
         return isinstance(value, torch.nn.Module)
-
-    def copied_into(self, value: object) -> dict[str, torch.Tensor] | None:
-        return modules.copied_into(value)
-
-    def loads_exactly(self, value: object) -> bool:
-        return modules.loads_exactly(value)
 
     def after_load(self, value: object, stored: Any) -> None:
         # Optimizer.load_state_dict casts moments to the parameters' dtype: undo that.
