@@ -163,7 +163,10 @@ class _FitCheck:
         elif kind in ("$t", "$shard"):
             if isinstance(live, dict | list | tuple) and live:
                 self._unfit.changed.append(f"{path} (was an array, is a {_type(live)})")
-            self._check_array(encoded, live, path)
+            now = None if (adapter := array_adapter(live)) is None else adapter.spec(path, live)
+            # Bytes and scalars are replaced as a whole: their length or type may change.
+            if now is not None and now.kind != "bytes" and not now.dtype.startswith("scalar "):
+                self._match(encoded, now, path)
         elif _is_value_array(live) and list(_entries(encoded)):
             self._unfit.changed.append(f"{path} (was made of parts, is a {_type(live)})")
         elif (
@@ -196,13 +199,6 @@ class _FitCheck:
         for key, item in stored.items():
             if key in parts:
                 self._check(item, parts[key], f"{dot}{key}")
-
-    def _check_array(self, encoded: Any, live: Any, path: str) -> None:
-        if (adapter := array_adapter(live)) is not None:
-            now = adapter.spec(path, live)
-            # Bytes and scalars are replaced as a whole: their length or type may change.
-            if now.kind != "bytes" and not now.dtype.startswith("scalar "):
-                self._match(encoded, now, path)
 
     def _check_object(self, encoded: Any, live: Any, path: str) -> None:
         if not is_stateful(live):

@@ -315,7 +315,11 @@ class _Overlay:
         then_adapter = _array_adapter(stored)
         now = adapter.spec(path, live)
         if then_adapter is None:
-            made = _from_number(adapter, live, stored)
+            made = None  # of a number, if it has no dimensions
+            if adapter.kind == "torch" and type(stored) in (int, float, bool) and not live.shape:
+                from holdfast.torch.match import number_like
+
+                made = number_like(stored, live)
             if made is None:
                 self.unfit.changed.append(f"{path} (was a {_type(stored)}, is a {_type(live)})")
             return live if made is None else made
@@ -367,16 +371,6 @@ def _plain(live: Any, stored: Any) -> Any:
         value = stored.item()
         return type(live)(value) if type(live)(value) == value else value
     return stored
-
-
-def _from_number(adapter: Adapter, live: Any, stored: Any) -> Any:
-    """An array without dimensions from a stored number; None if that is not possible."""
-    is_number = type(stored) in (int, float, bool) and tuple(live.shape) == ()
-    if not is_number or adapter.kind != "torch":
-        return None
-    from holdfast.torch.match import number_like
-
-    return number_like(stored, live)
 
 
 def _holds_arrays(live: Any) -> bool:

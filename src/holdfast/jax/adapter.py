@@ -250,7 +250,10 @@ def _below(path: str, key: Any) -> str:
 
 def rank_and_size() -> tuple[int, int] | None:
     """Those of this process, if jax.distributed.initialize() was called; starts no device."""
-    state = _state()
+    # Public in versions before 0.6.
+    from jax._src import distributed
+
+    state: object = distributed.global_state
     if getattr(state, "client", None) is None:
         return None
     # Not jax.process_index(): it would initialize the devices before the script does.
@@ -258,10 +261,3 @@ def rank_and_size() -> tuple[int, int] | None:
     if rank is None or size is None:
         return jax.process_index(), jax.process_count()
     return int(rank), int(size)
-
-
-def _state() -> object:
-    # Public in versions before 0.6.
-    from jax._src import distributed
-
-    return distributed.global_state
