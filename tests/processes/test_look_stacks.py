@@ -60,7 +60,7 @@ time.sleep(60)
 _WATCHED = """
     source = {source!r}
     sys.path.insert(0, source)
-    from holdfast._run.signals.stack_dump import StackDump
+    from holdfast._run.signals.handlers import StackDump
     dump = StackDump()
     words = [sys.executable, "-P", "-c", {looks!r}, str(dump.descriptor), source]
     looker = subprocess.Popen(words, pass_fds=[dump.descriptor])

@@ -11,7 +11,7 @@ import shlex
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -314,7 +314,7 @@ def checked_config(config: object) -> dict[str, Any]:
                 "and is never restored.\nGive state by its own name: "
                 f"holdfast.Run(folder, {name}=…)"
             )
-    found: dict[str, Any] = _ConfigRecorder().value(values, 0)
+    found: dict[str, Any] = _record(values, 0, [_MOST_ITEMS])
     return found
 
 
@@ -330,39 +330,31 @@ def _by_name(value: object) -> object:
     return value
 
 
-class _ConfigRecorder:
-    """Counts what it has recorded: a config may hold a whole data set."""
-
-    def __init__(self) -> None:
-        self._left = _MOST_ITEMS
-
-    def value(self, value: object, depth: int) -> Any:
-        if value is None or isinstance(value, bool):
-            return value
-        if isinstance(value, int) and type(value) is int:
-            return value if abs(value) < 1 << 53 else str(value)[:_MOST_REPR]
-        if isinstance(value, float) and type(value) is float:
-            return value if math.isfinite(value) else repr(value)
-        if isinstance(value, str) and type(value) is str:
-            return cut(value, _MOST_TEXT)
-        if depth < _MOST_DEPTH:
-            value = _by_name(value)
-            if isinstance(value, Mapping):
-                return dict(self._items(value.items(), len(value), depth))
-            if isinstance(value, Sequence | Set) and not isinstance(value, bytes | bytearray | str):
-                found = self._items(enumerate(value), len(value), depth)
-                return [each if key != "…" else f"… {each}" for key, each in found]
+def _record(value: Any, depth: int, left: list[int]) -> Any:
+    """As JSON values; `left` counts what is recorded: a config may hold a whole data set."""
+    if value is None or type(value) is bool:
+        return value
+    if type(value) is int:
+        return value if abs(value) < 1 << 53 else str(value)[:_MOST_REPR]
+    if type(value) is float:
+        return value if math.isfinite(value) else repr(value)
+    if type(value) is str:
+        return cut(value, _MOST_TEXT)
+    value = _by_name(value) if depth < _MOST_DEPTH else value
+    has_names, is_list = isinstance(value, Mapping), isinstance(value, Sequence | Set)
+    is_text = isinstance(value, bytes | bytearray | str)
+    if depth == _MOST_DEPTH or is_text or not (has_names or is_list):
         return _describe(value)
-
-    def _items(
-        self, items: Iterable[tuple[Any, Any]], size: int, depth: int
-    ) -> Iterator[tuple[str, Any]]:
-        for number, (key, each) in enumerate(items):
-            if self._left <= 0:
-                yield "…", f"{size - number} more"
-                return
-            self._left -= 1
-            yield cut(str(key), _MOST_REPR), self.value(each, depth + 1)
+    found: dict[str, Any] = {}
+    for number, (key, each) in enumerate(value.items() if has_names else enumerate(value)):
+        if left[0] <= 0:
+            found["…"] = f"{len(value) - number} more"
+            break
+        left[0] -= 1
+        found[cut(str(key), _MOST_REPR)] = _record(each, depth + 1, left)
+    if has_names:
+        return found
+    return [each if key != "…" else f"… {each}" for key, each in found.items()]
 
 
 def _describe(value: object) -> Any:

@@ -29,7 +29,7 @@ from holdfast._environment import variables
 from holdfast._environment.processes.identity import command
 from holdfast._errors import HoldfastError, SettingsError, not_installed
 from holdfast._run.exit.leaving import status_of
-from holdfast._run.saving.debuggers import never_held, without_debugger
+from holdfast._run.saving.pulse import never_held, without_debugger
 from holdfast._store.folder.plain_file import open_log
 from holdfast._store.folder.prove_config import current as current_prove_config
 from holdfast._store.memory.control import MARK

@@ -24,7 +24,7 @@ from holdfast._environment.processes.activity import (
 )
 from holdfast._environment.processes.stacks import _reason, find_pyspy, parse_stacks
 from holdfast._environment.processes.threads import STDIN_PIPE, find_call
-from holdfast._run.signals import stack_dump
+from holdfast._run.signals import handlers
 from tests.processes.looking import innermost
 from tests.support import wait_until
 
@@ -274,14 +274,14 @@ def test_where_only_a_parent_may_read_the_keeper_is_let_and_in_forked_workers_to
 ):
     allowed: list[int] = []
     scope = tmp_path / "ptrace_scope"
-    monkeypatch.setattr(stack_dump, "_SCOPE", scope)
-    monkeypatch.setattr(stack_dump, "_allow", allowed.append)
+    monkeypatch.setattr(handlers, "_SCOPE", scope)
+    monkeypatch.setattr(handlers, "_allow", allowed.append)
     for word, expected in (("0\n", []), ("1\n", [42, 43, 43, 0]), ("3\n", [])):
         scope.write_text(word)
-        stacks = stack_dump.StackDump()
+        stacks = handlers.StackDump()
         stacks.admit(42)
         stacks.admit(43)  # a new keeper
-        stack_dump._after_fork()
+        handlers._after_fork()
         stacks.remove()
         stacks.remove()
         assert allowed == expected

@@ -50,13 +50,12 @@ rates = st.none() | st.floats(min_value=0, allow_infinity=False, allow_nan=False
 idle = st.none() | st.floats(min_value=0, max_value=1e9)
 
 
-@given(standings, rates, idle, st.integers(min_value=0, max_value=300), st.booleans())
-def test_the_line_is_never_wider_than_asked_and_stays_one_line(standing, rate, wait, width, plain):
-    line = terminal_line(standing, rate, wait, width, ascii_only=plain)
+@given(standings, rates, idle, st.integers(min_value=0, max_value=300))
+def test_the_line_is_never_wider_than_asked_and_stays_one_line(standing, rate, wait, width):
+    line = terminal_line(standing, rate, wait, width)
     assert cells(line) <= width
     assert line.isprintable()
     assert wcswidth(line) <= width
-    assert line.isascii() or not plain
 
 
 @given(standings, rates, idle)
@@ -175,16 +174,15 @@ def test_times_are_said_as_people_say_them():
     ]
 
 
-@given(st.floats(allow_nan=False), st.integers(min_value=2, max_value=80), st.booleans())
-def test_a_bar_is_as_long_as_asked(fraction, width, ascii_only):
-    assert len(draw_bar(fraction, width, ascii_only=ascii_only)) == width
+@given(st.floats(allow_nan=False), st.integers(min_value=2, max_value=80))
+def test_a_bar_is_as_long_as_asked(fraction, width):
+    assert len(draw_bar(fraction, width)) == width
 
 
 def test_a_bar_fills_from_empty_to_full():
-    assert draw_bar(0, 4, ascii_only=False) == "────"
-    assert draw_bar(0.4, 4, ascii_only=False) == "━╸──"
-    assert draw_bar(1, 4, ascii_only=False) == "━━━━"
-    assert draw_bar(0.5, 6, ascii_only=True) == "[##..]"
+    assert draw_bar(0, 4) == "────"
+    assert draw_bar(0.4, 4) == "━╸──"
+    assert draw_bar(1, 4) == "━━━━"
 
 
 def test_after_the_last_epoch_there_is_no_next_one():

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from holdfast._run.saving import debuggers
 from holdfast._run.saving import pulse as pulse_module
 from holdfast._run.saving.pulse import Pulse, _name_tool
 from holdfast._store.memory.control import (
@@ -37,7 +36,7 @@ from tests.support import wait_until
 @pytest.fixture
 def page(monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlPage]:
     monkeypatch.setattr(pulse_module, "_BEAT_SECONDS", 0.01)
-    monkeypatch.setattr(debuggers, "_MOST_SHARE", 1.0)
+    monkeypatch.setattr(pulse_module, "_MOST_SHARE", 1.0)
     page = ControlPage.create()
     yield page
     page.close()

@@ -220,7 +220,7 @@ def _content(file: IO[bytes]) -> bytes:
 
 # -- Stacks that processes write themselves at a signal --------------------------------------------
 # Used where py-spy is missing or forbidden. The trainer has registered faulthandler for a signal
-# (see `_run/signals/stack_dump.py`), and its forked workers inherit that. All write into one file
+# (see `_run/signals/handlers.py`), and its forked workers inherit that. All write into one file
 # in memory, whose name has the number of the signal. A process that does not have that file open
 # gets no signal: it has no handler, and would die.
 

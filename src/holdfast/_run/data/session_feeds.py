@@ -7,7 +7,7 @@ import inspect
 import sys
 import weakref
 from collections.abc import Generator, Hashable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +39,7 @@ from holdfast._run.data.feed import (
 from holdfast._run.data.tensorflow_feed import feed_of_tensorflow
 
 if TYPE_CHECKING:
-    from holdfast.torch.loader import Drawing, Rest, Share, Tickets
+    from holdfast.torch.loader import Drawing, Tickets
 
 END = object()  # in place of a batch
 
@@ -362,9 +362,12 @@ class LoaderFeed(Feed):
         batches: Iterator[Any] = iter(self._mine)
         drawing = self._tickets.catch_up()
         if drawing is not None:
-            lap.tally = _Tally(
-                drawing, lap.batches_to_skip - lap.skip, self.context.world, share, rest
-            )
+            passed = lap.batches_to_skip - lap.skip
+            if share is None:
+                lap.tally = _Tally(drawing, passed, self.context.world, None, None)
+            else:
+                most = share.samples if rest is None else rest.samples
+                lap.tally = _Tally(drawing, passed, share.shares, most, share.order)
         return batches
 
     def fits(self, goal: Position) -> bool:
@@ -434,25 +437,19 @@ class LoaderFeed(Feed):
         return self._mine if self._way == self._torch.KEEPS else self._data
 
 
+@dataclass(frozen=True)
 class _Tally:
     """The samples that a lap has used, by what its sampler drew."""
 
-    def __init__(
-        self, drawing: Drawing, passed: int, world: int, share: Share | None, rest: Rest | None
-    ) -> None:
-        self._drawing = drawing
-        self._passed = passed
-        self._world = world if share is None else share.shares
-        self._most: int | None = None
-        self.order = None
-        if share is not None:
-            self.order = share.order
-            # Some samples come twice at the end, so that all ranks have the same number.
-            self._most = share.samples if rest is None else rest.samples
+    drawing: Drawing
+    passed: int  # batches before this part of the lap
+    shares: int
+    most: int | None  # some samples come twice at the end, so that all ranks have the same number
+    order: Any
 
     def after(self, batches: int) -> int | None:
-        samples = self._drawing.samples_after(self._passed + batches)
+        samples = self.drawing.samples_after(self.passed + batches)
         if samples is None:
             return None
-        samples *= self._world
-        return samples if self._most is None else min(samples, self._most)
+        samples *= self.shares
+        return samples if self.most is None else min(samples, self.most)

@@ -103,7 +103,8 @@ def _choose_display() -> Display | None:
         return None
     if wish == "plain" or not is_terminal(sys.stderr) or terminal_is_dumb():
         return PlainLines()
-    with contextlib.suppress(Exception):  # a stream may refuse to be wrapped
+    with contextlib.suppress(Exception):  # a stream may refuse the bar, or to be wrapped
+        "━╸─".encode(sys.stderr.encoding)
         from holdfast._run.progress.terminal import TerminalLine  # imports tqdm
 
         return TerminalLine(sys.stderr)
@@ -147,12 +148,7 @@ class _LinePart(NamedTuple):
 
 
 def terminal_line(
-    standing: Standing,
-    rate: float | None,
-    idle_seconds: float | None,
-    width: int,
-    *,
-    ascii_only: bool = False,
+    standing: Standing, rate: float | None, idle_seconds: float | None, width: int
 ) -> str:
     """One line of at most `width` columns; what matters least is left out first."""
     parts = [*_parts(standing, rate, idle_seconds), _safe(standing)]
@@ -165,10 +161,8 @@ def terminal_line(
     fraction = _fraction(standing)
     if fraction is not None and room >= _SHORTEST_BAR and major <= set(parts):
         before = (standing.epoch is not None) + bool(standing.phase)
-        parts.insert(before, _LinePart(0, draw_bar(fraction, room, ascii_only=ascii_only)))
+        parts.insert(before, _LinePart(0, draw_bar(fraction, room)))
     line = _join(parts)
-    if ascii_only:
-        line = line.encode("ascii", "replace").decode("ascii")
     while line and cells(line) > width:
         line = line[:-1]
     return line
@@ -247,15 +241,12 @@ def _clean(text: str) -> str:
     return shown if len(shown) <= _NAME_CHARACTERS else shown[: _NAME_CHARACTERS - 1] + "~"
 
 
-def draw_bar(fraction: float, width: int, *, ascii_only: bool) -> str:
+def draw_bar(fraction: float, width: int) -> str:
     """
-    >>> draw_bar(0.5, 10, ascii_only=True)
-    '[####....]'
+    >>> draw_bar(0.5, 5)
+    '━━╸──'
     """
     fraction = min(max(fraction, 0.0), 1.0)
-    if ascii_only:
-        full = int(fraction * (width - 2))
-        return f"[{'#' * full}{'.' * (width - 2 - full)}]"
     full, half = divmod(int(fraction * width * 2), 2)
     return "━" * full + "╸" * half + "─" * (width - full - half)
 

@@ -84,7 +84,6 @@ class TerminalLine(Bar):  # type: ignore[misc]  # tqdm ships no types
         """AttributeError or TypeError if a stream cannot be wrapped."""
         self._pid, self._descriptor = os.getpid(), stream.fileno()
         self._write, self._flush = stream.write, stream.flush  # not replaced yet
-        self._ascii_only = not _can_write("━╸─", stream)
         self._text = ""
         self._is_shown = False
         self._is_closed = self.disable = False
@@ -110,7 +109,7 @@ class TerminalLine(Bar):  # type: ignore[misc]  # tqdm ships no types
 
     def show(self, standing: Standing, rate: float | None, idle_seconds: float | None) -> None:
         width = _size(self._descriptor).columns - 1  # some terminals fold at the last column
-        text = terminal_line(standing, rate, idle_seconds, width, ascii_only=self._ascii_only)
+        text = terminal_line(standing, rate, idle_seconds, width)
         with _drawing() as has_lock:
             if not has_lock or self._is_closed:
                 return
@@ -275,13 +274,6 @@ def _size(descriptor: int) -> os.terminal_size:
     except (OSError, ValueError):
         columns = lines = 0
     return os.terminal_size((columns or 80, lines or 24))
-
-
-def _can_write(text: str, stream: TextIO) -> bool:
-    try:
-        return bool(text.encode(stream.encoding or "ascii"))
-    except (UnicodeError, LookupError):
-        return False
 
 
 def _is_lent(descriptor: int) -> bool:

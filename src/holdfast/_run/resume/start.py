@@ -66,15 +66,6 @@ class LateLine:
         raise NotImplementedError
 
 
-@dataclass(frozen=True)
-class ReadAhead:
-    """A state that was restored before the attempt's number was claimed."""
-
-    found: Found
-    changed: list[str]  # see restore_state
-    seconds: float
-
-
 class Start:
     """What must be opened before the attempt's number is claimed."""
 
@@ -83,7 +74,9 @@ class Start:
         self.run_id = run_id
         self.folder = folder
         self.leftovers: list[Leftover] = find.open_leftovers(run_id)
-        self.ahead: ReadAhead | None = None
+        # A state that was restored before the attempt's number was claimed: what restore_state
+        # says of it, and the seconds that it took.
+        self.ahead: tuple[Found, list[str], float] | None = None
         self._has_tried = False
         self.is_touched = False  # the script's objects may not be as it made them
 
@@ -108,7 +101,7 @@ class Start:
                 candidate, send=send_to_device, choose=places_in(state) if is_begun else None
             )
             changed = restore_state(state, found.loaded)
-            self.ahead = ReadAhead(found, changed, time.monotonic() - began)
+            self.ahead = (found, changed, time.monotonic() - began)
 
     def close(self) -> None:
         with contextlib.suppress(IndexError):  # two threads may close them
@@ -259,7 +252,7 @@ def resume(
     if group is None:
         found = find.find_newest(
             *(layout, line, start.leftovers, say, send_to_device, places_in(state)),
-            None if ahead is None else ahead.found,
+            None if ahead is None else ahead[0],
         )
     else:
         # Rank 0's view counts: a network file system shows changes to other hosts late.
@@ -269,7 +262,7 @@ def resume(
     if found is None and start.is_touched:
         raise CheckpointError(f"{start.folder}: the state in memory is gone.\nStart it again.")
     if ahead is not None:
-        began -= ahead.seconds
+        began -= ahead[2]
     if found is None:
         if before is not None:
             note_origin(layout, attempt, None)
@@ -289,8 +282,8 @@ def resume(
 
     flushing = threading.Thread(target=flush if is_first else None, daemon=True)
     flushing.start()
-    if ahead is not None and found is ahead.found:
-        changed, sentences = ahead.changed, list[str]()  # it is in memory, so it was not adopted
+    if ahead is not None and found is ahead[0]:
+        changed, sentences = ahead[1], list[str]()  # it is in memory, so it was not adopted
     else:
         settled, sentences = settle_adopted(found.loaded, state)
         found = replace(found, loaded=settled)

@@ -101,18 +101,6 @@ class Handle:
         self._done.set()
 
 
-@dataclass(frozen=True)
-class _Order:
-    """A slot that is being written, and the handles that wait for it."""
-
-    taken: Taken
-    handles: list[Handle]
-
-    def resolve(self, error: str | None) -> None:
-        for handle in self.handles:
-            handle.resolve(error)
-
-
 @dataclass(eq=False)
 class KeeperClient:
     """The connection to the keeper of one attempt, and the orders that are open."""
@@ -127,7 +115,8 @@ class KeeperClient:
         self._is_one_of_many = ranks is not None
         self.snapshots: Snapshots | None = None
         self._link: KeeperLink | None = None
-        self._orders: dict[int, _Order] = {}
+        # The slots that are being written, and the handles that wait for them.
+        self._orders: dict[int, tuple[Taken, list[Handle]]] = {}
         self._count = 0
         self._salvaging: tuple[str, int] | None = None
         self._lock = threading.Lock()
@@ -199,12 +188,11 @@ class KeeperClient:
 
     def order(self, taken: Taken, handles: list[Handle]) -> None:
         """Have the keeper make a slot durable; then the handles are settled."""
-        order = _Order(taken, handles)
         with self._lock:
             self._count += 1
             number = self._count
-            self._orders[number] = order
-        self._send_order(number, order)
+            self._orders[number] = taken, handles
+        self._send_order(number, taken, handles)
 
     def record_written(self, step: int, sequence: int) -> None:
         """The trainer made a step durable itself; the snapshots up to `sequence` are older."""
@@ -313,13 +301,14 @@ class KeeperClient:
             self.announce(*arena)
         self._salvage_again()
         for number, order in list(self._orders.items()):
-            self._send_order(number, order)
+            self._send_order(number, *order)
 
     def _go_on_alone(self, why: str) -> None:
         log = self.policy.layout.keeper_log(self.policy.attempt)
         say(f"{why}: going on without. The trainer writes its checkpoints itself. See {log}")
-        for order in self._orders.values():
-            order.resolve("the keeper died")
+        for _, handles in self._orders.values():
+            for handle in handles:
+                handle.resolve("the keeper died")
         self._orders.clear()
         threading.Thread(target=self._stand_in, name="holdfast-beat", daemon=True).start()
 
@@ -363,14 +352,14 @@ class KeeperClient:
         self._link = KeeperLink(self._plan, self._hear)
         self._oom_score.offer()
 
-    def _send_order(self, number: int, order: _Order) -> None:
+    def _send_order(self, number: int, taken: Taken, handles: list[Handle]) -> None:
         self.send(
             "persist",
             order=number,
-            generation=order.taken.generation,
-            sequence=order.taken.sequence,
-            reason=order.handles[0].reason,
-            last=any(handle.is_last for handle in order.handles),
+            generation=taken.generation,
+            sequence=taken.sequence,
+            reason=handles[0].reason,
+            last=any(handle.is_last for handle in handles),
         )
 
     def _hear(self, message: dict[str, Any]) -> None:
@@ -380,25 +369,25 @@ class KeeperClient:
             order = self._orders.get(message["order"])
             if order is not None and self.snapshots is not None:
                 # The newest slot is written instead.
-                self.snapshots.release_slot(order.taken.sequence)
+                self.snapshots.release_slot(order[0].sequence)
             return
         if number is not None:
             with self._lock:
                 order = self._orders.pop(number, None)
             if order is not None:
-                self._resolve(order, message)
+                self._resolve(*order, message)
         if not self._quit.is_set():
             self.hear_run(message)
 
-    def _resolve(self, order: _Order, message: dict[str, Any]) -> None:
-        sequence = order.taken.sequence
+    def _resolve(self, taken: Taken, handles: list[Handle], message: dict[str, Any]) -> None:
         if self.snapshots is not None:
-            self.snapshots.release_slot(sequence)
+            self.snapshots.release_slot(taken.sequence)
         # An order that waited writes the newest slot of that moment.
-        written = message.get("sequence", sequence)
+        written = message.get("sequence", taken.sequence)
         if message["kind"] == "durable" and written > self.durable_sequence:
             self.durable_sequence, self.durable_step = written, message["step"]
-        order.resolve(message.get("error"))
+        for handle in handles:
+            handle.resolve(message.get("error"))
 
     def _stand_in(self) -> None:
         """Where there is no keeper, a thread writes the heartbeat and polls for requests."""

@@ -20,8 +20,8 @@ from holdfast._environment.processes.proc import FairDeadline
 from holdfast._environment.slurm.job import Job
 from holdfast._keeper import protocol
 from holdfast._keeper.protocol import KeeperConfig
-from holdfast._run.saving.debuggers import never_held, without_debugger
-from holdfast._run.signals.stack_dump import StackDump
+from holdfast._run.saving.pulse import never_held, without_debugger
+from holdfast._run.signals.handlers import StackDump
 from holdfast._store.commit.write import Policy
 from holdfast._store.folder.attempts import note_keeper
 from holdfast._store.folder.plain_file import open_log
