@@ -9,7 +9,7 @@ A slot is registered piece by piece, while the rest of it is still being touched
 copy needs it. No copy crosses the edge between two pieces: the driver takes one only within one
 registered range.
 
-A slot is whole only when its last byte has arrived (see _run/saving/slots.py).
+A slot is whole only when its last byte has arrived (see _run/saving/arena_builder.py).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from holdfast._adapters.numpy import ADAPTER
-from holdfast._run.saving.slots import RawCopies
+from holdfast._run.saving.arena_builder import RawCopies
 from holdfast._run.saving.snapshots import Snapshots, Taken
 from holdfast._state.capture import capture
 from holdfast._store.memory.arena import Arena

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from holdfast._run.saving import slots
-from holdfast._run.saving.slots import RawCopies
+from holdfast._run.saving import arena_builder
+from holdfast._run.saving.arena_builder import RawCopies
 
 SIZES = [
     pytest.param([1] * 5000, id="bytes"),
@@ -35,7 +35,7 @@ class Memory:
 @pytest.mark.parametrize("sizes", SIZES)
 def test_all_bytes_arrive(sizes: list[int], refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if refused:
-        monkeypatch.setattr(slots, "_readv", lambda *_: -1)
+        monkeypatch.setattr(arena_builder, "_readv", lambda *_: -1)
     total = sum(sizes)
     source, target = Memory(total + 8 * len(sizes)), Memory(total + 3 * len(sizes), fill=0)
     moves, expected, there, here = [], bytearray(), 0, 0
@@ -59,7 +59,7 @@ def test_an_error_in_any_thread_reaches_the_caller(
     def fail(*_: int) -> int:
         raise OSError("no such memory")
 
-    monkeypatch.setattr(slots, "_readv", fail)
+    monkeypatch.setattr(arena_builder, "_readv", fail)
     source, target = Memory(30 << 20), Memory(30 << 20, fill=0)
     moves = [(target.address + at, source.address + at + 1, 100) for at in range(0, 29 << 20, 200)]
     with pytest.raises(OSError, match="no such memory"):
@@ -105,7 +105,7 @@ def test_an_interrupt_while_threads_start_leaves_none_behind(
 
     monkeypatch.setattr("os.cpu_count", lambda: 4)
     monkeypatch.setattr(threading.Thread, "start", start_one_and_stop)
-    monkeypatch.setattr(slots, "_readv", copy_slowly)
+    monkeypatch.setattr(arena_builder, "_readv", copy_slowly)
     source, target = Memory(20 << 20), Memory(20 << 20, fill=0)
     with pytest.raises(KeyboardInterrupt):
         RawCopies(many_moves(source, target, 19 << 20)).run()

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast._run.saving import arena_builder, slot_memory
 from holdfast._run.saving import snapshots as module
-from holdfast._run.saving.slots import shareable
+from holdfast._run.saving.arena_builder import shareable
 from holdfast._run.saving.snapshots import Snapshots
 from holdfast._state.capture_cache import CaptureCache
 from holdfast._store.format.image import PAGE, plan_image

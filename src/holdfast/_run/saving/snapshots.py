@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast._environment.processes.proc import FairDeadline
-from holdfast._run.saving.arena_builder import ArenaBuilder, WaitingArena
-from holdfast._run.saving.slots import AsyncCopies, Generation
+from holdfast._run.saving.arena_builder import ArenaBuilder, AsyncCopies, Generation, WaitingArena
 from holdfast._state.capture import Captured
 from holdfast._store.memory.arena import Arena
 from holdfast._store.memory.backing import Backing
