@@ -196,27 +196,18 @@ def _defaults(
     if "requeue" not in given and "no-requeue" not in given:
         found["requeue"] = ""
     if "signal" not in given:
-        limit = parse_time_limit(given.get("time", ""))
-        lead, why = _choose_lead(limit, lead_seconds)
+        limit, lead = parse_time_limit(given.get("time", "")), lead_seconds or LEAD_SECONDS
+        if not lead_seconds and limit is not None and limit < 2 * LEAD_SECONDS + SLACK_SECONDS:
+            lead = max(1, int(limit - SLACK_SECONDS) // 2)
+            notes.append(
+                f"--signal=USR2@{lead}: the limit of {limit:.0f} s is short, so the warning comes "
+                f"later than the usual {LEAD_SECONDS} s before the end."
+            )
         found["signal"] = f"USR2@{lead}"
-        notes += [why] if why else []
     tasks = ("ntasks", "ntasks-per-node", "ntasks-per-gpu", "ntasks-per-socket", "ntasks-per-core")
     if starts_torchrun(command) and not any(name in given for name in tasks):
         found["ntasks-per-node"] = "1"  # torchrun starts the ranks of a node
     return found
-
-
-def _choose_lead(limit: float | None, wished: int | None) -> tuple[int, str]:
-    """How long before the end SLURM warns, and a note about it."""
-    if wished is not None:
-        return wished, ""
-    if limit is None or limit >= 2 * LEAD_SECONDS + SLACK_SECONDS:
-        return LEAD_SECONDS, ""
-    lead = max(1, int(limit - SLACK_SECONDS) // 2)
-    return lead, (
-        f"--signal=USR2@{lead}: the limit of {limit:.0f} s is short, so the warning comes later "
-        f"than the usual {LEAD_SECONDS} s before the end."
-    )
 
 
 def job_name(command: Sequence[str]) -> str:

@@ -21,7 +21,6 @@ from holdfast._tools.doctor.storage import (
     judge_folder,
     judge_room,
     judge_speed,
-    judge_temporary,
 )
 
 MB, GB = 1 << 20, 1 << 30
@@ -182,27 +181,6 @@ def test_whether_the_run_folder_can_be_used(facts, verdict, says):
     check = judge_folder("runs/a", facts if facts is None else {"base": "/x", **facts})
     assert told(check) == verdict
     assert says in check.found
-
-
-NFS = Mount("/home", "nfs4", "s:/home", frozenset())
-DISK = Mount("/", "ext4", "/dev/sda", frozenset())
-GOOD = {"path": "/tmp", "kind": "folder", "is_writable": True, "free": GB}
-
-
-@pytest.mark.parametrize(
-    ("facts", "mount", "name", "verdict"),
-    [
-        (GOOD, DISK, "/tmp", "ok"),
-        (GOOD, NFS, "/home/a/tmp", "warn"),
-        (GOOD, DISK, "/tmp/" + 80 * "x", "warn"),
-        ({**GOOD, "free": MB}, DISK, "/tmp", "warn"),
-        ({**GOOD, "is_writable": False}, DISK, "/tmp", "fail"),
-        ({**GOOD, "kind": "missing"}, DISK, "/scratch", "fail"),
-        (None, None, "/scratch", "fail"),
-    ],
-)
-def test_the_folder_for_temporary_files(facts, mount, name, verdict):
-    assert told(judge_temporary(facts, mount, name)) == verdict
 
 
 def test_a_question_that_is_not_answered_is_left_behind(tmp_path):

@@ -62,7 +62,6 @@ def test_an_answer_that_does_not_come(is_busy, tmp_path, monkeypatch):
     request = doctor.DoctorRequest(tmp_path, is_quick=True)
     found = {check.name: check for check in doctor.Examination(request).run()}
     check_words(found["run folder"], is_busy, "fail", "does not answer")
-    check_words(found["temporary folder"], is_busy, "fail", "does not answer")
     check_words(found["gpu"], is_busy, "fail", "does not answer")
 
 

@@ -41,10 +41,8 @@ class Examination:
     def __init__(self, request: DoctorRequest) -> None:
         self._request = request
         self._environment = variables.whole()
-        self._temporary = variables.temporary_folder()
         ask = partial(Question, FACTS, seconds=_ANSWER_SECONDS)
-        self._folder = ask("place", str(request.folder), "write")
-        self._tmp = ask("place", self._temporary, "write")
+        self._folder = ask("place", str(request.folder))
         has_driver = any(Path(each).exists() for each in _DRIVERS)
         self._driver = ask("gpus") if has_driver else None
         self._write: Question | None = None
@@ -55,7 +53,7 @@ class Examination:
         try:
             return [check for check in self._checks() if check is not None]
         finally:
-            for each in (self._folder, self._tmp, self._driver, self._write):
+            for each in (self._folder, self._driver, self._write):
                 if each is not None:
                     each.drop()
 
@@ -97,10 +95,6 @@ class Examination:
             gpus = self._driver.answer()
             late = self._driver.slow("gpu")
             yield from machine.judge_gpus(gpus) if late is None else [late]
-        tmp = self._tmp.answer()
-        mount = None if tmp is None else storage.find_mount(str(tmp["base"]))
-        late = self._tmp.slow("temporary folder")
-        yield late or storage.judge_temporary(tmp, mount, self._temporary)
         if not request.is_quick:
             yield machine.try_stacks()
         if self._write is not None:

@@ -1,6 +1,6 @@
 """A small program that prints facts about the machine as JSON; `check.Question` starts it.
 
-    python -I -S machine_facts.py place PATH [write]
+    python -I -S machine_facts.py place PATH
     python -I -S machine_facts.py speed FOLDER BYTES SECONDS
     python -I -S machine_facts.py gpus
 
@@ -24,9 +24,9 @@ from typing import Any
 # -- place: what a path is, and what its file system has -------------------------------------------
 
 
-def describe_place(path: str, wants_write: str = "") -> dict[str, Any]:
-    """With "write", a small file is made in the folder and removed."""
-    found: dict[str, Any] = {"path": path, "kind": "missing", "error": None}
+def describe_place(path: str) -> dict[str, Any]:
+    """A small file is made in the folder and removed."""
+    found: dict[str, Any] = {"kind": "missing", "error": None}
     try:
         mode = Path(path).stat().st_mode
         found["kind"] = "folder" if stat.S_ISDIR(mode) else "file"
@@ -44,12 +44,9 @@ def describe_place(path: str, wants_write: str = "") -> dict[str, Any]:
     with contextlib.suppress(OSError, AttributeError):
         room = os.statvfs(base)
         found["free"] = room.f_bavail * room.f_frsize
-        found["total"] = room.f_blocks * room.f_frsize
         found["free_inodes"] = room.f_favail if room.f_files else None
         found["is_read_only"] = bool(room.f_flag & getattr(os, "ST_RDONLY", 1))
-    if wants_write:
-        found.update(_try_to_write(base))
-    return found
+    return found | _try_to_write(base)
 
 
 def _part_name(folder: Path) -> Path:

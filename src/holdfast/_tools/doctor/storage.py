@@ -1,4 +1,4 @@
-"""The run folder and the temporary folder: file system, permission, room and speed."""
+"""The run folder: its file system, permission, room and speed."""
 
 from __future__ import annotations
 
@@ -19,9 +19,6 @@ _REMOTE = frozenset([
 ])  # fmt: skip
 _IN_MEMORY = frozenset(["tmpfs", "ramfs", "devtmpfs"])
 _OF_CONTAINER = frozenset(["overlay", "aufs"])
-# A worker's socket lies in TMPDIR, and the name of a socket has at most 107 characters.
-_LONGEST_TEMPORARY = 70
-_LITTLE_FREE = 100 << 20
 
 Facts = Mapping[str, Any]  # what `probe_program place` has printed
 
@@ -107,34 +104,6 @@ def judge_file_system(name: str, mount: Mount | None) -> Check | None:
         found += ", mounted soft: when the server is slow, writes fail instead of waiting"
         return check("warn", found, remedy)
     return check("ok", f"{found}: seen by all nodes, as fast as measured")
-
-
-def judge_temporary(facts: Facts | None, mount: Mount | None, name: str) -> Check:
-    """TMPDIR has the sockets and files of data-loader workers and launchers."""
-    kind = mount.kind if mount is not None else "unknown"
-    is_remote = mount is not None and mount.is_remote
-    data = {"path": name, "type": kind, "is_remote": is_remote}
-    check, remedy = partial(Check, "temporary folder", data=data), "export TMPDIR=/tmp"
-    if facts is None:
-        return check("fail", f"{name}: the file system does not answer", remedy)
-    if facts.get("kind") != "folder" or not facts.get("is_writable"):
-        why = "is not a folder" if facts.get("kind") != "folder" else "cannot be written"
-        found = f"{name}: {why}; workers of data loaders and launchers need it"
-        return check("fail", found, remedy if name != "/tmp" else "chmod 1777 /tmp   (as root)")
-    if len(name) > _LONGEST_TEMPORARY:
-        found = (
-            f"its name has {len(name)} characters: sockets below it have names that are too long, "
-            "and data-loader workers fail with 'AF_UNIX path too long'"
-        )
-        return check("warn", found, remedy)
-    if is_remote:
-        found = f"{name} is on {kind}: sockets and locks of workers are slow there, or fail"
-        return check("warn", found, remedy)
-    free = facts.get("free")
-    if isinstance(free, int) and free < _LITTLE_FREE:
-        remedy = f"du -sh {shlex.quote(name)}/*   (and make room)"
-        return check("warn", f"{name}: {free >> 20} MB free", remedy)
-    return check("ok", f"{name} is on {kind}, local")
 
 
 # -- Room for checkpoints, and the time to write one -----------------------------------------------
