@@ -18,7 +18,7 @@ from holdfast._tools.plan.model import (
     Model,
     build_model,
 )
-from holdfast._tools.plan.simulate import PARTS, simulate, simulate_run
+from holdfast._tools.plan.simulate import PARTS, simulate
 
 DAY = 86_400.0
 costs = st.floats(0.01, 100.0)
@@ -138,7 +138,6 @@ def test_the_same_seed_gives_the_same_numbers_and_another_seed_others():
     assert np.array_equal(first.goodput, again.goodput)
     assert not np.array_equal(first.goodput, other.goodput)
     assert np.allclose(first.goodput, other.goodput, atol=0.001)
-    assert simulate_run(model, 60.0, DAY, seed=4) == simulate_run(model, 60.0, DAY, seed=4)
 
 
 @pytest.mark.parametrize("gpus", [1, 4096])
@@ -175,31 +174,11 @@ def test_what_is_assumed_of_gpus_is_what_llama_3_has_shown():
     assert HOST_LOSS_SHARE == 0.85
 
 
-def test_a_run_of_known_length_takes_its_time_and_what_is_lost():
-    model, _ = build_model(Inputs(interruptions=10.0, over=DAY))
-    done = simulate_run(model, 300.0, 10 * DAY, seed=2)
-    goodput = float(simulate(model, [300.0], seed=2).goodput[0])
-    assert done.unfinished == 0
-    assert done.low < done.mean < done.high
-    assert done.mean == pytest.approx(10 * DAY / goodput, rel=0.01)
-
-
-def test_a_run_that_is_interrupted_faster_than_it_restarts_gets_nowhere():
-    model = Model(mtbf=10.0, write=1.0, snapshot=0.1, restart=600.0)
-    done = simulate_run(model, 30.0, DAY, seed=2, runs=5)
-    assert done.unfinished == 1
-    assert math.isinf(done.mean)
-
-
 @pytest.mark.nightly
 def test_without_snapshots_there_are_two_ways_and_with_them_three():
     assert len(make_plan(Inputs(max_overhead=0.0)).ways) == 2
     with_them = make_plan(Inputs())
     assert len(with_them.ways) == 3
-    # One a day does not pay for a hundredth of all time.
-    assert with_them.better is not None
-    assert with_them.better.max_overhead < 0.01
-    assert with_them.better.goodput > with_them.chosen.goodput
 
 
 def test_where_processes_die_often_and_the_disk_is_slow_snapshots_pay():
@@ -209,12 +188,6 @@ def test_where_processes_die_often_and_the_disk_is_slow_snapshots_pay():
     still, beside, ours = (way.goodput for way in plan.ways)
     assert ours > beside + 0.03
     assert beside > still + 0.03
-
-
-@pytest.mark.nightly
-def test_other_snapshots_are_proposed_only_where_the_whole_run_gains():
-    assert make_plan(Inputs(gpus=1)).better is not None
-    assert make_plan(Inputs(gpus=1, queue_wait=365 * 86_400.0)).better is None
 
 
 def test_a_formula_that_the_disk_cannot_follow_marks_no_row():

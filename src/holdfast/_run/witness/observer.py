@@ -8,6 +8,7 @@ message is sent, and not while an answer is awaited.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import math
@@ -90,15 +91,12 @@ class Observer:
 
     def __init__(self, prove_config: ProveConfig) -> None:
         self.prove_config = prove_config
-        #: The open holdfast.Run and its step.
-        self.boundary_id: str | None = None
-        #: The run sends its batches, so the loader need not.
-        self.run_sends_batches = False
-        #: Updates come from another framework than torch.
-        self.other_framework_trains = False
+        self.boundary_id: str | None = None  # the open holdfast.Run and its step
+        self.run_sends_batches = False  # so the loader need not
+        self.other_framework_trains = False  # than torch
+        self.rank = variables.whole_number("RANK")
         self._inputs: dict[str, Leaf] = {}  # of models, since the last update
         self._calls = 0
-        self.rank = variables.whole_number("RANK")
         self._pid = os.getpid()
         self._is_rank = False  # a child that is one of several that train
         self._channel: ProverChannel | None = None
@@ -155,16 +153,11 @@ class Observer:
         return self._channel
 
 
-_observer: Observer | None = None
-
-
+@functools.cache
 def find_observer() -> Observer | None:
     """The observer of this process, which may be closed; None without a proof."""
-    global _observer
     prove_config = current()
-    if _observer is None and prove_config is not None:
-        _observer = Observer(prove_config)
-    return _observer
+    return None if prove_config is None else Observer(prove_config)
 
 
 class RunObserver:
@@ -187,20 +180,19 @@ class RunObserver:
         position: Mapping[str, Any] | None,
     ) -> bool:
         """Send a boundary; True if the prover wants a checkpoint there."""
-        self._observer.boundary_id = f"{self._name}@{step}"
+        observer = self._observer
+        observer.boundary_id = f"{self._name}@{step}"
         items = state_items(state)
-        for name, value in metrics.items():
-            items[f"metric/{name}"] = leaf_of(value)
-        for name, value in capture_generators().items():
-            items[f"generator/{name}"] = whole_leaf(value)
+        items |= {f"metric/{name}": leaf_of(value) for name, value in metrics.items()}
+        generators = capture_generators().items()
+        items |= {f"generator/{name}": whole_leaf(value) for name, value in generators}
         if position is not None:
             items["position"] = leaf_of([position[key] for key in ("epoch", "lap", "batches")])
-        items |= self._observer.take_inputs()
+        items |= observer.take_inputs()
         items["batches"] = whole_leaf(self._batches)
         self._batches = []
-        key = f"{self._name}@{step}{'-turn' if at_epoch_end else ''}"
-        answer = self._observer.ask("boundary", key=key, step=step, items=items)
-        return bool(answer.get("save"))
+        key = observer.boundary_id + ("-turn" if at_epoch_end else "")
+        return bool(observer.ask("boundary", key=key, step=step, items=items).get("save"))
 
     def batch(self, number: int, batch: Any) -> None:
         self._observer.run_sends_batches = True

@@ -143,11 +143,6 @@ def plan(seed: int, output: Path | None, as_json: bool, gpus: int | None, **said
 _NOWHERE = 0.001  # less of the time makes progress
 
 
-def percent(share: float) -> str:
-    """With two digits behind the point: the third is noise."""
-    return f"{100 * share:.2f}%"
-
-
 def show_plan(plan: Plan) -> None:
     """The line to write, then its reasons."""
     screen, given = Screen(), plan.given
@@ -166,15 +161,6 @@ def show_plan(plan: Plan) -> None:
     _show_rest(screen, plan)
     screen.write()
     _show_ways(screen, plan)
-    if plan.better is not None:
-        screen.write()
-        fewer = "Fewer" if plan.better.max_overhead < plan.model.max_overhead else "More"
-        screen.write(
-            f"{fewer} snapshots in memory would make it {percent(plan.better.goodput)}; a process "
-            f"that dies then loses up to {shown(plan.better.most_lost)} instead of "
-            f"{shown(min(plan.model.snapshot_interval, plan.chosen.interval))}:"
-        )
-        screen.write(Text(f"  {plan.better_setting}", style="green"))
     if plan.assumed:
         screen.write()
         screen.write("Assumed, because you did not say it:", style="dim")
@@ -203,8 +189,8 @@ def _show_rows(screen: Screen, plan: Plan) -> None:
         is_best = "best" in row.marks
         cells = (
             f"{'> ' if is_best else ''}{shown(row.interval)}",
-            percent(row.goodput),
-            *(percent(row.parts[name]) for name in names),
+            f"{row.goodput:.2%}",
+            *(f"{row.parts[name]:.2%}" for name in names),
             ", ".join(row.marks),
         )
         rows.append([Text(cell, style="bold" if is_best else "") for cell in cells])
@@ -227,36 +213,21 @@ def _show_intervals(screen: Screen, plan: Plan) -> None:
 
 
 def _show_rest(screen: Screen, plan: Plan) -> None:
-    from holdfast._tools.plan.simulate import PARTS  # imports NumPy
-
-    row = plan.chosen
-    rest = 1.0 - row.goodput
-    parts = sorted(row.parts.items(), key=lambda part: -part[1])
-    told = ", ".join(f"{PARTS[name]} {percent(share)}" for name, share in parts if share >= 5e-5)
+    row, losses = plan.chosen, plan.losses
     screen.write(
-        f"Every {shown(row.interval)}: {percent(row.goodput)} of the time "
+        f"Every {shown(row.interval)}: {row.goodput:.2%} of the time "
         f"(±{100 * row.error:.2f} by chance) makes progress. "
-        f"The other {percent(rest)}{f': {told}' if told else ' do not'}."
+        f"The other {1.0 - row.goodput:.2%}{f': {losses}' if losses else ' do not'}."
     )
-    done, needed = plan.finished, shown(plan.given.run_seconds)
     if row.goodput < _NOWHERE:
         screen.write(
             f"Such a run gets nowhere: an interruption comes every {shown(plan.model.mtbf)}, and "
             f"a restart takes {shown(plan.model.restart)}.",
             style="bold red",
         )
-    elif done is None:
-        about = _days(plan.given.run_seconds / row.goodput)
-        screen.write(f"{needed} of training take about {about}.")
-    elif done.unfinished:
-        screen.write(
-            f"{needed} of training: {percent(done.unfinished)} of such runs get nowhere.",
-            style="bold red",
-        )
     else:
-        low, high = _days(done.low), _days(done.high)
-        spread = f"; nine of ten such runs take {low} to {high}" if low != high else ""
-        screen.write(f"{needed} of training take {_days(done.mean)}{spread}.")
+        took = _days(plan.given.run_seconds / row.goodput)
+        screen.write(f"{shown(plan.given.run_seconds)} of training take about {took}.")
 
 
 def _days(seconds: float) -> str:
@@ -266,7 +237,7 @@ def _days(seconds: float) -> str:
 
 
 def _show_ways(screen: Screen, plan: Plan) -> None:
-    rows = [(way.name, shown(way.best), percent(way.goodput)) for way in plan.ways]
+    rows = [(way.name, shown(way.best), f"{way.goodput:.2%}") for way in plan.ways]
     screen.table(["=way of saving", ">=best every", ">=goodput"], rows)
     shared = (1 - plan.model.notice_share) * (1 - plan.model.host_loss_share)
     if plan.model.has_snapshots and shared > 0:

@@ -10,7 +10,7 @@ import numpy as np
 
 from holdfast._report.html import finite
 from holdfast._tools.plan.model import MAX_OVERHEAD, Inputs, Model, build_model
-from holdfast._tools.plan.simulate import Finished, SimulatedOutcome, simulate, simulate_run
+from holdfast._tools.plan.simulate import PARTS, SimulatedOutcome, simulate
 from holdfast._tools.plan.units import as_setting, round_interval
 
 COMMON_SECONDS = (30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400, 43_200, 86_400)
@@ -19,9 +19,6 @@ _SHORTEST_SECONDS = 1.0
 _POINTS = 33
 _CURVE_RUNS = 80  # fewer than for one interval: the points of a curve are smoothed together
 _AS_GOOD = 0.001  # of the time: a smaller difference between two intervals does not matter
-_WORTH_SAYING = 0.002  # of the time, that another share for snapshots would gain
-_LEAST_OVERHEAD = 1e-3  # fewer snapshots gain nothing visible
-_RUN_LIVES = 2000  # a run with more interruptions is only given as a mean
 
 
 @dataclass(frozen=True)
@@ -54,16 +51,6 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Better:
-    """Another share of the time for snapshots, with a higher goodput."""
-
-    max_overhead: float
-    interval: float
-    goodput: float
-    most_lost: float  # by a process that dies while its host lives
-
-
-@dataclass(frozen=True)
 class Plan:
     given: Inputs
     seed: int
@@ -72,17 +59,18 @@ class Plan:
     chosen: IntervalRow  # the interval to write down
     rows: list[IntervalRow]
     ways: list[Way]  # the last one is that of the model
-    better: Better | None
-    finished: Finished | None
 
     @property
     def setting(self) -> str:
-        return _setting(self.chosen.interval, self.model.max_overhead)
+        overhead = self.model.max_overhead
+        share = "" if overhead == MAX_OVERHEAD else f", max_overhead={overhead:g}"
+        return f'Settings(checkpoint_every="{as_setting(self.chosen.interval)}"{share})'
 
     @property
-    def better_setting(self) -> str | None:
-        better = self.better
-        return None if better is None else _setting(better.interval, better.max_overhead)
+    def losses(self) -> str:
+        """Where the time goes that makes no progress, the largest share first."""
+        shares = sorted(self.chosen.parts.items(), key=lambda part: -part[1])
+        return ", ".join(f"{PARTS[name]} {share:.2%}" for name, share in shares if share >= 5e-5)
 
     def to_json(self) -> dict[str, Any]:
         """For scripts; times in seconds, and an infinite time is null."""
@@ -99,10 +87,7 @@ class Plan:
             "as_good_seconds": ours.as_good,
             "rows": whole["rows"],
             "ways": whole["ways"],
-            "better": whole["better"],
-            "better_setting": self.better_setting,
             "run_seconds": self.given.run_seconds,
-            "finished": whole["finished"],
             "host_bytes": self.given.host_bytes,
             "model": {
                 **whole["model"],
@@ -132,13 +117,7 @@ def make_plan(given: Inputs, seed: int = 0) -> Plan:
     choice = _choose(model, ways[-1])
     rows = _rows(model, choice, given.run_seconds, seed)
     chosen = next(row for row in rows if "best" in row.marks)
-    finished = None
-    if given.run_seconds / max(chosen.goodput, 1e-9) / model.mtbf < _RUN_LIVES:
-        finished = simulate_run(model, choice, given.run_seconds, seed=seed)
-    better = None
-    if model.has_snapshots and given.max_overhead is None:
-        better = _better(model, ways[-1].goodput, seed)
-    return Plan(given, seed, model, assumed, chosen, rows, ways, better, finished)
+    return Plan(given, seed, model, assumed, chosen, rows, ways)
 
 
 def _try_way(name: str, model: Model, seed: int) -> Way:
@@ -194,26 +173,3 @@ def _rows(model: Model, choice: float, run_seconds: float, seed: int) -> list[In
         )
         for at, interval in enumerate(intervals)
     ]
-
-
-def _setting(interval: float, overhead: float) -> str:
-    share = "" if overhead == MAX_OVERHEAD else f", max_overhead={overhead:g}"
-    return f'Settings(checkpoint_every="{as_setting(interval)}"{share})'
-
-
-def _better(model: Model, goodput_now: float, seed: int) -> Better | None:
-    """Fewer snapshots or more, if the whole run gains by it.
-
-    By Young's formula: the cost of snapshots against half the interval that a process's death
-    loses.
-    """
-    share = (1 - model.notice_share) * (1 - model.host_loss_share)
-    best = math.sqrt(model.snapshot * share / (2 * model.mtbf))
-    best = min(max(float(f"{best:.1g}"), _LEAST_OVERHEAD), 1.0)
-    other = replace(model, max_overhead=best)
-    way = _try_way("", other, seed)
-    interval = _choose(other, way)
-    goodput = float(simulate(other, [interval], seed=seed).goodput[0])
-    if goodput - goodput_now <= _WORTH_SAYING:
-        return None  # the time is lost elsewhere: in a queue, in restarts
-    return Better(best, interval, goodput, min(other.snapshot_interval, interval))

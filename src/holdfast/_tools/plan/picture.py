@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from html import escape
 
 from holdfast._tools.plan.advice import COMMON_SECONDS, Plan
-from holdfast._tools.plan.simulate import PARTS
 from holdfast._tools.plan.units import shown
 
 _WIDTH, _HEIGHT = 880, 532
@@ -41,8 +40,6 @@ def draw(plan: Plan) -> str:
         f"{shown(model.mtbf)}; a checkpoint takes {shown(model.cost)} from training and is on disk "
         f"after {shown(model.latency)}"
     )
-    parts = [f"{name} {chosen.parts[part]:.2%}" for part, name in PARTS.items()
-             if chosen.parts[part] >= 5e-5]  # fmt: skip
     pieces = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
         f'width="{_WIDTH}" height="{_HEIGHT}" role="img" aria-labelledby="title about">',
@@ -53,23 +50,20 @@ def draw(plan: Plan) -> str:
         _text(32, 62, about, "faint"),
         *_draw_curves(plan),
         _text(_LEFT, 490, f"Where the other {1.0 - chosen.goodput:.2%} go", "strong"),
-        _text(_LEFT, 510, ", ".join(parts)),
+        _text(_LEFT, 510, plan.losses),
         "</svg>",
     ]
     return "\n".join(pieces) + "\n"
 
 
 def _draw_curves(plan: Plan) -> Iterator[str]:
+    chosen = plan.chosen.interval
     low = min(way.intervals[0] for way in plan.ways)
     high = max(way.intervals[-1] for way in plan.ways)
-    high = min(high, max(plan.chosen.interval, plan.ways[0].best) * 12)
+    high = min(high, max(chosen, plan.ways[0].best) * 12)
+    points = [point for way in plan.ways for point in zip(way.intervals, way.curve, strict=True)]
     top = max(way.goodput for way in plan.ways)
-    near = [
-        goodput
-        for way in plan.ways
-        for interval, goodput in zip(way.intervals, way.curve, strict=True)
-        if plan.chosen.interval / 5 <= interval <= plan.chosen.interval * 5
-    ]
+    near = (goodput for interval, goodput in points if chosen / 5 <= interval <= chosen * 5)
     span = max(_LEAST_SPAN, 1.3 * (top - min(near, default=top)))
     top = min(1.0, top + 0.1 * span)
     bottom = max(0.0, top - 1.25 * span)
