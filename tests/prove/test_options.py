@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from holdfast._errors import HoldfastError
 from holdfast._tools.cli import main
-from holdfast._tools.prove.options import (
+from holdfast._tools.prove.proof import (
+    SIGNALS,
     make_request,
     parse_budget,
     parse_ranks,
     parse_signals,
     set_ranks,
 )
-from holdfast._tools.prove.proof import SIGNALS
 
 COMMAND = "-- python3 train.py"
 TORCHRUN = ("torchrun", "--nnodes=1", "--nproc-per-node=8", "train.py")

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast._tools.prove.files import compare_files
+from holdfast._tools.prove.results import compare_files
 
 torch = pytest.importorskip("torch", reason="pip install 'holdfast[torch]'")
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from holdfast._tools.prove.files import distance, first_difference
+from holdfast._tools.prove.results import distance, first_difference
 
 torch = pytest.importorskip("torch", reason="pip install 'holdfast[torch]'")
 

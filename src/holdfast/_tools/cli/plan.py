@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -14,20 +15,11 @@ from holdfast import _text
 from holdfast._errors import FolderError, SettingsError
 from holdfast._tools.cli.group import AS_JSON, FOLDER, print_json
 from holdfast._tools.cli.show import Screen
-from holdfast._tools.plan import units
 from holdfast._tools.plan.advice import Plan, make_plan
 from holdfast._tools.plan.model import Inputs
 from holdfast._tools.plan.picture import draw
-from holdfast._tools.plan.units import shown
-
-
-def _reader(parse: Callable[..., float], **more: Any) -> Callable[..., float | None]:
-    """A callback for click that raises our errors."""
-
-    def read(_: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
-        return None if text is None else parse(text, parameter.opts[0], **more)
-
-    return read
+from holdfast._tools.plan.simulate import PARTS
+from holdfast._tools.plan.units import parse_duration, parse_share, parse_size, shown
 
 
 def _parse_count(text: str, option: str) -> int:
@@ -55,42 +47,46 @@ def _parse_number(text: str, option: str) -> float:
     return number
 
 
-_count, _number = _reader(_parse_count), _reader(_parse_number)
-_duration = _reader(units.parse_duration)
-_duration_or_none = _reader(units.parse_duration, may_be_zero=True)
-_share = _reader(units.parse_share)
-_size = _reader(units.parse_size)
-_speed = _reader(units.parse_size, per_second=True)
-# Each option that says something about the training: its value, its reader, its help.
+_parse_wait = functools.partial(parse_duration, may_be_zero=True)
+_parse_speed = functools.partial(parse_size, per_second=True)
+# Each option that says something about the training: its value, its parser, its help.
 _OPTIONS: tuple[tuple[str, str, Callable[..., Any], str], ...] = (
-    ("--state-size", "SIZE", _size, "Size of model and optimizer, all ranks together (10GB)."),
-    ("--gpus", "N", _count, "GPUs that train together (1)."),
-    ("--gpus-per-host", "N", _count, "GPUs in one host (8)."),
-    ("--mtbf-per-gpu", "TIME", _duration,
+    ("--state-size", "SIZE", parse_size, "Size of model and optimizer, all ranks together (10GB)."),
+    ("--gpus", "N", _parse_count, "GPUs that train together (1)."),
+    ("--gpus-per-host", "N", _parse_count, "GPUs in one host (8)."),
+    ("--mtbf-per-gpu", "TIME", parse_duration,
      "Mean time between failures of one GPU and its part of the host (5.8y)."),
-    ("--interruptions", "N", _number, "Or a count: N interruptions of the whole job …"),
-    ("--over", "TIME", _duration, "… in this time."),
-    ("--write-bandwidth", "SIZE/s", _speed, "Write speed of all hosts together (1GB/s for each)."),
-    ("--write-time", "TIME", _duration, "Or the time until a checkpoint is on disk."),
-    ("--snapshot-cost", "TIME", _duration, "How long a snapshot in memory stops training."),
-    ("--max-overhead", "SHARE", _share,
+    ("--interruptions", "N", _parse_number, "Or a count: N interruptions of the whole job …"),
+    ("--over", "TIME", parse_duration, "… in this time."),
+    ("--write-bandwidth", "SIZE/s", _parse_speed,
+     "Write speed of all hosts together (1GB/s for each)."),
+    ("--write-time", "TIME", parse_duration, "Or the time until a checkpoint is on disk."),
+    ("--snapshot-cost", "TIME", parse_duration, "How long a snapshot in memory stops training."),
+    ("--max-overhead", "SHARE", parse_share,
      "Share of the time for snapshots in memory (0.01); 0: none."),
-    ("--interference", "SHARE", _share, "How much writing slows down training (0.05)."),
-    ("--restart-time", "TIME", _duration_or_none,
+    ("--interference", "SHARE", parse_share, "How much writing slows down training (0.05)."),
+    ("--restart-time", "TIME", _parse_wait,
      "From an interruption to the next step (2min and reading)."),
-    ("--queue-wait", "TIME", _duration_or_none, "Mean wait for machines, each time (0s)."),
-    ("--notice-share", "SHARE", _share,
+    ("--queue-wait", "TIME", _parse_wait, "Mean wait for machines, each time (0s)."),
+    ("--notice-share", "SHARE", parse_share,
      "Share of interruptions with a warning: they lose nothing (0)."),
-    ("--host-loss-share", "SHARE", _share,
+    ("--host-loss-share", "SHARE", parse_share,
      "Share of the others that lose a host's memory (0.85)."),
-    ("--run-time", "TIME", _duration, "Length of the training without interruptions (30d)."),
+    ("--run-time", "TIME", parse_duration, "Length of the training without interruptions (30d)."),
 )  # fmt: skip
 
 
 def _add_options(command: Callable[..., None]) -> Callable[..., None]:
-    for name, metavar, read, text in reversed(_OPTIONS):
+    for name, metavar, parse, text in reversed(_OPTIONS):
+        read = functools.partial(_read, parse)
         command = click.option(name, metavar=metavar, callback=read, help=text)(command)
     return command
+
+
+def _read(
+    parse: Callable[[str, str], float], _: click.Context, option: click.Parameter, text: str | None
+) -> float | None:
+    return None if text is None else parse(text, option.opts[0])
 
 
 @click.command()
@@ -153,14 +149,9 @@ def show_plan(plan: Plan) -> None:
     often = shown(plan.model.mtbf)
     screen.write(f"{gpus} in {hosts}: an interruption every {often}.", style="bold")
     screen.write(_interruptions(plan))
-    screen.write()
-    _show_rows(screen, plan)
-    screen.write()
-    _show_intervals(screen, plan)
-    screen.write()
-    _show_rest(screen, plan)
-    screen.write()
-    _show_ways(screen, plan)
+    for show_part in (_show_rows, _show_intervals, _show_rest, _show_ways):
+        screen.write()
+        show_part(screen, plan)
     if plan.assumed:
         screen.write()
         screen.write("Assumed, because you did not say it:", style="dim")
@@ -181,9 +172,7 @@ def _interruptions(plan: Plan) -> str:
 
 
 def _show_rows(screen: Screen, plan: Plan) -> None:
-    names = [
-        name for name in plan.chosen.parts if any(row.parts[name] >= 5e-5 for row in plan.rows)
-    ]
+    names = [name for name in PARTS if any(row.parts[name] >= 5e-5 for row in plan.rows)]
     rows = []
     for row in plan.rows:
         is_best = "best" in row.marks

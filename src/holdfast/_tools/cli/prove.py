@@ -22,7 +22,6 @@ from holdfast import _text
 from holdfast._tools.cli import group
 from holdfast._tools.cli.show import Screen
 from holdfast._tools.prove import report
-from holdfast._tools.prove.options import make_request, parse_ranks
 from holdfast._tools.prove.proof import (
     DIFFERS,
     EQUAL,
@@ -33,6 +32,8 @@ from holdfast._tools.prove.proof import (
     Proof,
     ProofRequest,
     Watcher,
+    make_request,
+    parse_ranks,
 )
 from holdfast._tools.workplace import ended_by_signals
 

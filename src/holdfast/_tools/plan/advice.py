@@ -114,7 +114,9 @@ def make_plan(given: Inputs, seed: int = 0) -> Plan:
     if model.has_snapshots:
         share = f"{100 * model.max_overhead:g}%"
         ways.append(_try_way(f"and {share} of the time for snapshots in memory", model, seed))
-    choice = _choose(model, ways[-1])
+    # A round one, and 30 s or more if that is as good.
+    calm = max(ways[-1].best, min(COMMON_SECONDS[0], ways[-1].as_good[1]))
+    choice = round_interval(calm, max(model.least_interval, _SHORTEST_SECONDS))
     rows = _rows(model, choice, given.run_seconds, seed)
     chosen = next(row for row in rows if "best" in row.marks)
     return Plan(given, seed, model, assumed, chosen, rows, ways)
@@ -143,12 +145,6 @@ def _smooth_best(outcome: SimulatedOutcome) -> float:
         return top  # at one end of the curve
     found = math.sqrt(shrinks / grows)
     return min(max(found, float(outcome.intervals[0])), float(outcome.intervals[-1]))
-
-
-def _choose(model: Model, way: Way) -> float:
-    """The interval to write down: round, and 30 s or more if that is as good."""
-    calm = min(COMMON_SECONDS[0], way.as_good[1])
-    return round_interval(max(way.best, calm), max(model.least_interval, _SHORTEST_SECONDS))
 
 
 def _rows(model: Model, choice: float, run_seconds: float, seed: int) -> list[IntervalRow]:

@@ -6,10 +6,8 @@ the others, some take the host with all its memory, and the run goes back to the
 the rest end processes only, and the run goes on from the newest snapshot in memory, which the
 keeper makes durable meanwhile.
 
-Some defaults are from Meta's report on Llama 3 (2024, section 3.3.4): 419 unexpected interruptions
-in 54 days on 16,384 GPUs is one in 5.8 years for each GPU. In its table of causes 63 of them
-(software 54, NCCL watchdog 7, dependency 2) leave the hosts as they were; that all others cost a
-host is our reading, and not said there.
+Where the defaults come from is in docs/plan.md: the report on Llama 3 (2024, section 3.3.4) has 419
+unexpected interruptions in 54 days on 16,384 GPUs, 63 of which left the hosts as they were.
 """
 
 from __future__ import annotations

@@ -29,8 +29,7 @@ def holdfast_prove() -> Callable[..., Proof]:
 def prove_command(*command: str | Sequence[str], **options: Any) -> Proof:
     """The proof if all is equal, else ProofError with the report."""
     from holdfast._errors import ProofError
-    from holdfast._tools.prove.options import make_request
-    from holdfast._tools.prove.proof import EQUAL, Watcher
+    from holdfast._tools.prove.proof import EQUAL, Watcher, make_request
     from holdfast._tools.prove.prove import prove
     from holdfast._tools.prove.report import plain_text
 
@@ -43,7 +42,7 @@ def prove_command(*command: str | Sequence[str], **options: Any) -> Proof:
 
 def words_of(*command: str | Sequence[str]) -> tuple[str, ...]:
     """A command that was given as words, as one list, or as one line."""
-    from holdfast._tools.prove.options import split_command
+    from holdfast._tools.prove.proof import split_command
 
     words: tuple[str, ...]
     if len(command) == 1 and not isinstance(command[0], str):

@@ -103,8 +103,7 @@ class ScriptRecorder:
     def take_batches(self) -> list[dict[str, Any]]:
         """Those for this update: of the loader that gave the last one, not of an evaluation."""
         found, self.batches = self.batches, []
-        last = found[-1]["loader"] if found else None
-        return [{k: v for k, v in b.items() if k != "loader"} for b in found if b["loader"] == last]
+        return [batch for batch in found if batch["loader"] == found[-1]["loader"]]
 
     def record_save(
         self, path: str | None, save: Callable[[], Any], tear: Callable[[], Any]

@@ -64,7 +64,7 @@ def watch(observer: Observer) -> None:
 def _collect(kind: Any, instances: list[Any]) -> None:
     def collect(begin: Any, self: Any, /, *arguments: Any, **named: Any) -> None:
         begin(self, *arguments, **named)
-        if not any(known is self for known in instances):
+        if self not in instances:
             instances.append(self)
 
     intercept(kind, "__init__", collect)
@@ -179,12 +179,11 @@ class TorchStateReader(StateReader):
     def read(
         self, optimizer: Optimizer, frames: list[FrameType], *, has_gradients: bool
     ) -> dict[str, Any]:
-        if not any(known is optimizer for known in self.optimizers):
-            self.optimizers.append(optimizer)  # made before the watch began
-        if not any(known is optimizer for known in self._stepped):
-            self._stepped.append(optimizer)
+        for known in (self.optimizers, self._stepped):
+            if optimizer not in known:  # of the first: made before the watch began
+                known.append(optimizer)
         counters = self.find(frames)
-        number = self._number_of(optimizer)
+        number = self.optimizers.index(optimizer)
         for path, value in self._found.items():
             if isinstance(value, torch.nn.Module):
                 counters |= _numbers_of(path, value)
@@ -206,7 +205,7 @@ class TorchStateReader(StateReader):
             self.find(self._frames)
         items = self._around(self._stepped)
         for number, optimizer in enumerate(self.optimizers):
-            if any(known is optimizer for known in self._stepped):
+            if optimizer in self._stepped:
                 items |= _items_of(optimizer, number)
         parameters = [p for optimizer in self._stepped for p in _parameters(optimizer)]
         if parameters:
@@ -231,24 +230,19 @@ class TorchStateReader(StateReader):
                 for kind, name, tensor in _tensors_of(value):
                     if id(tensor) not in trained:
                         items.setdefault(f"{kind}/{path}.{name}", leaf_of(tensor))
-            elif isinstance(value, torch.Tensor):
-                if id(value) not in trained:
-                    kind = "value" if value.is_floating_point() else "index"
-                    items[f"{kind}/{path}"] = leaf_of(value)
             elif isinstance(value, torch.Generator):
                 items[f"generator/{path}"] = leaf_of(value.get_state())
             elif (state := generator_state(value)) is not None:
                 items[f"generator/{path}"] = state
-            else:
-                items[f"{'value' if value.dtype.kind == 'f' else 'index'}/{path}"] = leaf_of(value)
+            elif id(value) not in trained:
+                is_tensor = isinstance(value, torch.Tensor)
+                is_real = value.is_floating_point() if is_tensor else value.dtype.kind == "f"
+                items[f"{'value' if is_real else 'index'}/{path}"] = leaf_of(value)
         return items
-
-    def _number_of(self, optimizer: Optimizer) -> int:
-        return next(i for i, known in enumerate(self.optimizers) if known is optimizer)
 
     def _schedules_of(self, optimizer: Optimizer) -> Items:
         """Its schedulers, by its number: a restart may not make those of an earlier stage."""
-        number = self._number_of(optimizer)
+        number = self.optimizers.index(optimizer)
         own = [s for s in self.schedulers if getattr(s, "optimizer", None) is optimizer]
         return {
             f"scheduler/{number}/{index}/{key}": leaf_of(value)
@@ -331,14 +325,8 @@ def _is_leaf(value: Any) -> bool:
 
 
 _CLOSED = (
-    *(
-        torch.nn.Module,
-        torch.Tensor,
-        Optimizer,
-        torch.amp.GradScaler,
-        torch.optim.lr_scheduler.LRScheduler,
-    ),
-    *(DataLoader, Dataset, Sampler, dataloader._BaseDataLoaderIter),
+    *(torch.nn.Module, torch.Tensor, Optimizer, torch.optim.lr_scheduler.LRScheduler),
+    *(torch.amp.GradScaler, DataLoader, Dataset, Sampler, dataloader._BaseDataLoaderIter),
 )
 
 
