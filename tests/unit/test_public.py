@@ -157,7 +157,7 @@ def test_nothing_in_the_source_unpickles_or_runs_text(path):
     forbidden = {"eval", "exec", "compile", "__import__", "torch.load", "torch.save", "np.load"}
     unsafe = re.compile(r"(^|\.)(c?pickle|dill|cloudpickle|shelve|marshal|joblib)(\.|$)")
     names = set(called_names(path))
-    if path.name == "spare_program.py":  # the user's own script, as Python itself would run it
+    if path.name == "spare_process.py":  # the user's own script, as Python itself would run it
         forbidden -= {"exec", "compile"}
     if path.name == "pt_file.py":  # what a person exports for torch.load, or has saved himself
         forbidden -= {"torch.save", "torch.load"}
