@@ -69,7 +69,7 @@ def test_a_row_that_says_nothing_new_costs_no_revision():
 
 def test_a_journal_is_read_on_and_from_its_start_when_it_is_another(tmp_path):
     layout = make_run(tmp_path / "a")
-    followed = RunFollower(layout.folder, tmp_path)
+    followed = RunFollower(layout.folder)
     assert followed.read_journal() == read_history(layout)
     with layout.journal.open("a") as file:
         file.write('{"event": "loop", "tot')
@@ -92,7 +92,7 @@ def test_a_long_journal_is_read_in_slices_and_a_giant_line_is_passed_over(tmp_pa
     with layout.journal.open("a") as file:
         file.write('{"event": "loop", "total": 1, "x": "' + "y" * 20_000 + '"}\n')
     journal.append(layout.journal, "finished", step=300, total=300)
-    followed, reads = RunFollower(layout.folder, tmp_path), 1
+    followed, reads = RunFollower(layout.folder), 1
     followed.read_journal()
     while followed.is_behind:
         followed.read_journal()
@@ -104,7 +104,7 @@ def test_a_long_journal_is_read_in_slices_and_a_giant_line_is_passed_over(tmp_pa
 def test_whether_a_far_run_lives_is_known_after_some_looks_and_none_waits(tmp_path, monkeypatch):
     monkeypatch.setattr(index, "SILENT_SECONDS", 0.3)
     layout = make_live(tmp_path / "a")
-    follower = RunFollower(layout.folder, tmp_path)
+    follower = RunFollower(layout.folder)
     began = time.monotonic()
     assert not follower.look().is_live
     assert follower.is_watched

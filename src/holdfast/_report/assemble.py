@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from holdfast import _text
 from holdfast._report import attempts as outcomes
@@ -38,10 +38,9 @@ class Records:
     layout: RunLayout
     rows: Rows
     verdicts: verdicts.Verdicts
+    marks: EventMarks
     histories: dict[int, AttemptHistory] = field(default_factory=dict)
-    marks: EventMarks = field(default_factory=EventMarks)
     checkpoints: SampledEvents = field(default_factory=SampledEvents)
-    save_requests: SampledEvents = field(default_factory=SampledEvents)
     current: int | None = None  # the attempt whose events are being read
     stragglers: dict[tuple[int | None, int | None], str] = field(default_factory=dict)
     origins: Mapping[int, Origin] = field(default_factory=dict)
@@ -117,11 +116,12 @@ def assemble(
     ends = _ends(known, histories, run)
     cuts = _cuts(known, histories, run)
     segments, held = goodput.tile(histories, cuts, now, live)
-    folded = [known.checkpoints.marks(), known.save_requests.marks()]
-    folded.append(known.rows.snapshots.events())
     silent = [end.history for end in ends if end.outcome == "lost" and not end.history.has_exit]
-    folded.append([_silence(each) for each in silent if each.last_seen is not None])
+    silences = [_silence(each) for each in silent if each.last_seen is not None]
     hangs = _hangs(known, histories, run, now)
+    kept: set[str] = set()
+    with contextlib.suppress(OSError):
+        kept = {path.name for _, _, path in known.layout.checkpoint_folders()}
     span = (segments[0]["start"], segments[-1]["end"]) if segments else (now, now)
     found = view.View(
         schema=view.SCHEMA,
@@ -131,7 +131,7 @@ def assemble(
         time=view.Span(start=span[0], end=span[1]),
         attempts=[_attempt(known, end, live, now) for end in ends],
         segments=goodput.simplify(segments),
-        events=known.marks.all(folded),
+        events=known.marks.all([known.checkpoints.marks(), silences]),
         goodput=goodput.account(segments, held),
         metrics=[_metric(name, each, cuts) for name, each in known.rows.curves.items()],
         step_time=_step_time(known.rows.times),
@@ -139,7 +139,7 @@ def assemble(
         stragglers=list(dict.fromkeys(known.stragglers.values())),
         memory=known.rows.memory_view(),
         gpus=known.rows.gpu_view(),
-        checkpoints=list_checkpoints(known.checkpoints.events(), _kept(known.layout)),
+        checkpoints=list_checkpoints(known.checkpoints.events(), kept),
         deaths=_deaths(known, ends, {each["attempt"] for each in hangs}),
         hangs=hangs,
         proofs=proofs,
@@ -151,14 +151,14 @@ def assemble(
 
 def _add_saved_points(histories: Sequence[AttemptHistory], events: Sequence[Counted]) -> None:
     """Where there is no series, the checkpoints show how far it was."""
-    bare = {history.number: history for history in histories if not history.course.points}
+    bare = {history.number: history for history in histories if not history.points}
     found: dict[int, list[Point]] = {number: [] for number in bare}
     for event, _ in events if bare else ():
         number, t, step = whole(event.get("attempt")), real(event.get("time")), event.get("step")
         if number in found and t is not None and isinstance(step, int):
             found[number].append(Point(t, step))
     for number, history in bare.items():
-        history.course.saved = found[number]
+        history.saved = found[number]
         if found[number]:
             newest = max(point.step for point in found[number])
             history.last_step = max(newest, history.last_step or 0)
@@ -241,9 +241,9 @@ def _attempt(known: Records, end: AttemptEnd, live: int | None, now: float) -> v
         outcome=end.outcome,
         how=end.how,
         status=history.status,
-        host=history.place.host,
-        pid=history.place.pid,
-        job=history.place.job,
+        host=history.host,
+        pid=history.pid,
+        job=history.job,
     )
 
 
@@ -272,13 +272,13 @@ def _hangs(
     known: Records, histories: Sequence[AttemptHistory], run: RunSummary, now: float
 ) -> list[view.Hang]:
     hangs = []
-    for history in [history for history in histories if history.course.stuck][-verdicts.MOST :]:
+    for history in [history for history in histories if history.stuck][-verdicts.MOST :]:
         found = known.verdicts.hang(history.number)
         if found is None:
             continue
         is_live = run.is_live and history.number == run.attempt
         until = now if is_live else history.ended or history.last_seen
-        if history.course.stuck[-1].end == float("inf") and until is not None:
+        if history.stuck[-1].end == float("inf") and until is not None:
             # The record is of the moment when it was found, and the hang has gone on since.
             seconds = max(found["seconds"] or 0.0, until - found["t"])
             sentence = parts.tell_duration(found["sentence"], seconds)
@@ -294,42 +294,19 @@ def _run(
     if run.job is not None:
         text = parts.describe_job(run.job, is_live=run.is_live)
         job = view.JobView(id=run.job.id, seconds_left=run.job.seconds_left, text=text)
-    newest = histories[-1] if histories else None
-    return view.RunView(
-        name=Path(run.folder).absolute().name or run.folder,
-        folder=run.folder,
-        id=run.run_id,
-        state=run.state,
-        is_live=run.is_live,
-        headline=headline_of(run, how),
-        step=run.step,
-        total=run.total,
-        epoch=run.outlook.epoch,
-        epochs=run.outlook.epochs,
-        phase=run.outlook.phase,
-        attempt=run.attempt,
-        rate_per_second=run.outlook.rate_per_second,
-        eta_seconds=run.outlook.eta_seconds,
-        memory_step=run.safe.memory_step,
-        memory_age_seconds=run.safe.memory_age_seconds,
-        disk_step=run.safe.disk_step,
-        disk_age_seconds=run.safe.disk_age_seconds,
-        pid=run.process.pid,
-        host=run.process.host,
-        ranks=max(1, len(run.ranks), newest.place.ranks if newest is not None else 1),
-        job=job,
-        warnings=warnings_of(run),
-        config=read_config(known.layout, run.attempt),
-        tags=list(known.labels.tags),
-        note=known.labels.note,
-        is_archived=known.labels.is_archived,
-    )
-
-
-def _kept(layout: RunLayout) -> set[str]:
-    with contextlib.suppress(OSError):
-        return {path.name for _, _, path in layout.checkpoint_folders()}
-    return set()
+    record = run.as_record()
+    found = {key: record[key] for key in view.RunView.__annotations__ if key in record}
+    found |= {
+        "name": Path(run.folder).absolute().name or run.folder,
+        "id": run.run_id,
+        "headline": headline_of(run, how),
+        "ranks": max([1, len(run.ranks), *(each.ranks for each in histories[-1:])]),
+        "job": job,
+        "warnings": warnings_of(run),
+        "config": read_config(known.layout, run.attempt),
+        **asdict(known.labels),
+    }
+    return cast(view.RunView, found)
 
 
 def _metric(name: str, curve: Curve, cuts: Lineage) -> view.Metric:
@@ -386,7 +363,7 @@ def _step_time(times: Times) -> view.StepTime:
 def _ranks(known: Records, histories: Sequence[AttemptHistory], run: RunSummary) -> list[view.Rank]:
     """Each with how long it waits for the others; of very many, those that wait least."""
     newest = histories[-1] if histories else None
-    waits = newest.course.waits if newest is not None else {}
+    waits = newest.waits if newest is not None else {}
     late = {rank for _, rank in known.stragglers}
     late |= {run.trouble.straggler.rank} if run.trouble.straggler is not None else set()
     histogram = known.rows.times.of.get(newest.number) if newest is not None else None

@@ -34,7 +34,6 @@ class Point(NamedTuple):
     step: int
     save: float = 0.0
     agree: float = 0.0
-    rest: float = 0.0
 
 
 class Stretch(NamedTuple):
@@ -44,54 +43,129 @@ class Stretch(NamedTuple):
 
 
 @dataclass
-class StepCourse:
-    """The steps of an attempt over time, and what held them up."""
+class AttemptHistory:
+    """One attempt: where it ran, how it ended, its steps over time, and what held them up."""
 
+    number: int
+    pid: int | None = None
+    host: str | None = None
+    job: str | None = None
+    job_started: float | None = None
+    ranks: int = 1
+    began: float | None = None  # took the folder
+    started: float | None = None  # had opened, with its state loaded
+    first_step: int | None = None
+    source: str = ""
     looped: float | None = None  # came to its first loop
     left_loop: float | None = None  # finished, or stops
     points: list[Point] = field(default_factory=list)  # by its series
     noted: list[Point] = field(default_factory=list)  # by the journal, which was read before
     saved: list[Point] = field(default_factory=list)  # by its checkpoints, if there is nothing else
     phases: list[Stretch] = field(default_factory=list)
-    undrawn_phase_seconds: float = 0.0
     saves: list[Stretch] = field(default_factory=list)
     stuck: list[Stretch] = field(default_factory=list)  # the end of one that is not over: inf
     paused: list[Stretch] = field(default_factory=list)
     waits: dict[int, float] = field(default_factory=dict)  # by rank, in one recent step
+    died_at: float | None = None  # by its keeper
+    is_finished: bool = False
+    is_requeued: bool = False
+    lost_ranks: list[str] = field(default_factory=list)  # how each of them died
+    bad_step: int | None = None  # from which on it is bad, by a rule
+    ended: float | None = None
+    has_exit: bool = False
+    status: int | None = None
+    how: str = ""
+    durable_step: int | None = None
+    last_step: int | None = None
+    last_seen: float | None = None
+    events: deque[Record] = field(default_factory=lambda: deque(maxlen=_KEPT_EVENTS))
 
     def take(self, kind: str, t: float, event: Record) -> None:
-        if kind == "loop":  # a script may have several, one after the other
-            self.left_loop, self.looped = None, self.looped or t
+        """An event of the journal."""
+        self.events.append(event)
+        self.see(t, whole(event.get("step")) if kind in _AT_STEP else None)
+        if kind == "start":
+            self._start(t, event)
+        elif kind == "adopted":
+            self.began = self.began or t
+            self.first_step = whole(event.get("step"))
+        elif kind == "loop":  # a script may have several, one after the other
+            self.is_finished, self.left_loop, self.looped = False, None, self.looped or t
         elif kind in ("finished", "stop"):
+            self.is_finished = self.is_finished or kind == "finished"
             self.left_loop = self.left_loop or t
         elif kind == "hang":
             stood = max(0.0, real(event.get("stood")) or 0.0)
             _open(self.stuck, t - stood, text(event.get("sentence"), 400))
-        elif kind == "hang-over":
-            _close(self.stuck, t)
         elif kind == "paused":
             _open(self.paused, t, text(event.get("by"), 200))
-        elif kind == "resumed":
-            _close(self.paused, t)
+        elif kind in ("hang-over", "resumed"):
+            _close(self.paused if kind == "resumed" else self.stuck, t)
+        elif kind in ("exit", "death"):
+            self.end(event, t)
+        elif kind == "rank-died":
+            self.lost_ranks.append(text(event.get("how"), 300))
+            del self.lost_ranks[8:]
+        elif kind == "requeue":
+            self.is_requeued = whole(event.get("status")) in (None, _errors.REQUEUE)
+        elif kind == "rule" and (bad := whole(event.get("void_from"))) is not None:
+            self.bad_step = bad if self.bad_step is None else min(bad, self.bad_step)
 
-    def note(self, t: float, step: int) -> None:
-        last = self.noted[-1] if self.noted else Point(t, step)
-        if t >= last.t and step >= last.step:
-            self.noted.append(Point(t, step))
-            _thin(self.noted)
+    def _start(self, t: float, event: Record) -> None:
+        self.started = t
+        self.first_step = whole(event.get("step"))
+        self.source = text(event.get("source"), 40)
+        self.pid = whole(event.get("pid")) or self.pid
+        self.host = text(event.get("host"), 200) or self.host
+        self.job = _name(event.get("job")) or self.job
+        self.job_started = real(event.get("job_started"))
+        self.ranks = max(1, whole(event.get("ranks")) or 1)
+        self.see(t, self.first_step)
 
-    def take_row(self, last: Point, t: float, step: int, row: Mapping[str, Any]) -> None:
-        """`last` is where the row before ended."""
+    def take_lease(self, lease: Record) -> None:
+        process = record(lease.get("process"))
+        self.pid = whole(process.get("pid")) or self.pid
+        self.host = text(process.get("host"), 200) or self.host
+        self.job = self.job or _name(record(lease.get("job")).get("number"))
+        since = real(lease.get("since"))
+        if since is not None:
+            self.began = since
+            self.see(since, None)
+
+    def end(self, found: Record, t: float | None) -> None:
+        """By the record of its exit, or by an event of the journal."""
+        self.has_exit = True
+        self.status = whole(found.get("status"))
+        self.how = text(found.get("how"), 1000)
+        self.durable_step = whole(found.get("durable_step"))
+        if t is not None:
+            self.ended = t
+            step = whole(found.get("step"))
+            self.see(t, None if self.how.startswith("could not start") else step)
+
+    def see(self, t: float, step: int | None) -> None:
+        """It lived at this moment."""
+        self._extend(t, step)
+        if step is not None:
+            last = self.noted[-1] if self.noted else Point(t, step)
+            if t >= last.t and step >= last.step:
+                self.noted.append(Point(t, step))
+                _thin(self.noted)
+
+    def take_row(self, t: float, step: int, row: Mapping[str, Any]) -> None:
+        """A row of its series."""
+        began = t if self.started is None else min(t, self.started)
+        last = self.points[-1] if self.points else Point(began, self.first_step or 0)
         t = max(t, last.t)  # a clock may have been set back
+        self._extend(t, step)
         span = t - last.t
         save, agree = _within(row.get("save"), span), _within(row.get("agree"), span)
-        rest = _within(row.get("rest"), span)
-        if rest:
+        if rest := _within(row.get("rest"), span):
             self._take_phases(last.t, t, rest, row)
         if save >= _LONG_SAVE_SECONDS and save >= _LONG_SAVE_SHARE * span:
             _extend(self.saves, Stretch(t - save, t))
             save = 0.0
-        self.points.append(Point(t, step, last.save + save, last.agree + agree, last.rest + rest))
+        self.points.append(Point(t, step, last.save + save, last.agree + agree))
         _thin(self.points)
         if isinstance(found := row.get("waits"), dict):
             waits = ((str(rank), real(seconds)) for rank, seconds in found.items())
@@ -114,12 +188,9 @@ class StepCourse:
                 _extend(self.phases, Stretch(start, start + took, name))
                 start += took
         if len(self.phases) > _MOST_STRETCHES:
-            # The short ones are counted but not drawn: they would be invisible.
+            # The short ones would be invisible; they count as training.
             bar = sorted(each.end - each.start for each in self.phases)[len(self.phases) // 2]
-            kept = [each for each in self.phases if each.end - each.start > bar]
-            short = [each for each in self.phases if each.end - each.start <= bar]
-            self.phases = kept
-            self.undrawn_phase_seconds += sum(each.end - each.start for each in short)
+            self.phases = [each for each in self.phases if each.end - each.start > bar]
 
     def steps(self) -> list[Point]:
         """The steps over time; the journal fills in where there is no series, and at both ends."""
@@ -133,106 +204,6 @@ class StepCourse:
             if each.t > last.t and each.step >= last.step
         ]
         return [*before, *self.points, *after]
-
-
-@dataclass
-class AttemptPlace:
-    pid: int | None = None
-    host: str | None = None
-    job: str | None = None
-    job_started: float | None = None
-    ranks: int = 1
-
-
-@dataclass
-class AttemptHistory:
-    number: int
-    began: float | None = None  # took the folder
-    started: float | None = None  # had opened, with its state loaded
-    first_step: int | None = None
-    source: str = ""
-    place: AttemptPlace = field(default_factory=AttemptPlace)
-    course: StepCourse = field(default_factory=StepCourse)
-    died_at: float | None = None  # by its keeper
-    is_finished: bool = False
-    is_requeued: bool = False
-    lost_ranks: list[str] = field(default_factory=list)  # how each of them died
-    bad_step: int | None = None  # from which on it is bad, by a rule
-    ended: float | None = None
-    has_exit: bool = False
-    status: int | None = None
-    how: str = ""
-    durable_step: int | None = None
-    last_step: int | None = None
-    last_seen: float | None = None
-    events: deque[Record] = field(default_factory=lambda: deque(maxlen=_KEPT_EVENTS))
-
-    def take(self, kind: str, t: float, event: Record) -> None:
-        self.events.append(event)
-        self.course.take(kind, t, event)
-        self.see(t, whole(event.get("step")) if kind in _AT_STEP else None)
-        if kind == "start":
-            self._start(t, event)
-        elif kind == "adopted":
-            self.began = self.began or t
-            self.first_step = whole(event.get("step"))
-        elif kind in ("loop", "finished"):
-            self.is_finished = kind == "finished"
-        elif kind in ("exit", "death"):
-            self.end(event, t)
-        elif kind == "rank-died":
-            self.lost_ranks.append(text(event.get("how"), 300))
-            del self.lost_ranks[8:]
-        elif kind == "requeue":
-            self.is_requeued = whole(event.get("status")) in (None, _errors.REQUEUE)
-        elif kind == "rule" and (bad := whole(event.get("void_from"))) is not None:
-            self.bad_step = bad if self.bad_step is None else min(bad, self.bad_step)
-
-    def _start(self, t: float, event: Record) -> None:
-        self.started = t
-        self.first_step = whole(event.get("step"))
-        self.source = text(event.get("source"), 40)
-        place = self.place
-        place.pid = whole(event.get("pid")) or place.pid
-        place.host = text(event.get("host"), 200) or place.host
-        place.job = _name(event.get("job")) or place.job
-        place.job_started = real(event.get("job_started"))
-        place.ranks = max(1, whole(event.get("ranks")) or 1)
-        self.see(t, self.first_step)
-
-    def take_lease(self, lease: Record) -> None:
-        process, place = record(lease.get("process")), self.place
-        place.pid = whole(process.get("pid")) or place.pid
-        place.host = text(process.get("host"), 200) or place.host
-        place.job = place.job or _name(record(lease.get("job")).get("number"))
-        since = real(lease.get("since"))
-        if since is not None:
-            self.began = since
-            self.see(since, None)
-
-    def end(self, found: Record, t: float | None) -> None:
-        """By the record of its exit, or by an event of the journal."""
-        self.has_exit = True
-        self.status = whole(found.get("status"))
-        self.how = text(found.get("how"), 1000)
-        self.durable_step = whole(found.get("durable_step"))
-        if t is not None:
-            self.ended = t
-            step = whole(found.get("step"))
-            self.see(t, None if self.how.startswith("could not start") else step)
-
-    def see(self, t: float, step: int | None) -> None:
-        """It lived at this moment."""
-        self._extend(t, step)
-        if step is not None:
-            self.course.note(t, step)
-
-    def take_row(self, t: float, step: int, row: Mapping[str, Any]) -> None:
-        points = self.course.points
-        began = t if self.started is None else min(t, self.started)
-        last = points[-1] if points else Point(began, self.first_step or 0)
-        self.course.take_row(last, t, step, row)
-        self._extend(max(t, last.t), step)
 
     def _extend(self, t: float, step: int | None) -> None:
         self.last_seen = t if self.last_seen is None else max(t, self.last_seen)
@@ -259,10 +230,10 @@ def at_step(course: list[Point], step: int) -> Point:
         return before
     after = course[beyond]
     share = (step - before.step) / (after.step - before.step)
-    t, _, save, agree, rest = (
+    t, _, save, agree = (
         one + share * (other - one) for one, other in zip(before, after, strict=True)
     )
-    return Point(t, step, save, agree, rest)
+    return Point(t, step, save, agree)
 
 
 def _rising(points: Iterable[Point]) -> Iterator[Point]:
@@ -360,7 +331,7 @@ def by_record(history: AttemptHistory, *, is_live: bool) -> Outcome:
     if history.status is not None:
         found = _BY_STATUS.get(history.status, "failed")
         # A job is ended by the scheduler, and comes back.
-        is_job = history.status == _errors.TERMINATED and history.place.job is not None
+        is_job = history.status == _errors.TERMINATED and history.job is not None
         return "interrupted" if is_job else found
     return _of_death(history.how)
 

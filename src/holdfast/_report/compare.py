@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypedDict
+from typing import TypedDict
 
 from holdfast._report.attempts import AttemptHistory, Config, Scalar, at_step
 from holdfast._report.model import RunModel
@@ -151,18 +151,6 @@ def is_higher_better(metric: str) -> bool:
     return "loss" not in words and "error" not in words and any(w in words for w in _HIGHER)
 
 
-def best_run(runs: Sequence[ComparedRun], metric: str, *, is_higher: bool) -> int | None:
-    """The place of the run with the best value so far; None if none has one."""
-    side: Literal["low", "high"] = "high" if is_higher else "low"
-    sign = -1.0 if is_higher else 1.0
-    known = [
-        (sign * value, at)
-        for at, run in enumerate(runs)
-        if metric in run["results"] and (value := run["results"][metric][side]) is not None
-    ]
-    return min(known)[1] if known else None
-
-
 def _same(value: object) -> object:
     # 1, 1.0 and True are one key of a set, and three values to a reader.
     return (type(value).__name__, value) if isinstance(value, bool) else value
@@ -174,7 +162,7 @@ class _Clock:
     def __init__(self, view: View, histories: Mapping[int, AttemptHistory]) -> None:
         self._before: dict[int, float] = {}
         self._start: dict[int, float] = {}
-        self._course = {number: history.course.steps() for number, history in histories.items()}
+        self._course = {number: history.steps() for number, history in histories.items()}
         self.total = 0.0
         for attempt in view["attempts"]:
             number, start = attempt["number"], attempt["start"]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections import deque
-from collections.abc import Callable, Iterable
-from heapq import merge
+from collections.abc import Iterable
+from operator import itemgetter
 
 from holdfast import _errors, _text
 from holdfast._report.json_lines import Record
@@ -14,15 +16,83 @@ from holdfast._text import real, text, whole
 
 MOST = 4000
 _MOST_OF_A_KIND = 2000
+_MOST_SNAPSHOTS = 200
 MOST_SAMPLES = 2000
 _NEWEST_SAMPLES = 200  # that are all kept
 _MOST_FIELDS = 6
 _MOST_CHARACTERS = 2000
 _HIDDEN = ("time", "event", "attempt", "step")
 _HAVE_NO_MARK = ("loop", "put-back")
+_LEVELS: list[Level] = ["info", "good", "warn", "bad"]
 
-Described = tuple[str, Level, str, str]  # kind, level, title, text
 Counted = tuple[Record, int]  # an event, and how many it stands for
+
+# For each event: kind, level, title, and the parts of its text. `{size_bytes:size}` is a field.
+# What is in brackets, or a part of the text, is left out if one of its fields is missing.
+STRAGGLER = "rank {rank}[ on {host}]: the others wait {seconds:duration} for it in each step"
+_PLACE = "[pid {pid}][, on {host}][, job {job}][, ranks: {ranks}]"
+_DURABLE = "step {durable_step} is durable"
+_EXIT = ("Left with status {status}", "{how}", _DURABLE)
+_MEMORY = ("{used:size} of {limit:size}", "full in about {seconds:duration}")
+_ASKED = ("by {by}", "{reason}")
+_MARKS: dict[str, tuple[str, Level, str, *tuple[str, ...]]] = {
+    "start": ("resume", "good", "Attempt {attempt} resumes at step {step}",
+              "from {source}", _PLACE),
+    "start new": ("start", "info", "Attempt {attempt} starts", _PLACE),
+    "start None": ("start", "info", "Attempt {attempt} starts", _PLACE),
+    "exit": ("exit", "bad", *_EXIT),
+    "exit 0": ("exit", "info", *_EXIT),
+    **{f"exit {status}": ("exit", "warn", *_EXIT) for status in _errors.ASKED},
+    "death": ("death", "bad", "The trainer {how}", _DURABLE),
+    "death left": ("death", "warn", "The trainer {how}", _DURABLE),
+    "death None": ("death", "bad", "The trainer died", _DURABLE),
+    "rank-died": ("death", "bad", "Rank {rank}[ on {host}] died", "{how}"),
+    "killed-by-keeper": ("death", "bad", "Ended by its keeper: it did not leave"),
+    "survives-kill": ("death", "bad", "Killed, and still there", "pid {pid}"),
+    "signal": ("signal", "warn", "{name}", "asks the run to stop"),
+    "signal 2": ("signal", "warn", "{name}, the second", "asks the run to stop"),
+    "request": ("request", "info", "Asked: {kind}", *_ASKED),
+    "request stop": ("request", "warn", "Asked to stop", *_ASKED),
+    "request save": ("request", "info", "Asked to save", *_ASKED),
+    "request stacks": ("request", "info", "Asked for its stacks", *_ASKED),
+    "stop-asked": ("request", "warn", "A rank asks to stop", "{reason}"),
+    "stop": ("stop", "warn", "Stops", "{reason}"),
+    "end": ("stop", "warn", "The ranks end together", "{reason}"),
+    "finished": ("finished", "good", "Trained to its end", "step {step}"),
+    "checkpoint": ("checkpoint", "info", "Checkpoint of step {step}",
+                   "{reason}", "{size_bytes:size}", "written in {seconds:duration}"),
+    "save-failed": ("save-failed", "bad", "A save failed", "{error}"),
+    "set-aside": ("set-aside", "warn", "A checkpoint is set aside", "{name}", "{why}"),
+    "damaged": ("set-aside", "bad", "A checkpoint is damaged", "{why}"),
+    "memory": ("memory", "warn", "The memory of the machine runs out", *_MEMORY),
+    "memory cgroup": ("memory", "warn", "The memory of its cgroup runs out", *_MEMORY),
+    "memory shm": ("memory", "warn", "The memory of /dev/shm runs out", *_MEMORY),
+    "hang": ("hang", "bad", "No step[ for {stood:duration}]", "{sentence}"),
+    "hang-over": ("hang", "good", "Makes steps again", "after {seconds:duration}"),
+    "slow": ("hang", "info", "A step takes long", "{stood:duration} so far"),
+    "paused": ("paused", "warn", "Held by {by}", "it is not called a hang"),
+    "paused None": ("paused", "warn", "Held by a debugger", "it is not called a hang"),
+    "resumed": ("paused", "info", "Goes on", "after {by}"),
+    "rule": ("rule", "bad", "A rule calls the training bad", "{reason}"),
+    "rule success": ("rule", "good", "A rule is met", "{reason}"),
+    "straggler": ("straggler", "warn", "Rank {rank} holds the others up", STRAGGLER),
+    "cadence": ("cadence", "info", "Checkpoints every {seconds:duration}",
+                "one costs {cost_seconds:duration}", "it dies every {mtbf_seconds:duration} or so"),
+    "job-ends": ("job", "warn", "SLURM ends the job", "{seconds_left:duration} left", "{cause}"),
+    "requeue": ("requeue", "info", "SLURM is asked to start it again", "{said}"),
+    "keeper-lost": ("keeper", "warn", "A keeper is not heard of", "rank {rank}"),
+    "keeper-found": ("keeper", "info", "A keeper is there again", "rank {rank}"),
+    "identical-batches": ("data", "warn", "Two ranks see the same data", "{ranks}"),
+    "uneven-batches": ("data", "bad", "Ranks have other numbers of batches", "{batches}"),
+    "adopted": ("adopted", "info", "Adopted", "from {source}"),
+}  # fmt: skip
+# The field whose value may choose another mark for an event, such as `exit 0`.
+_CHOOSES = {
+    **{"start": "source", "exit": "status", "death": "how", "signal": "count", "request": "kind"},
+    **{"memory": "what", "paused": "by", "rule": "outcome"},
+}
+_FIELD = re.compile(r"\{(\w+)(?::(\w+))?\}")
+_OPTIONAL = re.compile(r"\[([^\[\]]*)\]")
 
 
 def describe(event: Record, t: float, attempt: int | None) -> Event | None:
@@ -30,17 +100,51 @@ def describe(event: Record, t: float, attempt: int | None) -> Event | None:
     name = text(event.get("event"), 60)
     if not name or name in _HAVE_NO_MARK:
         return None
-    known = _BY_NAME.get(name)
-    kind, level, title, more = _unknown(name, event) if known is None else known(event)
+    chosen = event.get(_CHOOSES.get(name, ""))
+    known = _MARKS.get(f"{name} {None if chosen == '' else chosen}") or _MARKS.get(name)
+    if known is not None:
+        kind, level, title, *parts = known
+        more = "; ".join(fill(each, event) for each in parts if _has_all(each, event))
+    else:  # an event of a later version or of a logger
+        kind, level, title = name, "info", name.replace("-", " ").capitalize()
+        fields = [(key, value) for key, value in event.items() if key not in _HIDDEN]
+        shown = (f"{key} {value}" for key, value in fields[:_MOST_FIELDS] if value is not None)
+        more = text(", ".join(shown), 300)
     return Event(
         t=t,
         kind=kind,
         attempt=attempt,
         step=whole(event.get("step")),
         level=level,
-        title=_text.cut(title, _MOST_CHARACTERS),
+        title=_text.cut(fill(title, event), _MOST_CHARACTERS),
         text=_text.cut(more, _MOST_CHARACTERS),
     )
+
+
+def fill(template: str, event: Record) -> str:
+    """Put the fields of an event into a text.
+
+    >>> fill("rank {rank}[ on {host}]", {"rank": 3}), fill("{s:duration}", {"s": 90})
+    ('rank 3', '90 s')
+    """
+    pieces = _OPTIONAL.split(template)  # every other one was in brackets
+    kept = (each for at, each in enumerate(pieces) if not at % 2 or _has_all(each, event))
+    return _FIELD.sub(lambda field: _value(field, event) or "?", "".join(kept))
+
+
+def _has_all(template: str, event: Record) -> bool:
+    return all(_value(field, event) for field in _FIELD.finditer(_OPTIONAL.sub("", template)))
+
+
+def _value(field: re.Match[str], event: Record) -> str:
+    value = event.get(field[1])
+    if isinstance(value, str | list):
+        return "" if field[2] else str(value or "")
+    if (number := real(value)) is None:
+        return ""
+    if field[2]:
+        return _text.size(number) if field[2] == "size" else _text.duration(number)
+    return str(value)
 
 
 class SampledEvents(Thinned[Counted]):
@@ -84,7 +188,9 @@ class EventMarks:
     def add(self, event: Event) -> None:
         found = self._of.setdefault(event["kind"], [])
         found.append(event)
-        if len(found) > 2 * _MOST_OF_A_KIND:
+        # Snapshots come every other second.
+        most = _MOST_SNAPSHOTS if event["kind"] == "snapshot" else _MOST_OF_A_KIND
+        if len(found) > 2 * most:
             self._of[event["kind"]] = fold(found)
 
     def all(self, more: Iterable[list[Event]] = ()) -> list[Event]:
@@ -94,8 +200,7 @@ class EventMarks:
             longest = max(kinds, key=len)
             kinds.remove(longest)
             kinds.append(fold(longest))
-        ordered = [sorted(each, key=_moment) for each in kinds]
-        return list(merge(*ordered, key=_moment))
+        return sorted(itertools.chain(*kinds), key=itemgetter("t", "kind"))
 
 
 def list_checkpoints(counted: list[Counted], kept: set[str]) -> list[Checkpoint]:
@@ -138,178 +243,3 @@ def _both(first: Event, second: Event) -> Event:
     until = max(second.get("until", second["t"]), first.get("until", first["t"]))
     worse = max(first, second, key=lambda each: _LEVELS.index(each["level"]))
     return {**worse, "t": min(first["t"], second["t"]), "count": count, "until": until}
-
-
-_LEVELS: list[Level] = ["info", "good", "warn", "bad"]
-
-
-def _moment(event: Event) -> float:
-    return event["t"]
-
-
-def _unknown(name: str, event: Record) -> Described:
-    """An event of a later version or of a logger."""
-    known = [(key, value) for key, value in event.items() if key not in _HIDDEN]
-    shown = ", ".join(f"{key} {value}" for key, value in known[:_MOST_FIELDS] if value is not None)
-    return name, "info", name.replace("-", " ").capitalize(), text(shown, 300)
-
-
-def _start(event: Record) -> Described:
-    attempt, step, source = event.get("attempt"), event.get("step"), text(event.get("source"))
-    where = ", ".join(
-        f"{what} {event[key]}"
-        for key, what in (("pid", "pid"), ("host", "on"), ("job", "job"), ("ranks", "ranks:"))
-        if isinstance(event.get(key), str | int)
-    )
-    if source in ("", "new"):
-        return "start", "info", f"Attempt {attempt} starts", where
-    text_ = f"from {source}; {where}" if where else f"from {source}"
-    return "resume", "good", f"Attempt {attempt} resumes at step {step}", text_
-
-
-def _exit(event: Record) -> Described:
-    status, how = whole(event.get("status")), text(event.get("how"))
-    said = "" if how == "closed" else how
-    level: Level = "info" if status == 0 else "warn" if status in _errors.ASKED else "bad"
-    return "exit", level, f"Left with status {status}", _and(said, _durable(event))
-
-
-def _death(event: Record) -> Described:
-    how = text(event.get("how")) or "died"
-    level: Level = "warn" if how == "left" else "bad"
-    return "death", level, f"The trainer {how}", _durable(event)
-
-
-def _rank_died(event: Record) -> Described:
-    host = text(event.get("host"), 100)
-    where = f" on {host}" if host else ""
-    return "death", "bad", f"Rank {event.get('rank')}{where} died", text(event.get("how"))
-
-
-def _signal(event: Record) -> Described:
-    name = text(event.get("name"), 40) or "a signal"
-    again = ", the second" if event.get("count") == 2 else ""
-    return "signal", "warn", f"{name}{again}", "asks the run to stop"
-
-
-def _request(event: Record) -> Described:
-    what = text(event.get("kind"), 40)
-    titles = {"stop": "Asked to stop", "save": "Asked to save", "stacks": "Asked for its stacks"}
-    by = f"by {event['by']}" if isinstance(event.get("by"), str) else ""
-    level: Level = "warn" if what == "stop" else "info"
-    return "request", level, titles.get(what, f"Asked: {what}"), _and(by, text(event.get("reason")))
-
-
-def _checkpoint(event: Record) -> Described:
-    size, seconds = real(event.get("size_bytes")), real(event.get("seconds"))
-    figures = [text(event.get("reason"), 200)]
-    figures += [_text.size(size)] if size is not None else []
-    figures += [f"written in {_text.duration(seconds)}"] if seconds is not None else []
-    return "checkpoint", "info", f"Checkpoint of step {event.get('step')}", _and(*figures)
-
-
-def _memory(event: Record) -> Described:
-    used, limit, left = (real(event.get(key)) for key in ("used", "limit", "seconds"))
-    what = {"cgroup": "its cgroup", "shm": "/dev/shm"}.get(text(event.get("what")), "the machine")
-    figures = f"{_text.size(used)} of {_text.size(limit)}" if used and limit else ""
-    soon = "" if left is None else f"full in about {_text.duration(left)}"
-    return "memory", "warn", f"The memory of {what} runs out", _and(figures, soon)
-
-
-def _hang(event: Record) -> Described:
-    stood = real(event.get("stood"))
-    standing = "" if stood is None else f" for {_text.duration(stood)}"
-    return "hang", "bad", f"No step{standing}", text(event.get("sentence"))
-
-
-def _rule(event: Record) -> Described:
-    is_good = event.get("outcome") == "success"
-    title = "A rule is met" if is_good else "A rule calls the training bad"
-    return "rule", "good" if is_good else "bad", title, text(event.get("reason"))
-
-
-def _straggler(event: Record) -> Described:
-    return "straggler", "warn", f"Rank {event.get('rank')} holds the others up", straggler(event)
-
-
-def straggler(event: Record) -> str:
-    host, seconds = text(event.get("host"), 100), real(event.get("seconds")) or 0.0
-    where = f" on {host}" if host else ""
-    wait = _text.duration(seconds)
-    return f"rank {event.get('rank')}{where}: the others wait {wait} for it in each step"
-
-
-def _paused(event: Record) -> Described:
-    by = text(event.get("by"), 200) or "a debugger"
-    return "paused", "warn", f"Held by {by}", "it is not called a hang"
-
-
-def _simple(
-    kind: str, level: Level, title: str, *keys: str, before: str = ""
-) -> Callable[[Record], Described]:
-    def describe_fields(event: Record) -> Described:
-        found = [str(event[key]) for key in keys if event.get(key) not in (None, "")]
-        return kind, level, title, before + ", ".join(found) if found else ""
-
-    return describe_fields
-
-
-def _cadence(event: Record) -> Described:
-    every, cost, mtbf = (real(event.get(f"{each}seconds")) for each in ("", "cost_", "mtbf_"))
-    title = "The time between checkpoints"
-    if every is not None:
-        title = f"Checkpoints every {_text.duration(every)}"
-    costs = "" if cost is None else f"one costs {_text.duration(cost)}"
-    dies = "" if mtbf is None else f"it dies every {_text.duration(mtbf)} or so"
-    return "cadence", "info", title, _and(costs, dies)
-
-
-def _job_ends(event: Record) -> Described:
-    left = real(event.get("seconds_left"))
-    more = text(event.get("cause")) if left is None else f"{_text.duration(left)} left"
-    return "job", "warn", "SLURM ends the job", more
-
-
-def _durable(event: Record) -> str:
-    step = whole(event.get("durable_step"))
-    return "" if step is None else f"step {step} is durable"
-
-
-def _and(*parts: str) -> str:
-    return "; ".join(filter(None, parts))
-
-
-_BY_NAME: dict[str, Callable[[Record], Described]] = {
-    "start": _start,
-    "exit": _exit,
-    "death": _death,
-    "rank-died": _rank_died,
-    "signal": _signal,
-    "request": _request,
-    "checkpoint": _checkpoint,
-    "memory": _memory,
-    "hang": _hang,
-    "rule": _rule,
-    "straggler": _straggler,
-    "paused": _paused,
-    "job-ends": _job_ends,
-    "cadence": _cadence,
-    "stop": _simple("stop", "warn", "Stops", "reason"),
-    "stop-asked": _simple("request", "warn", "A rank asks to stop", "reason"),
-    "end": _simple("stop", "warn", "The ranks end together", "reason"),
-    "finished": _simple("finished", "good", "Trained to its end", "step", before="step "),
-    "save-failed": _simple("save-failed", "bad", "A save failed", "error"),
-    "killed-by-keeper": _simple("death", "bad", "Ended by its keeper: it did not leave"),
-    "survives-kill": _simple("death", "bad", "Killed, and still there", "pid", before="pid "),
-    "hang-over": _simple("hang", "good", "Makes steps again", "seconds", before="after, in s: "),
-    "slow": _simple("hang", "info", "A step takes long", "stood", before="so far, in s: "),
-    "resumed": _simple("paused", "info", "Goes on", "by", before="after "),
-    "requeue": _simple("requeue", "info", "SLURM is asked to start it again", "said"),
-    "keeper-lost": _simple("keeper", "warn", "A keeper is not heard of", "rank", before="rank "),
-    "keeper-found": _simple("keeper", "info", "A keeper is there again", "rank", before="rank "),
-    "identical-batches": _simple("data", "warn", "Two ranks see the same data", "ranks"),
-    "uneven-batches": _simple("data", "bad", "Ranks have other numbers of batches", "batches"),
-    "set-aside": _simple("set-aside", "warn", "A checkpoint is set aside", "name", "why"),
-    "damaged": _simple("set-aside", "bad", "A checkpoint is damaged", "why"),
-    "adopted": _simple("adopted", "info", "Adopted", "source", before="from "),
-}

@@ -33,7 +33,6 @@ class SpreadSeconds:
 
     save: float = 0.0
     agree: float = 0.0
-    phase: float = 0.0
 
 
 def paint(start: float, end: float, layers: Sequence[Layer]) -> list[Layer]:
@@ -82,23 +81,20 @@ def tile(
     """
     spans = _spans(histories, now, live)
     found: list[Segment] = []
-    save = agree = phase = 0.0
+    save = agree = 0.0
     for at, (history, (start, end)) in enumerate(zip(histories, spans, strict=True)):
         if at:
             found += _gap(histories[at - 1], history, spans[at - 1][1], start)
-        course = history.course.steps()
+        course = history.steps()
         cut = _cut(history, course, cuts)
         layers = _layers(history, start, cut, is_live=history.number == live)
         for kind, low, high, text in paint(start, end, layers):
             found.append(Segment(kind=kind, start=low, end=high, attempt=history.number))
             if text:
                 found[-1]["text"] = text
-        last = course[-1] if course else Point(0.0, 0)
-        upto = cut or last
+        upto = cut or (course[-1] if course else Point(0.0, 0))
         save, agree = save + upto.save, agree + upto.agree
-        if history.course.undrawn_phase_seconds and last.rest:
-            phase += history.course.undrawn_phase_seconds * upto.rest / last.rest
-    return _joined(found), SpreadSeconds(save, agree, phase)
+    return _joined(found), SpreadSeconds(save, agree)
 
 
 def _spans(
@@ -110,7 +106,7 @@ def _spans(
         known = [
             history.began,
             history.started,
-            *(each.t for each in history.course.points[:1]),
+            *(each.t for each in history.points[:1]),
             history.last_seen,
         ]
         begin = next((each for each in known if each is not None), None)
@@ -141,19 +137,19 @@ def _cut(
 def _layers(
     history: AttemptHistory, start: float, cut: Point | None, *, is_live: bool
 ) -> list[Layer]:
-    opened, course, over = history.started, history.course, float("inf")
+    opened, over = history.started, float("inf")
     layers = [Layer("training", start, over)]
-    layers += (Layer("phase", each.start, each.end, each.what) for each in course.phases)
-    layers += (Layer("saving", each.start, each.end) for each in course.saves)
+    layers += (Layer("phase", each.start, each.end, each.what) for each in history.phases)
+    layers += (Layer("saving", each.start, each.end) for each in history.saves)
     if cut is not None:
         layers.append(Layer("lost", cut.t, over))
-    layers += (Layer("stuck", each.start, each.end, each.what) for each in course.stuck)
-    layers += (Layer("paused", each.start, each.end, each.what) for each in course.paused)
+    layers += (Layer("stuck", each.start, each.end, each.what) for each in history.stuck)
+    layers += (Layer("paused", each.start, each.end, each.what) for each in history.paused)
     if opened is None or not history.has_stepped:
         layers.append(Layer("starting", start, over))
-    elif (begins := max(opened, course.looped or opened)) > start:
+    elif (begins := max(opened, history.looped or opened)) > start:
         layers.append(Layer("starting", start, begins))
-    leaves = course.left_loop
+    leaves = history.left_loop
     if leaves is None and not is_live:
         leaves = history.died_at  # from then on its keeper saved its last state
     if opened is not None and leaves is not None:
@@ -164,20 +160,20 @@ def _layers(
 def _gap(before: AttemptHistory, after: AttemptHistory, start: float, end: float) -> list[Segment]:
     if not end > start:
         return []
-    began = after.place.job_started
+    began = after.job_started
     outcome = by_record(before, is_live=False)
     kind: SegmentKind = "down"
     # A hangup stops nothing on purpose: the connection to the terminal may have been lost.
     if outcome in ("finished", "closed", "stopped") and before.status != _errors.HUNG_UP:
         kind = "stopped"
-    elif after.place.job is not None and began is not None and start < began < end:
+    elif after.job is not None and began is not None and start < began < end:
         return [
             Segment(kind="queue", start=start, end=began, attempt=None),
             Segment(kind="starting", start=began, end=end, attempt=after.number),
         ]
-    elif after.place.job is not None:
+    elif after.job is not None:
         # Both the same job and another one come through the queue.
-        comes_by_queue = before.place.job is not None or before.is_requeued
+        comes_by_queue = before.job is not None or before.is_requeued
         if comes_by_queue if began is None else began >= end:
             kind = "queue"
     return [Segment(kind=kind, start=start, end=end, attempt=None)]
@@ -241,12 +237,8 @@ def account(segments: Sequence[Segment], held: SpreadSeconds) -> Goodput:
         kind: PartKind = "progress" if each["kind"] == "training" else each["kind"]
         seconds[kind] += each["end"] - each["start"]
     # Seconds spread over steps were drawn as training, and cannot exceed it.
-    spread: tuple[tuple[PartKind, float], ...] = (
-        ("phase", held.phase),
-        ("saving", held.save),
-        ("waiting", held.agree),
-    )
-    for kind, wanted in spread:
+    spread: dict[PartKind, float] = {"saving": held.save, "waiting": held.agree}
+    for kind, wanted in spread.items():
         taken = min(max(0.0, wanted), seconds["progress"])
         seconds["progress"] -= taken
         seconds[kind] += taken

@@ -33,16 +33,11 @@ RUN_PAGE, COMPARE_PAGE, LIST_PAGE = "page.html", "compare.html", "list.html"
 
 
 def render(view: View) -> str:
-    return _fill(RUN_PAGE, view["run"]["name"], to_json(view), {}, is_live=False)
+    return fill_page(RUN_PAGE, view["run"]["name"], to_json(view))
 
 
 def render_comparison(found: RunComparison, title: str) -> str:
-    return _fill(COMPARE_PAGE, title, to_json(found), {}, is_live=False)
-
-
-def live_page(page: str, title: str, data: str, attributes: Mapping[str, str]) -> str:
-    """A page that requests what is new from the addresses in `attributes`."""
-    return _fill(page, title, data, attributes, is_live=True)
+    return fill_page(COMPARE_PAGE, title, to_json(found))
 
 
 def short_page(sentence: str, *, reloads: bool = False) -> str:
@@ -103,14 +98,15 @@ def _hashes(tag: str, text: str) -> str:
     return " ".join(f"'sha256-{each}'" for each in sums) or "'none'"
 
 
-def _fill(page: str, title: str, view: str, attributes: Mapping[str, str], *, is_live: bool) -> str:
+def fill_page(page: str, title: str, data: str, attributes: Mapping[str, str] | None = None) -> str:
+    """A page with its JSON; one with attributes requests what is new from the addresses in them."""
     values = {
         "title": html.escape(title.encode("utf-8", errors="replace").decode()),
-        "view": view,
+        "view": data,
         "attributes": " ".join(
-            f'{name}="{html.escape(text)}"' for name, text in attributes.items()
+            f'{name}="{html.escape(text)}"' for name, text in (attributes or {}).items()
         ),
-        "csp": html.escape(policy(page, is_live=is_live), quote=True),
+        "csp": html.escape(policy(page, is_live=attributes is not None), quote=True),
     }
     # In one pass, so that no place is filled inside of what was filled in.
     return _PLACE.sub(lambda found: values[found[1]], _template(page))

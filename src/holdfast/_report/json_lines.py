@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from holdfast._store.folder import journal
 from holdfast._store.folder.plain_file import MOST_LINES_BYTES, open_file
 
 Record = dict[str, Any]
@@ -87,12 +88,5 @@ def parse_lines(lines: list[bytes]) -> list[Record]:
         text = b"[" + b",".join(filter(None, lines)) + b"]"
         found = json.loads(text.decode("utf-8", errors="replace"))
     except (ValueError, RecursionError):
-        found = list(map(_parse_one, lines))
+        found = list(map(journal.parse, lines))
     return [each for each in found if isinstance(each, dict)]
-
-
-def _parse_one(line: bytes) -> Any:
-    try:
-        return json.loads(line.decode("utf-8", errors="replace"))
-    except (ValueError, RecursionError):
-        return None

@@ -48,9 +48,11 @@ class RunModel:
     def _begin(self) -> None:
         self._journal = Lines(self._layout.journal)
         self._history = JournalHistory()
-        self._known = Records(self._layout, Rows(self._layout), Verdicts(self._folder))
+        marks = events.EventMarks()
+        rows = Rows(self._layout, marks.add)
+        self._known = Records(self._layout, rows, Verdicts(self._folder), marks)
         self._settled: set[int] = set()
-        self._attempts_share = self._judged_share = 1.0
+        self._attempts_share = 1.0
         self._summary: RunSummary | None = None
         self._lineage_of: object = None
 
@@ -61,8 +63,8 @@ class RunModel:
 
     @property
     def reading(self) -> float:
-        """The share of the files that has been read and judged."""
-        return min(self._journal.share, self._attempts_share, self._judged_share)
+        """The share of the files that has been read."""
+        return min(self._journal.share, self._attempts_share)
 
     def update(self, seconds: float | None = None) -> bool:
         """Read what is new; whether there was anything.
@@ -125,17 +127,18 @@ class RunModel:
         if kind == "start":
             known.current = number
         number = known.current if number is None else number
-        # Only samples of these are kept: there may be hundreds of thousands.
-        is_save = kind == "request" and event.get("kind") == "save"
-        if kind == "checkpoint" or is_save:
+        if kind == "checkpoint":
             event["attempt"] = number
-            (known.save_requests if is_save else known.checkpoints).add(event)
+            known.checkpoints.add(event)
             return
         self._history.take(event)
-        if number is not None and number > 0:
+        # There may be very many requests to save; a verdict needs the other last events.
+        is_save = kind == "request" and event.get("kind") == "save"
+        if number is not None and number > 0 and not is_save:
             self._history_of(number).take(kind, t, event)
         if kind == "straggler":
-            known.stragglers[number, whole(event.get("rank"))] = events.straggler(event)
+            key = number, whole(event.get("rank"))
+            known.stragglers[key] = events.fill(events.STRAGGLER, event)
         if (mark := events.describe(event, t, number)) is not None:
             known.marks.add(mark)
 
@@ -207,13 +210,11 @@ class RunModel:
 
     def _judge(self, summary: RunSummary, deadline: float | None) -> bool:
         """Find out why attempts ended; each takes some milliseconds, once."""
-        is_new, self._judged_share = False, 1.0
+        is_new = False
         verdicts = self._known.verdicts
-        histories = to_be_judged(self._known.in_order(), summary)
-        for at, history in enumerate(histories):
+        for history in to_be_judged(self._known.in_order(), summary):
             if is_new and deadline is not None and time.monotonic() > deadline:
-                self._judged_share = (1 + at) / (1 + len(histories))
-                break
+                break  # the next update goes on
             before = verdicts.known(history.number)
             is_newest = history.number == summary.attempt
             is_new = verdicts.judge(history, is_newest=is_newest) is not before or is_new

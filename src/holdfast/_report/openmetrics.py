@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from holdfast._report.status.gather import RunSummary
 
@@ -20,57 +20,53 @@ _STATES = (
 )
 
 Value = float | int | None
-_TOLD = {
-    "is_live": "Whether a process trains there now.",
-    "step": "Steps that are complete.",
-    "steps_wanted": "Steps that it is to make.",
-    "epoch": "The epoch that it is in, from 1 on.",
-    "attempt": "How often it was started.",
-    "ranks": "Its processes.",
-    "memory_step": "The newest step in memory.",
-    "disk_step": "The newest step that is durable.",
-    "memory_timestamp_seconds": "When the newest snapshot was taken.",
-    "disk_timestamp_seconds": "When the newest checkpoint was made.",
-    "boundary_timestamp_seconds": "When its last step was complete.",
-    "disk_size_bytes": "The size of the newest checkpoint.",
-    "straggler_wait_seconds": "How long the ranks wait for the slowest in each step.",
-    "job_end_timestamp_seconds": "When SLURM ends its job.",
-    "job_restarts": "How often SLURM has started its job again.",
-    "exit_status": "What its last attempt left with; nothing if it died without one.",
-}
-
-
-def _figures(run: RunSummary, now: float) -> dict[str, Value]:
-    job, slowest, ended = run.job, run.trouble.straggler, run.last_exit
-    left = None if job is None else job.seconds_left
-    return {
-        "is_live": run.is_live,
-        "step": run.step,
-        "steps_wanted": run.total,
-        "epoch": run.outlook.epoch,
-        "attempt": run.attempt,
-        "ranks": max(1, len(run.ranks)),
-        "memory_step": run.safe.memory_step,
-        "disk_step": run.safe.disk_step,
-        "memory_timestamp_seconds": _moment(run.safe.memory_age_seconds, now),
-        "disk_timestamp_seconds": _moment(run.safe.disk_age_seconds, now),
-        "boundary_timestamp_seconds": _moment(run.outlook.boundary_age_seconds, now),
-        "disk_size_bytes": run.safe.disk_size_bytes,
-        "straggler_wait_seconds": None if slowest is None else slowest.seconds,
-        "job_end_timestamp_seconds": None if left is None else now + left,
-        "job_restarts": None if job is None else job.restarts,
-        "exit_status": None if ended is None else ended.status,
-    }
+# For each metric what it tells, and how it is read from a run; times are moments, not ages.
+_GAUGES: dict[str, tuple[str, Callable[[RunSummary], Value]]] = {
+    "is_live": ("Whether a process trains there now.", lambda run: run.is_live),
+    "step": ("Steps that are complete.", lambda run: run.step),
+    "steps_wanted": ("Steps that it is to make.", lambda run: run.total),
+    "epoch": ("The epoch that it is in, from 1 on.", lambda run: run.outlook.epoch),
+    "attempt": ("How often it was started.", lambda run: run.attempt),
+    "ranks": ("Its processes.", lambda run: max(1, len(run.ranks))),
+    "memory_step": ("The newest step in memory.", lambda run: run.safe.memory_step),
+    "disk_step": ("The newest step that is durable.", lambda run: run.safe.disk_step),
+    "memory_timestamp_seconds": (
+        "When the newest snapshot was taken.", lambda run: _ago(run.safe.memory_age_seconds)
+    ),
+    "disk_timestamp_seconds": (
+        "When the newest checkpoint was made.", lambda run: _ago(run.safe.disk_age_seconds)
+    ),
+    "boundary_timestamp_seconds": (
+        "When its last step was complete.", lambda run: _ago(run.outlook.boundary_age_seconds)
+    ),
+    "disk_size_bytes": (
+        "The size of the newest checkpoint.", lambda run: run.safe.disk_size_bytes
+    ),
+    "straggler_wait_seconds": (
+        "How long the ranks wait for the slowest in each step.",
+        lambda run: None if (slow := run.trouble.straggler) is None else slow.seconds,
+    ),
+    "job_end_timestamp_seconds": (
+        "When SLURM ends its job.",
+        lambda run: None if run.job is None else _ago(run.job.seconds_left, -1),
+    ),
+    "job_restarts": (
+        "How often SLURM has started its job again.",
+        lambda run: None if run.job is None else run.job.restarts,
+    ),
+    "exit_status": (
+        "What its last attempt left with; nothing if it died without one.",
+        lambda run: None if run.last_exit is None else run.last_exit.status,
+    ),
+}  # fmt: skip
 
 
 def render(runs: Sequence[RunSummary]) -> str:
-    now = time.time()
     lines = list(_family("info", "What the run is.", ((run, _info(run), 1) for run in runs)))
     states = ((run, {"state": each}, run.state == each) for run in runs for each in _STATES)
     lines += _family("state", "1 for the state that it is in, 0 for the others.", states)
-    found = [(run, _figures(run, now)) for run in runs]
-    for name, told in _TOLD.items():
-        lines += _family(name, told, ((run, {}, figures[name]) for run, figures in found))
+    for name, (told, read) in _GAUGES.items():
+        lines += _family(name, told, ((run, {}, read(run)) for run in runs))
     return "\n".join([*lines, "# EOF", ""])
 
 
@@ -97,8 +93,8 @@ def _family(
         yield f"holdfast_run_{name}{{{text}}} {number}"
 
 
-def _moment(age: float | None, now: float) -> float | None:
-    return None if age is None else now - age
+def _ago(age: float | None, sign: int = 1) -> float | None:
+    return None if age is None else time.time() - sign * age
 
 
 def _escape(text: str) -> str:

@@ -6,7 +6,7 @@ no second reading of the rows, and keeps the lowest and the highest values.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -20,7 +20,6 @@ from holdfast._text import real, record, whole
 MOST_POINTS = 1500
 _MOST_BAD = 200
 _MOST_TIMES = 600
-_MOST_MARKS = 400  # of snapshots
 _MOST_METRICS = 200
 _HUGE = 1e300  # beyond it nothing is drawn
 
@@ -169,50 +168,13 @@ class Levels(Thinned[tuple[Number, ...]]):
         return _columns(self.points, width)
 
 
-class SnapshotMark(NamedTuple):
-    attempt: int
-    t: float
-    until: float
-    number: int
-    step: int | None
-
-
-class SnapshotMarks(Thinned[SnapshotMark]):
-    """They come every other second, so a mark stands for many."""
-
-    def __init__(self) -> None:
-        super().__init__(_MOST_MARKS)
-
-    def merge(self, first: SnapshotMark, second: SnapshotMark) -> SnapshotMark | None:
-        if first.attempt != second.attempt:
-            return None
-        number, step = first.number + second.number, second.step or first.step
-        return SnapshotMark(first.attempt, first.t, second.until, number, step)
-
-    def events(self) -> list[Event]:
-        return [
-            Event(
-                t=each.t,
-                kind="snapshot",
-                attempt=each.attempt,
-                step=each.step,
-                level="info",
-                title="A snapshot" if each.number == 1 else f"{each.number:,} snapshots",
-                text="" if each.step is None else f"step {each.step} is then in memory",
-                count=each.number,
-                until=each.until,
-            )
-            for each in self.points
-        ]
-
-
 class Rows:
-    def __init__(self, layout: RunLayout) -> None:
+    def __init__(self, layout: RunLayout, mark: Callable[[Event], None]) -> None:
         self._layout = layout
+        self._mark = mark  # gets the snapshots
         self._lines: dict[int, Lines] = {}
         self.curves: dict[str, Curve] = {}
         self.times = Times()
-        self.snapshots = SnapshotMarks()
         self._memory = Levels(MOST_POINTS)  # used, limit, GPU, this run
         self._limit_name = ""
         self._gpus = Levels(MOST_POINTS)  # as read_gpus has them
@@ -258,8 +220,19 @@ class Rows:
         if isinstance(memory := row.get("mem"), dict):
             self._take_memory(t, memory)
         if count := whole(row.get("snaps")):
-            mark = SnapshotMark(history.number, t, t, count, whole(row.get("mem_step")))
-            self.snapshots.put(mark)
+            in_memory = whole(row.get("mem_step"))
+            self._mark(
+                Event(
+                    t=t,
+                    kind="snapshot",
+                    attempt=history.number,
+                    step=in_memory,
+                    level="info",
+                    title="A snapshot",
+                    text="" if in_memory is None else f"step {in_memory} is then in memory",
+                    count=count,
+                )
+            )
 
     def _take_metrics(self, attempt: int, step: int, found: dict[str, Any]) -> None:
         for name, values in found.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,54 +24,60 @@ _STACKS_BYTES = 1 << 16
 
 
 class Verdicts:
-    """A verdict is kept until the records of its attempt change."""
+    """What was found is kept until the records of its attempt change."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._layout = RunLayout(folder.absolute())
-        self._known: dict[int, tuple[object, Verdict]] = {}  # by attempt, with stamps of its files
-        self._hangs: dict[int, tuple[object, Hang | None]] = {}
-        self._texts: dict[int, tuple[object, str]] = {}
+        self._verdicts: dict[int, Verdict] = {}  # by attempt
+        self._kept: dict[tuple[str, int], tuple[object, Any]] = {}  # with stamps of its files
 
     def known(self, attempt: int) -> Verdict | None:
-        found = self._known.get(attempt)
-        return None if found is None else found[1]
+        return self._verdicts.get(attempt)
 
     def judge(self, history: AttemptHistory, *, is_newest: bool) -> Verdict:
-        known = self._known.get(history.number)
-        if known is not None and not is_newest:
-            return known[1]
-        stamps = self._stamps(history.number)
-        if known is None or known[0] != stamps:
+        def find() -> Verdict:
             # Only for an attempt that ended badly: slow to import.
             from holdfast._diagnose.deaths.judge import judge
             from holdfast._diagnose.evidence.gather import gather_run
 
-            found = judge(gather_run(self._folder, history.number, list(history.events)))
-            known = self._known[history.number] = (stamps, found)
-        return known[1]
+            return judge(gather_run(self._folder, history.number, list(history.events)))
+
+        found: Verdict = self._once("verdict", history.number, is_newest, find)
+        self._verdicts[history.number] = found
+        return found
 
     def death(self, history: AttemptHistory, verdict: Verdict, *, is_newest: bool) -> Death:
+        number = history.number
         return Death(
             t=verdict.time or history.died_at or history.ended or history.last_seen or 0.0,
-            attempt=history.number,
+            attempt=number,
             rank=verdict.rank,
             cause=verdict.cause.value,
             sentence=verdict.sentence,
             evidence=[*verdict.evidence, *verdict.others][:_MOST_LINES],
             advice=list(verdict.advice)[:_MOST_LINES],
-            stacks=self._stacks(history.number, is_newest),
+            stacks=self._once("stacks", number, is_newest, lambda: self._read_stacks(number)),
         )
 
     def hang(self, attempt: int) -> Hang | None:
         """What was found when it hung, if it did."""
         path = self._layout.hang(attempt)
-        stamp = _stamp(path)
-        if stamp is None:
-            return None
-        known = self._hangs.get(attempt)
+        known, stamp = self._kept.get(("hang", attempt)), _stamp(path)
         if known is None or known[0] != stamp:
-            known = self._hangs[attempt] = (stamp, self._explain(attempt, read_json(path)))
+            found = None if stamp is None else self._explain(attempt, read_json(path))
+            known = self._kept["hang", attempt] = (stamp, found)
+        hang: Hang | None = known[1]
+        return hang
+
+    def _once(self, what: str, attempt: int, is_newest: bool, find: Callable[[], Any]) -> Any:
+        """Only the files of the newest attempt may still change."""
+        known = self._kept.get((what, attempt))
+        if known is None or is_newest:
+            files = (self._layout.exit, self._layout.death, self._layout.led)
+            stamps = [_stamp(path(attempt)) for path in files]
+            if known is None or known[0] != stamps:
+                known = self._kept[what, attempt] = (stamps, find())
         return known[1]
 
     def _explain(self, attempt: int, record: dict[str, Any]) -> Hang | None:
@@ -93,29 +100,14 @@ class Verdicts:
             seconds=None if began is None or until is None else until - began,
         )
 
-    def _stacks(self, attempt: int, is_newest: bool) -> str:
+    def _read_stacks(self, attempt: int) -> str:
         """The traceback that it left, and the output of faulthandler."""
-        known = self._texts.get(attempt)
-        if known is not None and not is_newest:
-            return known[1]
-        stamps = self._stamps(attempt)
-        if known is None or known[0] != stamps:
-            folder = self._layout.attempt(attempt)
-            found = [_traceback(path) for path in _sorted(folder, "error*.json")]
-            found += [_end_of(path) for path in _sorted(folder, "stacks*.txt")]
-            joined = "\n\n".join(each.strip("\n") for each in found if each.strip())
-            known = self._texts[attempt] = (stamps, joined[:_MOST_CHARACTERS])
-        return known[1]
-
-    def _stamps(self, attempt: int) -> object:
-        paths = (self._layout.exit(attempt), self._layout.death(attempt), self._layout.led(attempt))
-        return tuple(map(_stamp, paths))
-
-
-def _sorted(folder: Path, pattern: str) -> list[Path]:
-    with contextlib.suppress(OSError):
-        return sorted(folder.glob(pattern))[:8]
-    return []
+        found: list[str] = []
+        for pattern, read in (("error*.json", _traceback), ("stacks*.txt", _end_of)):
+            with contextlib.suppress(OSError):
+                found += map(read, sorted(self._layout.attempt(attempt).glob(pattern))[:8])
+        joined = "\n\n".join(each.strip("\n") for each in found if each.strip())
+        return joined[:_MOST_CHARACTERS]
 
 
 def _traceback(path: Path) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +26,13 @@ from holdfast._store.folder.atomic import remove_folder
 from holdfast._store.folder.attempts import find_run, is_live, lease_holder
 from holdfast._store.folder.layout import RunLayout, foreign_in, writer_of
 from holdfast._store.folder.lineage import is_on_line
+from holdfast._store.memory.backing import (
+    find_all,
+    find_leftovers,
+    open_leftover,
+    rank_of,
+    users_of,
+)
 from holdfast._store.read.verify import find_damage
 from holdfast._tools.convert.export import own_lineage
 
@@ -144,21 +150,15 @@ def find_in_folder(run: RunAtRest) -> Iterator[Litter]:
     layout = run.layout
     for path in sorted(layout.set_aside.iterdir()) if layout.set_aside.is_dir() else ():
         yield _judge_set_aside(run, path)
-    for path in layout.partial_folders():
-        pid = writer_of(path)
-        if _is_here(pid):
-            yield run.item(path, "unfinished", f"process {pid} may be writing it", goes=False)
-        else:
-            yield run.item(path, "unfinished", "a checkpoint that was begun and never finished")
-    for path in layout.half_removed_folders():
-        yield run.item(path, "half-removed", "an old checkpoint whose removal was cut short")
-    small = (
+    unfinished = (
+        (layout.partial_folders(), "unfinished", "a checkpoint that was begun and never finished"),
+        (layout.half_removed_folders(), "half-removed", "an old checkpoint, removed in part"),
         (layout.fetching_folders(), "unfinished", "a checkpoint that was never fetched to the end"),
         (layout.claims(), "claim", "a start that was cut short"),
         (layout.temporary_files(), "temporary", "a file that was begun and never finished"),
     )
-    for paths, kind, why in small:
-        yield from (_judge_small(run, path, kind, why) for path in paths)
+    for paths, kind, why in unfinished:
+        yield from (_judge_unfinished(run, path, kind, why) for path in paths)
 
 
 def _judge_set_aside(run: RunAtRest, path: Path) -> Litter:
@@ -172,7 +172,7 @@ def _judge_set_aside(run: RunAtRest, path: Path) -> Litter:
     return run.item(path, "set-aside", f"damaged, never loaded; step {step} is whole")
 
 
-def _judge_small(run: RunAtRest, path: Path, kind: str, why: str) -> Litter:
+def _judge_unfinished(run: RunAtRest, path: Path, kind: str, why: str) -> Litter:
     with contextlib.suppress(OSError):
         if time.time() - path.stat().st_mtime < _QUIET_SECONDS:
             return run.item(path, kind, "just written, so perhaps still wanted", goes=False)
@@ -210,12 +210,7 @@ def _remove(path: Path) -> bool:
 
 
 def find_of_run(run: RunAtRest, *, drop: bool) -> Iterator[Litter]:
-    if sys.platform != "linux":
-        return
-    from holdfast._store.memory.backing import find_leftovers, rank_of, users_of
-
-    paths = find_leftovers(run.run_id)
-    if not paths:
+    if not (paths := find_leftovers(run.run_id)):
         return
     line = own_lineage(run.layout, run.run_id)
     in_use = users_of()
@@ -223,32 +218,37 @@ def find_of_run(run: RunAtRest, *, drop: bool) -> Iterator[Litter]:
         if path in in_use:
             yield run.item(path, "memory", "a process has it open", goes=False)
             continue
-        newest, is_part = _newest_state(run, path, line)
-        whole = run.newest_whole
-        if newest is None:
+        # (attempt, step, name of its checkpoint) of each snapshot that a start would use, and
+        # whether other ranks have parts of it.
+        found, left = [], 0.0
+        for arena in _opened(path):
+            left = (arena.waits_until or 0.0) - time.time()
+            for record in on_this_line(arena, line):
+                if record.is_hashed:
+                    at_end = bool(record.mark % 2)
+                    name = run.layout.checkpoint(record.step, arena.attempt, at_end).name
+                    is_part = world_of(arena, record) > 1
+                    found.append(((arena.attempt, record.step, name), is_part))
+        if not found:
             yield run.item(path, "memory", "holds no snapshot that a start would use")
-        elif whole is not None and newest <= whole:
-            why = f"its step {newest[1]} is on disk, or a later one"
-            untils = [arena.waits_until or 0.0 for arena in _opened(path)]
-            if (left := max(untils, default=0.0) - time.time()) > 0:
+            continue
+        newest, is_part = max(found)
+        whole, step = run.newest_whole, newest[1]
+        if whole is not None and newest <= whole:
+            why = f"its step {step} is on disk, or a later one"
+            if left > 0:
                 why = f"kept for the next attempt, for {_text.duration(left)} more; "
-                why += f"step {newest[1]} is on disk too"
+                why += f"step {step} is on disk too"
             yield run.item(path, "memory", why)
         else:
             on_disk = "nothing is on disk" if whole is None else f"on disk is step {whole[1]}"
-            what = f"step {newest[1]} is"
-            if is_part:
-                what = f"rank {rank_of(path)}'s part of step {newest[1]},"
+            what = f"rank {rank_of(path)}'s part of step {step}," if is_part else f"step {step} is"
             why = f"{what} the newest state of this run ({on_disk})"
             yield run.item(path, "memory", _dropped_or_kept(why, drop), goes=drop)
 
 
 def find_of_unknown_runs(known: Collection[str], *, drop: bool) -> Iterator[Litter]:
     """The arenas of this user whose runs were not found on disk."""
-    if sys.platform != "linux":
-        return
-    from holdfast._store.memory.backing import find_all, users_of
-
     unknown = sorted(path for run_id, path in find_all() if run_id not in known)
     in_use = users_of() if unknown else {}
     for path in unknown:
@@ -279,28 +279,9 @@ def _dropped_or_kept(why: str, drop: bool) -> str:
     return f"{why}; --drop-memory {'was given' if drop else 'would remove it'}"
 
 
-def _newest_state(
-    run: RunAtRest, path: Path, line: dict[int, int | None]
-) -> tuple[tuple[int, int, str] | None, bool]:
-    """(attempt, step, name of its checkpoint) of the newest snapshot that a start would use.
-
-    The second value: whether other ranks have parts of it.
-    """
-    found = []
-    for arena in _opened(path):
-        for record in on_this_line(arena, line):
-            if record.is_hashed:
-                at_epoch_end = bool(record.mark % 2)
-                folder = run.layout.checkpoint(record.step, arena.attempt, at_epoch_end)
-                is_part = world_of(arena, record) > 1
-                found.append(((arena.attempt, record.step, folder.name), is_part))
-    return max(found, default=(None, False))
-
-
 def _opened(path: Path) -> Iterator[Arena]:
     """The arena in a file, if it is one; closed afterwards."""
-    from holdfast._store.memory.arena import Arena, NotAnArena
-    from holdfast._store.memory.backing import open_leftover
+    from holdfast._store.memory.arena import Arena, NotAnArena  # only on Linux
 
     descriptor = open_leftover(path)
     if descriptor is None:

@@ -8,7 +8,8 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast._report.series import Curve, Levels, SnapshotMark, SnapshotMarks, Times
+from holdfast._report.events import EventMarks
+from holdfast._report.series import Curve, Levels, Times
 from holdfast._store.folder.series import bucket_of
 
 numbers = st.floats(-1e6, 1e6)
@@ -83,12 +84,11 @@ def test_memory_keeps_its_peak(found):
     assert max(values, default=None) == max(found, default=None)
 
 
-@given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 50)), max_size=2000))
+@given(st.lists(st.integers(1, 50), max_size=2000))
 def test_marks_of_snapshots_count_all_of_them(found):
-    found.sort(key=lambda row: row[0])
-    snapshots = SnapshotMarks()
-    for t, (attempt, count) in enumerate(found):
-        snapshots.put(SnapshotMark(attempt, float(t), float(t), count, t))
-    events = snapshots.events()
-    assert len(events) <= 403
-    assert sum(each["count"] for each in events) == sum(count for _, count in found)
+    marks = EventMarks()
+    for t, count in enumerate(found):
+        marks.add({"t": float(t), "kind": "snapshot", "level": "info", "count": count})
+    events = marks.all()
+    assert len(events) <= 400
+    assert sum(each["count"] for each in events) == sum(found)

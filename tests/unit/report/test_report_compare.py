@@ -13,7 +13,6 @@ from holdfast._report.compare import (
     ComparedFacts,
     RunComparison,
     assemble_comparison,
-    best_run,
     differing_keys,
     gather_facts,
 )
@@ -50,14 +49,6 @@ def test_a_run_has_its_hyperparameters_and_its_results(tmp_path):
     assert result["low"] is not None
     assert result["high"] is not None
     assert result["low"] <= result["last"] <= result["high"]
-
-
-def test_the_best_run_is_the_one_with_the_best_value_so_far(tmp_path):
-    runs = compared(tmp_path)["runs"]
-    assert best_run(runs, "loss", is_higher=False) == 3
-    assert best_run(runs, "loss", is_higher=True) == 0
-    assert best_run(runs, "accuracy", is_higher=True) == 3
-    assert best_run(runs, "no such metric", is_higher=True) is None
 
 
 def test_a_run_without_a_record_of_its_start_is_compared_too(tmp_path):

@@ -88,7 +88,7 @@ def test_the_page_needs_nothing_from_anywhere(view):
 
 
 def test_the_live_page_has_its_addresses(view):
-    text = html.live_page(html.RUN_PAGE, 'a "run"', "null", {"data-live": '/api/"x"'})
+    text = html.fill_page(html.RUN_PAGE, 'a "run"', "null", {"data-live": '/api/"x"'})
     tags = Tags(text)
     assert dict(tags.found[0][1])["data-live"] == '/api/"x"'
     (told,) = tags.texts("script", id="holdfast-view")

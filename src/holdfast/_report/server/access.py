@@ -11,11 +11,9 @@ from __future__ import annotations
 import asyncio
 import hmac
 import secrets
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
-from urllib.parse import parse_qs
 
+from starlette.requests import Request
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -33,8 +31,6 @@ NO_CONTENT_POLICY = (
 )
 MOST_BODY_BYTES = 4096
 
-Headers = Iterable[tuple[bytes, bytes]]
-
 
 @dataclass(frozen=True)
 class Keys:
@@ -49,30 +45,10 @@ class Keys:
         return "Keys(…)"
 
 
-@dataclass(frozen=True)
-class RequestHead:
-    method: str
-    path: str
-    query: bytes
-    headers: Headers
-
-    def header(self, name: str) -> str | None:
-        """A header that comes once; None if it is missing, "" if it comes twice."""
-        found = [value for key, value in self.headers if key == name.encode()]
-        if not found:
-            return None
-        return found[0].decode("latin-1") if len(found) == 1 else ""
-
-    def token(self) -> str:
-        try:
-            found = parse_qs(self.query.decode("ascii"), max_num_fields=8).get("token", [])
-        except ValueError:
-            return ""
-        return found[0] if len(found) == 1 else ""
-
-    def bearer(self) -> str:
-        scheme, _, token = (self.header("authorization") or "").partition(" ")
-        return token.strip() if scheme.lower() == "bearer" else ""
+def header(request: Request, name: str) -> str | None:
+    """A header that comes once; None if it is missing, "" if it comes twice."""
+    found = request.headers.getlist(name)
+    return None if not found else found[0] if len(found) == 1 else ""
 
 
 class Gate:
@@ -84,49 +60,55 @@ class Gate:
         if port == 80:
             self._hosts |= {host.removesuffix(":80") for host in self._hosts}
 
-    def refuse(self, asked: RequestHead) -> tuple[int, str] | None:
+    def refuse(self, request: Request) -> tuple[int, str] | None:
         """Status and sentence for one that not even the right secrets let in; None: check them."""
-        host = (asked.header("host") or "").lower()
+        host = (header(request, "host") or "").lower()
         if host not in self._hosts:
             return 421, "This server answers only to 127.0.0.1 and localhost."
-        origin = asked.header("origin")
+        origin = header(request, "origin")
         if origin is not None and origin.lower() != f"http://{host}":
             return 403, "Requests from other origins are refused."
-        site = asked.header("sec-fetch-site")
-        is_visit = asked.method == "GET" and asked.header("sec-fetch-mode") == "navigate"
+        site = header(request, "sec-fetch-site")
+        is_visit = request.method == "GET" and header(request, "sec-fetch-mode") == "navigate"
         if site not in (None, "none", "same-origin") and not is_visit:
             return 403, "Requests from other sites are refused."
-        length = asked.header("content-length")
+        length = header(request, "content-length")
         if length is not None and not _is_small(length):
             return 413, "That is more than this server takes."
-        if asked.method not in ("GET", "HEAD", "POST"):
+        if request.method not in ("GET", "HEAD", "POST"):
             return 405, "There is no such request here."
         return None
 
-    def has_token(self, asked: RequestHead) -> bool:
+    def has_token(self, request: Request) -> bool:
         """Whether the address has the printed token, or a program has sent it in a header."""
-        return _is_same(asked.token(), self.keys.token) or _is_same(asked.bearer(), self.keys.token)
+        found = request.query_params.getlist("token")
+        scheme, _, bearer = (header(request, "authorization") or "").partition(" ")
+        if scheme.lower() == "bearer":
+            found = [bearer.strip()]
+        return len(found) == 1 and _is_same(found[0], self.keys.token)
 
-    def has_session(self, asked: RequestHead) -> bool:
+    def has_session(self, request: Request) -> bool:
         """Whether the browser has the cookie, and the path has the secret place."""
         # A server at another port of this machine may have set cookies of the same name.
-        pairs = (each.strip().partition("=") for each in (asked.header("cookie") or "").split(";"))
+        pairs = (
+            each.strip().partition("=") for each in (header(request, "cookie") or "").split(";")
+        )
         values = [value for name, _, value in pairs if name == self.cookie]
-        return self.is_in_place(asked) and any(_is_same(v, self.keys.session) for v in values)
+        return self.is_in_place(request) and any(_is_same(v, self.keys.session) for v in values)
 
-    def is_in_place(self, asked: RequestHead) -> bool:
-        return _is_same(asked.path.split("/")[1] if "/" in asked.path else "", self.keys.place)
+    def is_in_place(self, request: Request) -> bool:
+        return _is_same(f"{request.scope['path']}/".split("/")[1], self.keys.place)
 
-    def may_post(self, asked: RequestHead) -> bool:
+    def may_post(self, request: Request) -> bool:
         """Whether our own page has sent it: no form and no foreign script can set this header."""
-        return _is_same(asked.header("x-holdfast-token") or "", self.keys.posting)
+        return _is_same(header(request, "x-holdfast-token") or "", self.keys.posting)
 
-    def comes_from_outside(self, asked: RequestHead) -> bool:
+    def comes_from_outside(self, request: Request) -> bool:
         """Whether a link on another site was followed: the browser then sends no strict cookie."""
         return (
-            asked.method == "GET"
-            and asked.header("sec-fetch-mode") == "navigate"
-            and asked.header("sec-fetch-site") in ("cross-site", "same-site")
+            request.method == "GET"
+            and header(request, "sec-fetch-mode") == "navigate"
+            and header(request, "sec-fetch-site") in ("cross-site", "same-site")
         )
 
     def cookie_header(self) -> str:
@@ -144,23 +126,16 @@ def _is_same(given: str, secret: str) -> bool:
     return hmac.compare_digest(given.encode("utf-8", "surrogatepass"), secret.encode())
 
 
-# uvicorn limits the time between two requests, but not the time that a request takes to arrive or
-# its answer to be read. Every user of the machine can connect, so both are limited here, and so is
-# the number of connections: a new one replaces the one that has been silent the longest.
+# uvicorn limits the time between two requests, but not the time that a request takes to arrive.
+# Every user of the machine can connect, so that is limited here, and so is the number of
+# connections: a new one replaces the one that has been silent the longest.
 MOST_CONNECTIONS = 64
 HEAD_SECONDS = 10.0  # from the connection, or the last answer, to a whole request
-ANSWER_SECONDS = 90.0  # stacks of a run that hangs take half a minute
 HEAD_BYTES = 16 << 10
 
 
 class BoundedProtocol(H11Protocol):
     """HTTP/1.1 with limits on time and connections."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._since = self.loop.time()
-        self._was_busy = False
-        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def is_busy(self) -> bool:
@@ -168,8 +143,8 @@ class BoundedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn
         super().connection_made(transport)
-        self._since = self.loop.time()
-        self._timer = self.loop.call_later(HEAD_SECONDS, self._check_time)
+        self._since = self.loop.time()  # of the connection, or the last answer
+        self._check_time()
         if len(self.connections) > MOST_CONNECTIONS:
             others = [each for each in self.connections if isinstance(each, BoundedProtocol)]
             oldest = min(others, key=lambda each: (each.is_busy, each is self, each._since))
@@ -177,27 +152,19 @@ class BoundedProtocol(H11Protocol):
             # Its end is reported later; until then it must not be chosen again.
             self.connections.discard(oldest)
 
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._note()
-
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._note()
+        self._since = self.loop.time()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _note(self) -> None:
-        if self.is_busy != self._was_busy:
-            self._since, self._was_busy = self.loop.time(), self.is_busy
+        self._timer.cancel()
 
     def _check_time(self) -> None:
-        left = self._since + (ANSWER_SECONDS if self.is_busy else HEAD_SECONDS) - self.loop.time()
+        # An answer may take long: stacks of a run that hangs take half a minute.
+        left = HEAD_SECONDS if self.is_busy else self._since + HEAD_SECONDS - self.loop.time()
         if left <= 0:
             # Not close(): that waits until everything is sent, which may be never.
             self.transport.abort()
-            return
-        self._timer = self.loop.call_later(min(left, HEAD_SECONDS), self._check_time)
+        else:
+            self._timer = self.loop.call_later(left, self._check_time)

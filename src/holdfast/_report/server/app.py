@@ -7,11 +7,10 @@ part of a path on disk.
 from __future__ import annotations
 
 import asyncio
-import gzip
 import json
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -30,10 +29,9 @@ from holdfast._report.compare import MOST_RUNS
 from holdfast._report.labels import change_labels
 from holdfast._report.output import read_output
 from holdfast._report.server import access
-from holdfast._report.server.find import Odd
-from holdfast._report.server.index import RunIndex, Watched
-from holdfast._report.server.live import Comparisons, LiveViews, Sent, ThreadLimit, TooBusy
-from holdfast._report.status.ask import ask_look
+from holdfast._report.server.index import RunFollower, RunIndex
+from holdfast._report.server.live import LiveViews, Sent, ThreadLimit, TooBusy
+from holdfast._report.status.ask import ask_look, describe_stacks
 from holdfast._store.folder.attempts import lease_holder
 from holdfast._store.folder.layout import RunLayout
 from holdfast._store.folder.requests import ask
@@ -42,7 +40,6 @@ _MOST_ROWS = 1000  # of one answer
 _FIRST_ROWS = 100  # in the page itself
 _BODY_SECONDS = 5.0
 _PAGE_SECONDS = 0.3  # that a page waits for its view
-_PACKED_BYTES = 8192  # smaller answers are not compressed
 _MOST_STACK_CHARACTERS = 2_000_000
 _NEED_TOKEN = "Open the address that holdfast ui printed: it has the key to this page."
 
@@ -54,7 +51,7 @@ class Application:
         self._index = index
         self._gate = gate
         self._is_read_only = is_read_only
-        self._views, self._comparisons = LiveViews(), Comparisons()
+        self._views = LiveViews()
         index.gives_way = self._views.is_busy
         # Views and requests do not wait for each other's threads.
         self._reading, self._acting = ThreadLimit(16), ThreadLimit(16)
@@ -86,46 +83,43 @@ class Application:
         await response(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive) -> Response:
-        asked = access.RequestHead(
-            scope["method"], scope["path"], scope["query_string"], scope["headers"]
-        )
-        refusal = self._gate.refuse(asked)
-        if refusal is not None:
-            return _words(*refusal, asked)
         request = Request(scope, receive)
+        refusal = self._gate.refuse(request)
+        if refusal is not None:
+            return _words(*refusal, request)
         try:
-            return await self._answer_known(request, asked)
+            return await self._answer_known(request)
         except TooBusy:
-            return _words(503, "Too many requests at once; try again.", asked)
+            return _words(503, "Too many requests at once; try again.", request)
         except HTTPException as error:
-            return _words(error.status_code, error.detail, asked)
+            return _words(error.status_code, error.detail, request)
         except (ClientDisconnect, asyncio.CancelledError):
             raise
-        except (Odd, HoldfastError) as error:
-            return _words(409, str(error).partition("\n")[0], asked)
+        except HoldfastError as error:
+            return _words(409, str(error).partition("\n")[0], request)
         except Exception as error:  # noqa: BLE001 - the server goes on, and reports it
             what = _text.name(f"{type(error).__name__}: {error}")
             # Neither place nor query: both are secrets.
             path = "/".join(request.url.path.split("/")[2:])
-            print(f"holdfast ui: {asked.method} {_text.name(path)}: {what}", file=sys.stderr)
+            print(f"holdfast ui: {request.method} {_text.name(path)}: {what}", file=sys.stderr)
             said = "This could not be answered; the terminal of holdfast ui says why."
-            return _words(500, said, asked)
+            return _words(500, said, request)
 
-    async def _answer_known(self, request: Request, asked: access.RequestHead) -> Response:
-        gate = self._gate
-        if asked.path == "/" and asked.method == "GET" and gate.has_token(asked):
+    async def _answer_known(self, request: Request) -> Response:
+        gate, path = self._gate, request.scope["path"]
+        if path == "/" and request.method == "GET" and gate.has_token(request):
             headers = {"location": f"/{gate.keys.place}/", "set-cookie": gate.cookie_header()}
             return Response(status_code=303, headers=headers)
-        if asked.path == "/metrics" and asked.method in ("GET", "HEAD") and gate.has_token(asked):
+        if path == "/metrics" and request.method in ("GET", "HEAD") and gate.has_token(request):
             return await self._metrics()
-        if not gate.has_session(asked):
-            if gate.is_in_place(asked) and gate.comes_from_outside(asked):
+        if not gate.has_session(request):
+            if gate.is_in_place(request) and gate.comes_from_outside(request):
                 return HTMLResponse(report_page.short_page("One moment…", reloads=True))
-            return _words(401, _NEED_TOKEN, asked)
-        if asked.method == "POST":
-            if not gate.may_post(asked):
+            return _words(401, _NEED_TOKEN, request)
+        if request.method == "POST":
+            if not gate.may_post(request):
                 said = "This request did not come from a page of this server."
-                return _words(403, said, asked)
+                return _words(403, said, request)
             # Read here, with its limits: an endpoint gets what was kept.
             request.state.body = await _read_body(request)
         return await self._route(request)
@@ -176,18 +170,15 @@ class Application:
         }
         # The rows are JSON already.
         body = f'{{"rows":{rows},{json.dumps(rest)[1:]}'.encode()
-        headers = {}
-        if len(body) > _PACKED_BYTES and _takes_packed(request):
-            body, headers = gzip.compress(body, 1), {"content-encoding": "gzip"}
-        return Response(body, media_type="application/json", headers=headers)
+        return Response(body, media_type="application/json")
 
-    def _find(self, request: Request) -> Watched:
+    def _find(self, request: Request) -> RunFollower:
         watched = self._index.get(request.path_params["key"])
         if watched is None:
             raise HTTPException(404, "This run is gone.")
         return watched
 
-    def _find_all(self, request: Request) -> list[Watched]:
+    def _find_all(self, request: Request) -> list[RunFollower]:
         keys = dict.fromkeys(request.query_params.getlist("run"))
         found = [self._index.get(key) for key in list(keys)[:MOST_RUNS]]
         return [each for each in found if each is not None]
@@ -207,12 +198,12 @@ class Application:
     async def _compared(self, request: Request) -> Response:
         metric = request.query_params.get("metric")
         runs = self._find_all(request)
-        sent = await self._reading.run(self._comparisons.newest, runs, metric)
+        sent = await self._reading.run(self._views.compare, runs, metric)
         return _send(request, sent)
 
     async def _output(self, request: Request) -> Response:
         watched = self._find(request)
-        return JSONResponse(await self._reading.run(read_output, watched.follower.folder))
+        return JSONResponse(await self._reading.run(read_output, watched.folder))
 
     async def _run(self, request: Request) -> Response:
         watched = self._find(request)
@@ -268,16 +259,16 @@ async def _read_body(request: Request) -> bytes:
     return body
 
 
-def _words(status: int, sentence: str, asked: access.RequestHead) -> Response:
+def _words(status: int, sentence: str, request: Request) -> Response:
     """A sentence: as a page for people, as JSON for scripts."""
-    if "text/html" in (asked.header("accept") or ""):
+    if "text/html" in request.headers.get("accept", ""):
         return HTMLResponse(report_page.short_page(sentence), status)
     return JSONResponse({"ok": False, "sentence": sentence}, status)
 
 
 def _page(page: str, title: str, data: str, attributes: dict[str, str]) -> Response:
     policy = f"{report_page.policy(page, is_live=True)}; frame-ancestors 'none'"
-    text = report_page.live_page(page, title, data, attributes)
+    text = report_page.fill_page(page, title, data, attributes)
     return HTMLResponse(text, headers={"content-security-policy": policy})
 
 
@@ -286,66 +277,60 @@ def _send(request: Request, sent: Sent) -> Response:
     headers = {"etag": sent.tag}
     if request.headers.get("if-none-match") == sent.tag:
         return Response(status_code=304, headers=headers)
-    if _takes_packed(request):
-        headers["content-encoding"] = "gzip"
-        return Response(sent.packed, media_type="application/json", headers=headers)
     return Response(sent.body, media_type="application/json", headers=headers)
-
-
-def _takes_packed(request: Request) -> bool:
-    return "gzip" in request.headers.get("accept-encoding", "")
 
 
 # The buttons of a run's page: the same requests that the command line writes.
 Answer = dict[str, Any]
 
 
-def act(kind: str, watched: Watched, body: bytes) -> Answer:
+def act(kind: str, watched: RunFollower, body: bytes) -> Answer:
     """Called in a thread: a run of another machine is watched for some seconds."""
     try:
-        # Requests are written into the folder: never through a link.
-        watched.follower.check()
         return ACTIONS[kind](watched, body)
-    except (Odd, HoldfastError) as error:
+    except HoldfastError as error:
         sentence = str(error).partition("\n")[0]
         # The page shows the name of the run, not its path.
-        return {"ok": False, "sentence": sentence.removeprefix(f"{watched.follower.folder}: ")}
+        return {"ok": False, "sentence": sentence.removeprefix(f"{watched.folder}: ")}
 
 
-def _label(watched: Watched, body: bytes) -> Answer:
+def _label(watched: RunFollower, body: bytes) -> Answer:
     try:
         change = json.loads(body)
     except ValueError:
         raise SettingsError("The request is not JSON.") from None
-    found = change_labels(watched.follower.layout, _text.record(change))
+    found = change_labels(watched.layout, _text.record(change))
     return {"ok": True, "sentence": "Written into the run folder.", "labels": asdict(found)}
 
 
-def _stop(watched: Watched, _: bytes) -> Answer:
+def _stop(watched: RunFollower, _: bytes) -> Answer:
     who = _ask(watched, "stop", reason="holdfast ui", now=False)
     what = "It ends the step that it is in, makes it durable and leaves."
     return {"ok": True, "sentence": f"Asked to stop ({who}). {what}"}
 
 
-def _save(watched: Watched, _: bytes) -> Answer:
+def _save(watched: RunFollower, _: bytes) -> Answer:
     who = _ask(watched, "save")
     what = "It is taken at the end of the step."
     return {"ok": True, "sentence": f"Asked for a checkpoint ({who}). {what}"}
 
 
-def _stacks(watched: Watched, _: bytes) -> Answer:
-    found = ask_look(watched.follower.folder)
+def _stacks(watched: RunFollower, _: bytes) -> Answer:
+    found = ask_look(watched.folder)
     if found is None:
         return {"ok": False, "sentence": "Nothing of its processes can be read from here."}
     looks = found["looks"]
     lines = [_text.name(line) for line in merge_looks(looks, found["missing"])]
-    text = "\n".join([*lines, *_lines_of(looks)])[:_MOST_STACK_CHARACTERS]
+    errors = filter(None, (look.get("stacks_error") for look in looks))
+    unread = [_text.name(f"not all stacks: {error}") for error in errors]
+    all_stacks = (text for text, _ in describe_stacks(looks))
+    text = "\n".join([*lines, *unread, *all_stacks])[:_MOST_STACK_CHARACTERS]
     # The first line may name a thousand ranks; the text below has all of it.
     sentence = (lines[0] if lines else "Looked at its processes.")[:300]
     return {"ok": True, "sentence": sentence, "stacks": text, "lines": lines}
 
 
-ACTIONS: dict[str, Callable[[Watched, bytes], Answer]] = {
+ACTIONS: dict[str, Callable[[RunFollower, bytes], Answer]] = {
     "stop": _stop,
     "save": _save,
     "stacks": _stacks,
@@ -353,29 +338,9 @@ ACTIONS: dict[str, Callable[[Watched, bytes], Answer]] = {
 }
 
 
-def _ask(watched: Watched, kind: str, **details: object) -> str:
-    folder = watched.follower.folder
+def _ask(watched: RunFollower, kind: str, **details: object) -> str:
+    folder = watched.folder
     attempt = ask(folder, kind, **details)
     holder = lease_holder(RunLayout(folder), attempt)
     where = f", pid {holder.pid} on {_text.name(holder.host)}" if holder is not None else ""
     return f"attempt {attempt}{where}"
-
-
-def _lines_of(looks: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Every process and thread, innermost call first."""
-    for look in looks:
-        rank = look.get("rank")
-        of = f"rank {rank}, " if isinstance(rank, int) else ""
-        if look.get("stacks_error"):
-            yield _text.name(f"{of}not all stacks: {look['stacks_error']}")
-        for process in look.get("processes") or []:
-            yield ""
-            named = process.get("command") or process.get("name") or "?"
-            yield _text.name(f"{of}pid {process.get('pid')}: {named}")
-            for thread in process.get("threads") or []:
-                name = thread.get("name") or ("main" if thread.get("is_main") else "?")
-                holds = ", holds the GIL" if thread.get("owns_gil") else ""
-                yield _text.name(f"  thread {thread.get('tid')} {name}{holds}")
-                for frame in thread.get("frames") or []:
-                    place = f"{frame.get('file')}:{frame.get('line')}"
-                    yield _text.name(f"    {frame.get('name')} ({place})")

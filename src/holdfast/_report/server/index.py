@@ -16,7 +16,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,13 @@ from holdfast._report.assemble import warnings_of
 from holdfast._report.attempts import Config, read_config
 from holdfast._report.json_lines import Lines
 from holdfast._report.labels import Labels, read_labels
-from holdfast._report.server.find import Odd, PlainCheck, RunFinder, changed_ns
-from holdfast._report.status.gather import JournalHistory, RunSummary, summarize
+from holdfast._report.status.gather import (
+    JournalHistory,
+    RunFinder,
+    RunSummary,
+    aged,
+    summarize,
+)
 from holdfast._report.status.parts import main_metric
 from holdfast._store.folder.attempts import SILENT_SECONDS, is_live_here, read_json
 from holdfast._store.folder.layout import RunLayout
@@ -40,11 +45,9 @@ _REST_SECONDS = 2.0
 _FIND_SECONDS = 2.0
 _LONGEST_SECONDS = 30.0  # also where a read costs much
 _ANYWAY_SECONDS = 120.0  # states in memory go without a change on disk
-_LIVE_SHARE, _REST_SHARE, _FIND_SHARE = 4.0, 8.0, 8.0  # times the cost of a whole round
-_RECENT_SECONDS = 86400.0
+_SHARE = 8.0  # a period is so many times as long as the work in it
 _GIVE_WAY_SECONDS = 0.5
 _WAITING = 0.25  # the cost of a second of waiting
-_SMOOTH = 0.05
 _SETTLED_SECONDS = 2.0  # the clocks of some file systems tick that slowly
 
 Row = dict[str, Any]
@@ -59,16 +62,18 @@ _OLD_SECONDS = 3 * 86400.0
 class RunFollower:
     """Follows one run folder; used by one thread at a time."""
 
-    def __init__(self, folder: Path, root: Path | None = None) -> None:
-        """With a root, anything in the folder that is no plain file below it is refused."""
+    def __init__(self, folder: Path, key: str = "", name: str = "") -> None:
         self.folder = folder
+        self.key = key
+        self.name = name
+        self.run: RunSummary | None = None  # the newest that is certain
+        self.looked_at = 0.0
+        self.turn = 0  # its newest place in the queue; older ones are void
+        self.busy = threading.Lock()
         self.changed_at = 0.0  # of its files, by the clock of the disk
         self.is_watched = False  # more heartbeats are needed to see whether it lives
-        self._plain = None if root is None else PlainCheck(folder, root)
         self.layout = layout = RunLayout(folder)
-        known = (layout.journal, layout.attempts, layout.checkpoints, layout.identity)
-        self._paths = tuple(map(str, known))
-        self._labels = str(layout.labels)
+        self._paths = (layout.journal, layout.attempts, layout.checkpoints, layout.identity)
         self._journal = Lines(layout.journal)
         self.history = JournalHistory()
         self.is_behind = False  # there is more of the journal to read
@@ -78,17 +83,12 @@ class RunFollower:
         self._beat_at = 0.0
         self._has_beaten = False
 
-    def check(self) -> None:
-        if self._plain is not None:
-            self._plain.check()
-
     def has_changed(self) -> bool:
         """Whether anything was written since the last look; in doubt, True for some seconds."""
         return self._sign() != self._signature or time.time() - self.changed_at < _SETTLED_SECONDS
 
     def look(self) -> RunSummary:
-        """The run as it is now; Odd if it cannot be read, NotARun if it is gone."""
-        self.check()
+        """The run as it is now; FolderError if it cannot be read, NotARun if it is gone."""
         numbers = self.layout.attempt_numbers()
         self._attempt = numbers[-1] if numbers else 0
         # Before the rest is read, so that a write meanwhile counts as a change.
@@ -120,10 +120,8 @@ class RunFollower:
 
     def signature(self) -> tuple[int, ...]:
         """Changes with its files; any thread may ask."""
-        paths = self._paths
-        if self._attempt:
-            paths = (*paths, str(self.layout.attempt(self._attempt)))
-        return (*map(changed_ns, paths), changed_ns(self._labels))
+        attempt = [self.layout.attempt(self._attempt)] if self._attempt else []
+        return tuple(map(_changed_ns, [*self._paths, *attempt, self.layout.labels]))
 
     def _sign(self) -> tuple[int, ...]:
         found = self.signature()
@@ -132,25 +130,21 @@ class RunFollower:
         return found
 
 
+def _changed_ns(path: Path) -> int:
+    """Its time of change; -1 if it is not there."""
+    try:
+        return os.lstat(path).st_mtime_ns
+    except OSError:
+        return -1
+
+
 def start_thread(name: str, work: Callable[[], object]) -> None:
     threading.Thread(target=work, name=name, daemon=True).start()
 
 
 @dataclass
-class Watched:
-    key: str
-    name: str
-    follower: RunFollower
-    run: RunSummary | None = None
-    kind: str = "new"  # which period it has: live, recent, old
-    looked_at: float = 0.0
-    turn: int = 0  # its newest place in the queue; older ones are void
-    busy: threading.Lock = field(default_factory=threading.Lock)
-
-
-@dataclass
 class _Worker:
-    at: Watched | None = None
+    at: RunFollower | None = None
     since: float = 0.0
     is_left: bool = False
 
@@ -158,22 +152,30 @@ class _Worker:
 class RunIndex:
     """The list of runs, kept up to date by threads of its own."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        follows_links: bool = False,
+        live_seconds: float = _LIVE_SECONDS,
+        share: float = _SHARE,
+    ) -> None:
         self.root = root
+        self._live_seconds = live_seconds
+        self._share = share
         self.table = RunTable()
         self.notes: list[str] = []
         self.gives_way: Callable[[], bool] = lambda: False
         self.has_found = False  # one whole pass over the folder is done
-        self._runs: dict[str, Watched] = {}
-        self._due: list[tuple[float, float, int, Watched]] = []
+        self._runs: dict[str, RunFollower] = {}
+        self._due: list[tuple[float, float, int, RunFollower]] = []
         self._count = itertools.count()
         self._wake = threading.Condition()
         self._is_over = threading.Event()
         self._workers: list[_Worker] = []
         self._left = 0
-        self._kinds = {"live": 0, "recent": 0, "old": 0, "new": 0}
-        self._costs = {"live": 0.002, "recent": 0.0001, "old": 0.0001}  # seconds
-        self._finder = RunFinder(root, self._rest)
+        self._live: set[str] = set()  # keys
+        self._finder = RunFinder(root, follows_links=follows_links, rest=self._rest)
         self._walked_since = 0.0
 
     def start(self) -> None:
@@ -188,7 +190,7 @@ class RunIndex:
         with self._wake:
             self._wake.notify_all()
 
-    def get(self, key: str) -> Watched | None:
+    def get(self, key: str) -> RunFollower | None:
         return self._runs.get(key)
 
     def counts(self) -> tuple[int, int]:
@@ -196,10 +198,20 @@ class RunIndex:
         return len(self._runs), len(self.table)
 
     def summaries(self) -> list[RunSummary]:
-        """The newest summary of every run that could be read."""
-        return [each.run for each in list(self._runs.values()) if each.run is not None]
+        """The newest summary of every run that could be read, with the ages of this moment."""
+        known = list(self._runs.values())
+        known.sort(key=lambda each: each.folder)
+        now = time.monotonic()
+        return [aged(each.run, now - each.looked_at) for each in known if each.run is not None]
 
-    def look_soon(self, watched: Watched) -> None:
+    @property
+    def is_settled(self) -> bool:
+        """Whether every run was found and read, and it is known of each if it lives."""
+        runs = list(self._runs.values())
+        is_open = any(each.is_watched or each.is_behind for each in runs)
+        return self.has_found and len(self.table) >= len(runs) and not is_open
+
+    def look_soon(self, watched: RunFollower) -> None:
         """Read this run next: a request was sent to it."""
         self._schedule(watched, 0.0)
 
@@ -214,18 +226,17 @@ class RunIndex:
             # The first pass competes with all the reads, and says nothing about later ones.
             took = 0.0 if is_first else time.monotonic() - began
             is_first = False
-            self._is_over.wait(min(max(_FIND_SECONDS, took * _FIND_SHARE), _LONGEST_SECONDS))
+            self._is_over.wait(min(max(_FIND_SECONDS, took * self._share), _LONGEST_SECONDS))
 
     def _find(self) -> None:
-        found = self._finder.find(self._add)
-        here = set(found.runs)
+        found, notes = self._finder.find(self._add)
         for watched in list(self._runs.values()):
-            if watched.follower.folder not in here:
+            if watched.folder not in found:
                 with self._wake:
-                    if self._runs.pop(watched.key, None) is not None:
-                        self._kinds[watched.kind] -= 1
+                    self._runs.pop(watched.key)
+                    self._live.discard(watched.key)
                 self.table.remove(watched.key)
-        self.notes, self.has_found = found.notes(), True
+        self.notes, self.has_found = notes, True
 
     def _rest(self) -> None:
         """Pause between two folders, except in the first pass."""
@@ -238,20 +249,19 @@ class RunIndex:
         # The name of a run in requests: it is only looked up, never made into a path.
         key = hashlib.blake2b(os.fsencode(relative), digest_size=8).hexdigest()
         name = _text.name(relative if relative.parts else self.root.name)
-        watched = Watched(key, name, RunFollower(folder, self.root))
-        watched.follower.has_changed()  # finds out how new it is
+        watched = RunFollower(folder, key, name)
+        watched.has_changed()  # finds out how new it is
         with self._wake:
             if key in self._runs:
                 return
             self._runs[key] = watched
-            self._kinds["new"] += 1
         self._schedule(watched, 0.0)
 
-    def _schedule(self, watched: Watched, delay: float) -> None:
+    def _schedule(self, watched: RunFollower, delay: float) -> None:
         with self._wake:
             watched.turn = next(self._count)
             # While all are due, the newest come first.
-            newest = -watched.follower.changed_at
+            newest = -watched.changed_at
             heapq.heappush(self._due, (time.monotonic() + delay, newest, watched.turn, watched))
             self._wake.notify()
 
@@ -261,18 +271,20 @@ class RunIndex:
         start_thread("holdfast-ui-look", lambda: self._work(worker))
 
     def _work(self, worker: _Worker) -> None:
-        while not worker.is_left:
-            watched = self._next()
-            if watched is None:
-                return
+        while not worker.is_left and (watched := self._next()) is not None:
             worker.since, worker.at = time.monotonic(), watched
-            try:
-                self._look(watched)
-            finally:
-                worker.at = None
-        self._left -= 1
+            is_here = self._runs.get(watched.key) is watched
+            # Another thread that has it schedules it again.
+            if is_here and watched.busy.acquire(blocking=False):
+                try:
+                    delay = self._look(watched)
+                finally:
+                    watched.busy.release()
+                self._schedule(watched, delay)
+            worker.at = None
+        self._left -= worker.is_left
 
-    def _next(self) -> Watched | None:
+    def _next(self) -> RunFollower | None:
         with self._wake:
             while not self._is_over.is_set():
                 now = time.monotonic()
@@ -284,74 +296,57 @@ class RunIndex:
                 self._wake.wait(self._due[0][0] - now if self._due else None)
         return None
 
-    def _look(self, watched: Watched) -> None:
-        if self._runs.get(watched.key) is not watched:
-            return  # it is gone
-        if not watched.busy.acquire(blocking=False):
-            return  # another thread has it, and schedules it again
-        try:
-            delay = self._look_closely(watched)
-        finally:
-            watched.busy.release()
-        self._schedule(watched, delay)
-
-    def _look_closely(self, watched: Watched) -> float:
-        follower, began, began_cpu = watched.follower, time.monotonic(), time.thread_time()
-        is_at_rest = watched.kind in ("recent", "old") and not (
-            follower.is_behind or follower.is_watched
-        )
-        is_fresh = began - watched.looked_at < _ANYWAY_SECONDS
-        if is_at_rest and is_fresh and not follower.has_changed():
-            self._note_cost(watched.kind, began, began_cpu)
-            return self._period(watched.kind)
-        watched.looked_at = began
-        try:
-            watched.run = follower.look()
-            row = row_of(
-                watched.name,
-                watched.run,
-                follower.changed_at,
-                is_watched=follower.is_watched,
-                labels=read_labels(follower.layout),
-                config=read_config(follower.layout, watched.run.attempt),
-            )
-        except (Odd, HoldfastError) as error:
-            row = odd_row(watched.name, str(error).partition("\n")[0])
-        except Exception as error:  # noqa: BLE001 - one run must not end the list
-            row = odd_row(watched.name, f"it could not be read: {type(error).__name__}: {error}")
-        self._put(watched, row)
-        if follower.is_behind:
+    def _look(self, watched: RunFollower) -> float:
+        """Read the run if it may have changed; returns the seconds until the next look."""
+        began, began_cpu = time.monotonic(), time.thread_time()
+        is_live, run = watched.key in self._live, watched.run
+        is_open = is_live or run is None or watched.is_behind or watched.is_watched
+        # A keeper that ends changes no file.
+        is_open = is_open or (run is not None and run.process.keeper_pid is not None)
+        is_old = began - watched.looked_at > _ANYWAY_SECONDS
+        if is_open or is_old or watched.has_changed():
+            watched.looked_at = began
+            is_live = self._put(watched, self._read(watched))
+        if watched.is_behind:
             # A long journal takes the interpreter from a view that is waited for.
             return _GIVE_WAY_SECONDS if self.gives_way() else 0.0
-        if row["live"]:
-            self._note_cost("live", began, began_cpu)
-        return _LIVE_SECONDS if follower.is_watched else self._period(watched.kind)
-
-    def _put(self, watched: Watched, row: Row) -> None:
-        is_recent = time.time() - row["at"] < _RECENT_SECONDS
-        kind = "live" if row["live"] else "recent" if is_recent else "old"
-        with self._wake:
-            if self._runs.get(watched.key) is not watched:
-                return
-            self._kinds[watched.kind] -= 1
-            self._kinds[kind] += 1
-            watched.kind = kind
-            self.table.put(watched.key, row)
-
-    def _period(self, kind: str) -> float:
-        least, share = _REST_SECONDS, _REST_SHARE
-        if kind == "live":
-            least, share = _LIVE_SECONDS, _LIVE_SHARE
-        whole_round = self._kinds[kind] * self._costs[kind]
-        return min(max(least, share * whole_round), _LONGEST_SECONDS)
-
-    def _note_cost(self, kind: str, began: float, began_cpu: float) -> None:
-        if self._kinds["new"]:
-            return  # all threads are busy, and each read takes as long as all of theirs
+        if watched.is_watched:
+            return _LIVE_SECONDS
         # Waiting for a file server is cheap for this machine; waiting for a core costs nothing.
         wall, cpu = time.monotonic() - began, time.thread_time() - began_cpu
-        seconds = max(cpu, _WAITING * wall)
-        self._costs[kind] += _SMOOTH * (seconds - self._costs[kind])
+        least, count = _REST_SECONDS, len(self._runs) - len(self._live)
+        if is_live:
+            least, count = self._live_seconds, len(self._live)
+        whole_round = count * max(cpu, _WAITING * wall)
+        return max(least, min(self._share * whole_round, _LONGEST_SECONDS))
+
+    def _read(self, watched: RunFollower) -> Row:
+        try:
+            run = watched.look()
+            if not (watched.is_watched or watched.is_behind):
+                watched.run = run
+            return row_of(
+                watched.name,
+                run,
+                watched.changed_at,
+                is_watched=watched.is_watched,
+                labels=read_labels(watched.layout),
+                config=read_config(watched.layout, run.attempt),
+            )
+        except HoldfastError as error:
+            watched.run = None
+            return odd_row(watched.name, str(error).partition("\n")[0])
+        except Exception as error:  # noqa: BLE001 - one run must not end the list
+            return odd_row(watched.name, f"it could not be read: {type(error).__name__}: {error}")
+
+    def _put(self, watched: RunFollower, row: Row) -> bool:
+        """Show a row of the list; returns whether its run is live."""
+        is_live: bool = row["live"]
+        with self._wake:
+            if self._runs.get(watched.key) is watched:
+                (self._live.add if is_live else self._live.discard)(watched.key)
+                self.table.put(watched.key, row)
+        return is_live
 
     def _keep_watch(self) -> None:
         while not self._is_over.wait(1.0):
@@ -461,7 +456,6 @@ class RunTable:
         self._lock = threading.Lock()
         self._entries: OrderedDict[str, _TableEntry] = OrderedDict()
         self._revision = 0
-        self._gone = 0
 
     def put(self, key: str, row: Row) -> bool:
         """Set a row; False if it is not new."""
@@ -469,7 +463,6 @@ class RunTable:
             known = self._entries.get(key)
             if known is not None and known.row == row:
                 return False
-            self._gone -= known is not None and known.row is None
             text = json.dumps({"key": key, **row}, separators=(",", ":"))
             self._set(key, row, text)
             return True
@@ -479,7 +472,6 @@ class RunTable:
             known = self._entries.get(key)
             if known is None or known.row is None:
                 return
-            self._gone += 1
             self._set(key, None, json.dumps({"key": key, "gone": True}))
 
     def _set(self, key: str, row: Row | None, text: str) -> None:
@@ -488,7 +480,8 @@ class RunTable:
         self._entries.move_to_end(key)
 
     def __len__(self) -> int:
-        return len(self._entries) - self._gone
+        with self._lock:
+            return sum(each.row is not None for each in self._entries.values())
 
     @property
     def revision(self) -> int:

@@ -15,10 +15,10 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
+from starlette.middleware.gzip import GZipMiddleware
 
 from holdfast._errors import FolderError, SettingsError
 from holdfast._report.server import access
@@ -27,19 +27,7 @@ from holdfast._report.server.index import RunIndex
 
 _SWITCH_SECONDS = 0.001  # between the threads that read and the one that answers
 _BACKLOG = 64
-
-
-@dataclass(frozen=True)
-class Address:
-    host: str
-    port: int
-    token: str
-
-    @property
-    def url(self) -> str:
-        """With the token."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}/?token={self.token}"
+_PACKED_BYTES = 8192  # smaller answers are not compressed
 
 
 def open_root(folder: Path) -> Path:
@@ -86,20 +74,26 @@ def serve(
     host: str,
     port: int,
     is_read_only: bool,
-    ready: Callable[[Address], None],
+    ready: Callable[[str], None],
 ) -> int:
-    """Serve until a signal comes, and return the exit status for it."""
+    """Serve until a signal comes, and return the exit status for it.
+
+    `ready` gets the address, which has the token in it.
+    """
     root = open_root(folder)
     listener = listen(host, port)
-    address = Address(host, listener.getsockname()[1], (keys := access.Keys()).token)
+    port, keys = listener.getsockname()[1], access.Keys()
+    address = f"http://{f'[{host}]' if ':' in host else host}:{port}/?token={keys.token}"
     index = RunIndex(root)
-    gate = access.Gate(keys, address.port)
+    gate = access.Gate(keys, port)
     app = Application(index, gate, is_read_only=is_read_only)
+    # There may be a tunnel between page and server.
+    packing = GZipMiddleware(app, minimum_size=_PACKED_BYTES, compresslevel=1)
     _silence()
     sys.setswitchinterval(_SWITCH_SECONDS)
     server = _Server(
         uvicorn.Config(
-            app,
+            packing,
             http=access.BoundedProtocol,
             ws="none",
             loop="asyncio",
@@ -169,19 +163,19 @@ def _silence() -> None:
         logger.setLevel(logging.CRITICAL + 1)
 
 
-def write_redirect(place: Path, address: Address) -> Path:
+def write_redirect(place: Path, address: str) -> Path:
     """A file that redirects a browser to the page, readable only by its owner.
 
     Every user of the machine can see the command line of a browser; the token must not be in it.
     """
     place.mkdir(parents=True, exist_ok=True)
-    path = place / f"ui-{os.getpid()}-{address.port}.html"
+    path = place / f"ui-{os.getpid()}.html"
     path.unlink(missing_ok=True)  # of a killed server with the same pid
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(
             '<!doctype html><meta charset="utf-8"><meta name="referrer" content="no-referrer">'
-            f'<meta http-equiv="refresh" content="0; url={address.url}"><title>holdfast</title>'
-            f'<a href="{address.url}">holdfast ui</a>\n'
+            f'<meta http-equiv="refresh" content="0; url={address}"><title>holdfast</title>'
+            f'<a href="{address}">holdfast ui</a>\n'
         )
     return path

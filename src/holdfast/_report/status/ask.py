@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,9 @@ from holdfast._environment.processes.inspect import Looker
 from holdfast._environment.processes.proc import FairDeadline, read_bytes
 from holdfast._environment.processes.tree import ranks_below
 from holdfast._errors import FolderError
+from holdfast._report.json_lines import Lines, parse
 from holdfast._report.status.gather import RunSummary, summarize
 from holdfast._report.status.parts import keepers_of
-from holdfast._store.folder import journal
 from holdfast._store.folder.attempts import (
     find_run,
     identity_in,
@@ -39,19 +41,21 @@ class RunRequest:
     attempt: int
     pid: int
     host: str
-    events: int  # in the journal before the request
+    journal: Lines  # read up to the request
     beat: dict[str, Any]  # the last heartbeat
 
 
 def ask_run(folder: Path, kind: str, **details: object) -> RunRequest:
     """Write a request; FolderError if no process trains there now."""
     layout, _ = find_run(folder)
-    events = sum(1 for _ in journal.read(layout.journal))
+    journal = Lines(layout.journal)
+    for _ in journal.read():
+        pass
     attempt = ask(folder, kind, **details)
     holder = lease_holder(layout, attempt)
     assert holder is not None  # else it would not count as live
     beat = read_json(layout.heartbeat(attempt))
-    return RunRequest(layout, attempt, holder.pid, holder.host, events, beat)
+    return RunRequest(layout, attempt, holder.pid, holder.host, journal, beat)
 
 
 def wait_until_gone(folder: Path, asked: RunRequest) -> RunSummary:
@@ -86,9 +90,7 @@ def wait_until_saved(asked: RunRequest) -> SaveOutcome:
 
 
 def _look(asked: RunRequest) -> SaveOutcome | None:
-    for index, event in enumerate(journal.read(asked.layout.journal)):
-        if index < asked.events:
-            continue
+    for event in itertools.chain.from_iterable(map(parse, asked.journal.read())):
         if event.get("event") == "save-failed":
             return SaveOutcome(error=str(event.get("error")))
         if event.get("event") == "checkpoint" and "holdfast save" in str(event.get("reason")):
@@ -217,3 +219,49 @@ def _bounded(pids: list[int]) -> list[Look | None]:
         while thread.is_alive() and time.monotonic() < max(began, looker.alive_at) + _OWN_SECONDS:
             thread.join(_POLL_SECONDS)
     return list(found)
+
+
+# What a look has found, in words.
+
+_STATES = {"R": "runs", "S": "sleeps", "D": "waits in the kernel", "T": "stopped"}
+_STATES |= {"t": "held by a tracer", "Z": "ended", "I": "idle"}
+_BUSY_CORES = 0.05
+
+
+def describe_stacks(looks: Sequence[Look]) -> Iterator[tuple[str, bool]]:
+    """Every process and thread, innermost call first; True with the line of a process."""
+    for look in looks:
+        for number, process in enumerate(look.get("processes") or []):
+            yield "", False
+            yield _text.name(_describe_process(look, process, is_trainer=number == 0)), True
+            for thread in process.get("threads") or []:
+                yield _text.name(f"  {_describe_thread(thread)}"), False
+                for frame in thread.get("frames") or []:
+                    place = f"{frame.get('file')}:{frame.get('line')}"
+                    yield _text.name(f"    {frame.get('name')} ({place})"), False
+
+
+def _describe_process(look: Look, process: Look, *, is_trainer: bool) -> str:
+    rank = look.get("rank")
+    of = f"rank {rank}, " if isinstance(rank, int) else ""
+    of = of if is_trainer else f"child of pid {process.get('parent')}, "
+    text = f"{of}pid {process.get('pid')}"
+    text += f" on {look['host']}" if is_trainer and look.get("host") else ""
+    text += f": {process.get('command') or process.get('name') or '?'}"
+    is_frozen, state = process.get("frozen"), process.get("state") or ""
+    found = ["frozen" if is_frozen else _STATES.get(state, "?")]
+    if process.get("tracer"):
+        found.append(f"traced by {process.get('tracer_name') or 'pid'} {process['tracer']}")
+    cores = process.get("cpu")
+    if isinstance(cores, int | float) and cores > _BUSY_CORES:
+        found.append(f"{cores:.1f} cores")
+    if isinstance(process.get("rss"), int):
+        found.append(_text.size(process["rss"]))
+    return f"{text} ({', '.join(found)})"
+
+
+def _describe_thread(thread: Look) -> str:
+    name = thread.get("name") or ("main" if thread.get("is_main") else "?")
+    text = f"thread {thread.get('tid')} {name}: {_STATES.get(thread.get('state') or '', '?')}"
+    text += f" in {thread['wchan']}" if thread.get("wchan") else ""
+    return text + (", holds the GIL" if thread.get("owns_gil") else "")

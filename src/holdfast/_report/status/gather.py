@@ -8,7 +8,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
@@ -29,28 +29,14 @@ if TYPE_CHECKING:
     from holdfast._store.memory.arena import Arena, SlotRecord
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class InMemory:
-    """A state of a dead run in shared memory, from which a start could resume.
-
-    Of several ranks each has left a part; a state counts only where all parts are there.
-    """
-
-    attempt: int
-    mark: int
-    captured_at: float
-
-    @property
-    def step(self) -> int:
-        return self.mark // 2
-
-
 def states_in_memory(
     run_id: str, line: dict[int, int | None], *, are_checked: bool = True
-) -> list[InMemory]:
-    """The states in the run's own lineage, the newest last.
+) -> list[tuple[int, int, float]]:
+    """(attempt, step, when captured) of states of a dead run in shared memory, the newest last.
 
-    While a run trains, its newest snapshots have no checksums yet.
+    A start could resume from each of these: they are in the run's own lineage. Of several ranks
+    each has left a part; a state counts only where all parts are there. While a run trains, its
+    newest snapshots have no checksums yet.
     """
     by_state: dict[tuple[int, int, int], dict[int, float]] = {}
     for leftover in open_leftovers(run_id):
@@ -61,11 +47,11 @@ def states_in_memory(
             key = (arena.attempt, record.mark, world_of(arena, record))
             by_state.setdefault(key, {})[leftover.rank] = record.captured_at
         arena.close()
-    return sorted(
-        InMemory(attempt, mark, max(ranks.values()))
-        for (attempt, mark, size), ranks in by_state.items()
+    return [
+        (attempt, mark // 2, max(ranks.values()))
+        for (attempt, mark, size), ranks in sorted(by_state.items())
         if set(ranks) == set(range(size))
-    )
+    ]
 
 
 def on_this_line(arena: Arena, line: dict[int, int | None]) -> list[SlotRecord]:
@@ -113,6 +99,8 @@ def describe_waiting(waiting: WaitingMemory | None) -> str:
 
 
 _DEPTH = 3
+_MOST_RUNS = 20_000
+_MOST_FOLDERS = 200_000
 _THREADS = 256  # which mostly sleep
 _NAMED = 8
 _ASKED = ("stop", "stop-asked", "signal")  # events that ask the run to stop
@@ -283,9 +271,7 @@ def read_history(layout: RunLayout) -> JournalHistory:
 
 def find_runs(path: Path) -> list[Path]:
     """The run folder at `path`, or those in the folders below it."""
-    if is_run(path):
-        return [path]
-    found = sorted(runs_below(path))
+    found = sorted(RunFinder(path).find()[0])
     if not found:
         raise NotARun(
             f"{path}: there is no run here, nor in the folders below.\n"
@@ -310,22 +296,80 @@ def is_run(path: Path) -> bool:
     return bool(attempts.read_json(RunLayout(path).identity).get("run_id"))
 
 
-def runs_below(
-    path: Path, depth: int = _DEPTH, deadline_seconds: float = math.inf
-) -> Iterator[Path]:
-    """The run folders below this one that are found before the (monotonic) deadline."""
-    if time.monotonic() > deadline_seconds:
-        return
-    try:
-        with os.scandir(path) as entries:
-            names = [e.name for e in entries if e.is_dir() and not e.name.startswith(".")]
-    except OSError:  # not a folder, or not readable
-        return
-    for name in names:
-        if is_run(path / name):
-            yield path / name
-        elif depth > 1:
-            yield from runs_below(path / name, depth - 1, deadline_seconds)
+class RunFinder:
+    """Finds runs below one folder.
+
+    Where links are not followed, the folder has none in its own path.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        follows_links: bool = True,
+        rest: Callable[[], None] = lambda: None,
+        deadline_seconds: float = math.inf,
+    ) -> None:
+        self._root = root
+        self._follows_links = follows_links
+        self._rest = rest  # called for every folder, to make pauses
+        self._deadline_seconds = deadline_seconds  # monotonic
+        self._known: set[Path] = set()  # a folder is read only once to see that it is a run
+
+    def find(self, on_new: Callable[[Path], None] = lambda _: None) -> tuple[set[Path], list[str]]:
+        """The runs there are now, and sentences on what is not shown.
+
+        `on_new` gets each that was not known before, at once: the first pass may be long.
+        """
+        found: set[Path] = set()
+        links = folders = 0
+        waiting = [(self._root, 0)]
+        while waiting and folders < _MOST_FOLDERS and len(found) < _MOST_RUNS:
+            if time.monotonic() > self._deadline_seconds:
+                break
+            path, depth = waiting.pop()
+            if path in self._known or is_run(path):
+                found.add(path)
+                if path not in self._known:
+                    on_new(path)
+            elif depth < _DEPTH:
+                self._rest()
+                folders += 1
+                below, outside = self._list(path)
+                waiting += [(each, depth + 1) for each in below]
+                links += outside
+        self._known = found
+        notes = [] if found or self._root.is_dir() else ["This folder is gone."]
+        if links:
+            what = "1 link leads" if links == 1 else f"{links} links lead"
+            verb = "is" if links == 1 else "are"
+            notes.append(f"{what} out of this folder and {verb} not followed.")
+        if waiting:
+            notes.append(f"There is more here than {_MOST_RUNS} runs; the rest is not shown.")
+        return found, notes
+
+    def _list(self, folder: Path) -> tuple[list[Path], int]:
+        """The folders in a folder, and how many links in it lead out of the root."""
+        below, outside = [], 0
+        try:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if entry.name.startswith("."):
+                        continue
+                    if entry.is_symlink() and not self._follows_links:
+                        # The target of a link inside is found at its own place.
+                        outside += not self._leads_inside(Path(entry.path))
+                    elif entry.is_dir():
+                        below.append(folder / entry.name)
+        except OSError:  # not readable
+            pass
+        return below, outside
+
+    def _leads_inside(self, link: Path) -> bool:
+        try:
+            return link.resolve(strict=True).is_relative_to(self._root)
+        except (OSError, RuntimeError):
+            return False
 
 
 class _OfAnotherMachine(Exception):
@@ -383,7 +427,11 @@ def summarize(
     in_memory = {attempt} if live else attempts_in_memory(run_id) if has_arenas else set()
     line = trace_line(attempts.known_origins(layout, in_memory), attempt)
     disk_step, disk_age, disk_size = _newest_on_disk(layout, line)
-    in_shm = _newest_in_memory(live, run_id, line, beat) if live or in_memory else (None, None)
+    in_shm: tuple[int | None, Any] = None, None  # the newest step, and when it was captured
+    if live:
+        in_shm = _text.whole(beat.get("memory_step")), beat.get("memory_time")
+    elif in_memory and (states := states_in_memory(run_id, line)):
+        in_shm = states[-1][1:]
     safe_step = max((s for s in (disk_step, in_shm[0]) if s is not None), default=None)
     known = _Known(layout, attempt, live, beat, ended, history)
     step = _newest_step(known, safe_step)
@@ -405,10 +453,9 @@ def summarize(
         step=step,
         total=history.total,
         attempt=attempt or None,
-        outlook=Outlook(
-            epoch=_text.whole(shown.get("epoch")),
-            epochs=_text.whole(shown.get("epochs")),
-            phase=_text.text(shown.get("phase")) or None,
+        outlook=parts.read_fields(
+            Outlook,
+            shown,
             boundary_age_seconds=None if then is None or aged is None else then + aged,
             rate_per_second=rate,
             eta_seconds=parts.seconds_left(step, history.total, rate),
@@ -485,14 +532,8 @@ def _read_exit(layout: RunLayout, attempt: int) -> Exit | None:
     if not ended_at:
         with contextlib.suppress(OSError):
             ended_at = path.stat().st_mtime
-    return Exit(
-        attempt=attempt,
-        status=_text.whole(record.get("status")),
-        how=str(record.get("how", "")),
-        step=_text.whole(record.get("step")),
-        durable_step=_text.whole(record.get("durable_step")),
-        age_seconds=_age(ended_at),
-    )
+    how = str(record.get("how", ""))
+    return parts.read_fields(Exit, record, attempt=attempt, how=how, age_seconds=_age(ended_at))
 
 
 def _newest_step(known: _Known, safe_step: int | None) -> int | None:
@@ -528,16 +569,6 @@ def _newest_on_disk(
 def _committed(path: Path, _: int) -> tuple[float, int]:
     """When it was saved, and its size; cached, since a committed checkpoint never changes."""
     return manifest.read_size(path)
-
-
-def _newest_in_memory(
-    live: bool, run_id: str, line: dict[int, int | None], beat: dict[str, Any]
-) -> tuple[int | None, Any]:
-    """Of a live run by its heartbeat; of a dead run, what is left in shared memory."""
-    if live:
-        return _text.whole(beat.get("memory_step")), beat.get("memory_time")
-    found = states_in_memory(run_id, line)
-    return (found[-1].step, found[-1].captured_at) if found else (None, None)
 
 
 def _age(moment: object) -> float | None:

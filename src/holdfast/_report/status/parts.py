@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast import _text
 from holdfast._environment.processes.identity import ProcessIdentity
@@ -21,10 +21,31 @@ from holdfast._store.folder.attempts import identity_in, keeper_of, read_json
 from holdfast._store.folder.layout import RunLayout
 from holdfast._store.folder.plain_file import read_end
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    Read = TypeVar("Read", bound=DataclassInstance)
+
 _MOST_LINES = 8
 _ENDED_LINES = _SLOW_LINES = 4  # of many ranks
 _SLOWER = 1.5  # times as long as usual, to be worth a line
 _STANDING = re.compile(r"^(No step|No output and no work) for [\d.]+ (?:ms|s|min|h|days)(?=[:.]|$)")
+
+
+_READERS: dict[Any, Callable[[object], object]] = {
+    "int | None": _text.whole,
+    "float | None": _text.real,
+    "str": _text.text,
+    "str | None": lambda value: _text.text(value) or None,
+}
+
+
+def read_fields(kind: type[Read], record: Mapping[str, Any], **given: object) -> Read:
+    """A dataclass from a record that may hold anything; what does not fit is None."""
+    for each in fields(kind):
+        if each.name not in given:
+            given[each.name] = _READERS[each.type](record.get(each.name))
+    return kind(**given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,41 +78,29 @@ class RankDeath:
 
 
 def read_death(event: dict[str, Any]) -> RankDeath:
-    rank, step = _text.whole(event.get("rank")), _text.whole(event.get("step"))
-    host, how = _text.text(event.get("host")), _text.text(event.get("how"))
-    return RankDeath(-1 if rank is None else rank, host or None, how or "died", step)
+    rank, how = _text.whole(event.get("rank")), _text.text(event.get("how"))
+    return read_fields(RankDeath, event, rank=-1 if rank is None else rank, how=how or "died")
 
 
 def read_ranks(beat: dict[str, Any]) -> list[RankSummary]:
     """The ranks in a heartbeat; none for a run of one process."""
-    found = beat.get("ranks")
     since = max(0.0, time.time() - (_text.real(beat.get("time")) or time.time()))
-    return [
-        RankSummary(
-            rank=number,
-            host=_text.text(each.get("host")) or None,
-            pid=_text.whole(each.get("pid")),
-            step=_text.whole(each.get("step")),
-            memory_step=_text.whole(each.get("memory_step")),
-            phase=_text.text(each.get("phase")) or None,
+    ranks, found = beat.get("ranks"), []
+    for number, each in enumerate(ranks if isinstance(ranks, list) else []):
+        if isinstance(each, dict):
             # As of the last report of its keeper, some time before this heartbeat.
-            boundary_age_seconds=_add(
-                each.get("boundary_age_seconds"),
-                since + (_text.real(each.get("heard_seconds")) or 0.0),
-            ),
-            ended=_text.text(each.get("ended")) or None,
-        )
-        for number, each in enumerate(found if isinstance(found, list) else [])
-        if isinstance(each, dict)
-    ]
+            age, heard = _text.real(each.get("boundary_age_seconds")), each.get("heard_seconds")
+            age = None if age is None else age + since + (_text.real(heard) or 0.0)
+            found.append(read_fields(RankSummary, each, rank=number, boundary_age_seconds=age))
+    return found
 
 
 def read_straggler(beat: dict[str, Any]) -> Straggler | None:
-    found = beat.get("straggler")
-    if not isinstance(found, dict) or not isinstance(found.get("rank"), int):
+    found = _text.record(beat.get("straggler"))
+    rank, waited = found.get("rank"), _text.real(found.get("seconds")) or 0.0
+    if not isinstance(rank, int):
         return None
-    waited = _text.real(found.get("seconds")) or 0.0
-    return Straggler(found["rank"], _text.text(found.get("host")) or None, waited)
+    return read_fields(Straggler, found, rank=rank, seconds=waited)
 
 
 def keepers_of(layout: RunLayout, attempt: int) -> list[ProcessIdentity]:
@@ -132,9 +141,8 @@ def describe_ranks(
 def describe_straggler(found: Straggler | None) -> str:
     if found is None:
         return ""
-    host = f" on {_text.name(found.host)}" if found.host else ""
     wait = _text.duration(found.seconds)
-    return f"rank {found.rank}{host}: the others wait {wait} for it in each step"
+    return f"{_rank(found)}: the others wait {wait} for it in each step"
 
 
 def _most_telling(ranks: Sequence[RankSummary]) -> list[RankSummary]:
@@ -160,8 +168,11 @@ def _state(each: RankSummary) -> str:
 
 
 def describe_death(found: RankDeath) -> str:
-    host = f" on {_text.name(found.host)}" if found.host else ""
-    return f"rank {found.rank}{host} {_text.name(found.how)}"
+    return f"{_rank(found)} {_text.name(found.how)}"
+
+
+def _rank(found: RankDeath | Straggler) -> str:
+    return f"rank {found.rank} on {_text.name(found.host)}" if found.host else f"rank {found.rank}"
 
 
 def _span(ranks: Sequence[RankSummary]) -> str:
@@ -170,11 +181,6 @@ def _span(ranks: Sequence[RankSummary]) -> str:
         return ""
     first, last = min(steps), max(steps)
     return f", at step {first}" if first == last else f", at steps {first} to {last}"
-
-
-def _add(age: object, seconds: float) -> float | None:
-    known = _text.real(age)
-    return None if known is None else known + seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,28 +211,22 @@ class Disturbed:
 
 
 def read_stuck(beat: dict[str, Any]) -> Stuck | None:
-    if not isinstance(found := beat.get("hang"), dict):
-        return None
-    cause, sentence = _text.text(found.get("cause")), _text.text(found.get("sentence"))
-    return Stuck(_text.real(found.get("since")), cause, sentence)
+    found = beat.get("hang")
+    return read_fields(Stuck, found) if isinstance(found, dict) else None
 
 
 def read_paused(beat: dict[str, Any]) -> Paused | None:
     if not isinstance(found := beat.get("paused"), dict):
         return None
-    rank = found.get("rank")
-    by = _text.text(found.get("by")) or "a debugger"
-    return Paused(_text.real(found.get("since")), by, rank if isinstance(rank, int) else None)
+    return read_fields(Paused, found, by=_text.text(found.get("by")) or "a debugger")
 
 
 def read_disturbed(beat: dict[str, Any]) -> Disturbed | None:
     found = _text.record(beat.get("pace"))
-    by = found.get("disturbed")
+    by, usual, now = found.get("disturbed"), found.get("usual"), found.get("now")
     if not isinstance(by, list) or not by:
         return None
-    return Disturbed(
-        list(map(str, by)), _text.real(found.get("usual")), _text.real(found.get("now"))
-    )
+    return Disturbed(list(map(str, by)), _text.real(usual), _text.real(now))
 
 
 def describe_stuck(found: Stuck | None, folder: Path) -> str:
@@ -291,13 +291,12 @@ def read_job(
         return None
     end = _text.real(found.get("end"))
     said = read_json(layout.requeue(attempt)).get("said")
-    return JobSummary(
+    return read_fields(
+        JobSummary,
+        {**beat, **found},
         id=found["job"],
         restarts=int(_text.real(found.get("restarts")) or 0),
         seconds_left=max(0.0, end - time.time()) if live and end is not None else None,
-        warning_seconds=_text.real(found.get("warning_seconds")),
-        step_seconds=_text.real(beat.get("step_seconds")),
-        save_seconds=_text.real(beat.get("save_seconds")),
         requeue=said if isinstance(said, str) and not live else None,
     )
 
@@ -351,15 +350,15 @@ def read_mirror(layout: RunLayout) -> MirrorSummary | None:
     held = _text.records(record.get("checkpoints"))
     copying = _text.record(record.get("under_way"))
     saved_at = record.get("newest_saved_at")
-    return MirrorSummary(
-        address=address,
-        step=held[-1].get("step") if held else None,
+    return read_fields(
+        MirrorSummary,
+        record,
+        step=_text.whole(held[-1].get("step")) if held else None,
         age_seconds=max(0.0, time.time() - saved_at) if isinstance(saved_at, float) else None,
         count=len(held),
-        copying_step=copying.get("step"),
-        copied_bytes=copying.get("done_bytes"),
-        copying_bytes=copying.get("total_bytes"),
-        trouble=record.get("trouble") or None,
+        copying_step=_text.whole(copying.get("step")),
+        copied_bytes=_text.whole(copying.get("done_bytes")),
+        copying_bytes=_text.whole(copying.get("total_bytes")),
     )
 
 
@@ -368,10 +367,9 @@ def describe_mirror(mirror: MirrorSummary | None) -> str:
         return ""
     text = "nothing yet"
     if mirror.step is not None:
-        text = f"step {mirror.step}"
-        if mirror.age_seconds is not None:
-            text += f", {_text.duration(mirror.age_seconds)} old"
-        text += f" ({_text.count(mirror.count, 'checkpoint')})"
+        age = mirror.age_seconds
+        old = "" if age is None else f", {_text.duration(age)} old"
+        text = f"step {mirror.step}{old} ({_text.count(mirror.count, 'checkpoint')})"
     text += f" in {_text.name(mirror.address)}"
     if mirror.trouble:
         trouble = mirror.trouble.partition("\n")[0].removeprefix(f"{mirror.address}: ")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.text import Text
@@ -112,29 +114,28 @@ def list_with_reasons(folder: Path) -> CheckpointList:
         line = trace_line(known_origins(layout), max(layout.attempt_numbers(), default=0))
         best = (mode, metric) if metric else None
         kept = choose_kept(list_checkpoints(layout), line, history.keep_last, best)
-    found = []
-    for step, attempt, path in layout.checkpoint_folders():
-        because = kept.get(path, NOT_KEPT) if kept is not None else None
-        found.append(_summary(path, step, attempt, because))
+    found = [
+        _summary(path, step, attempt, None if kept is None else kept.get(path, NOT_KEPT))
+        for step, attempt, path in layout.checkpoint_folders()
+    ]
     aside = layout.set_aside
     set_aside = sorted(entry.name for entry in aside.iterdir()) if aside.is_dir() else []
     return CheckpointList(found, metric if history.keep_best else None, set_aside)
 
 
 def _summary(path: Path, step: int, attempt: int, because: str | None) -> CheckpointSummary:
-    summary = CheckpointSummary(str(path), step, is_epoch_end(path), attempt, kept_because=because)
-    try:
+    about: dict[str, Any] = {"is_damaged": True}
+    with contextlib.suppress(CheckpointError):
         found = read_manifest(path)
-    except CheckpointError:
-        return replace(summary, is_damaged=True)
-    return replace(
-        summary,
-        age_seconds=max(0.0, time.time() - found.saved_at),
-        size_bytes=found.size_bytes,
-        reason=found.reason,
-        metrics=found.metrics,
-        ranks=len(found.files),
-    )
+        about = {
+            "age_seconds": max(0.0, time.time() - found.saved_at),
+            "size_bytes": found.size_bytes,
+            "reason": found.reason,
+            "metrics": found.metrics,
+            "ranks": len(found.files),
+        }
+    is_end = is_epoch_end(path)
+    return CheckpointSummary(str(path), step, is_end, attempt, kept_because=because, **about)
 
 
 def verify_all(folder: Path) -> Iterator[Verified]:

@@ -138,16 +138,15 @@ def print_json(value: Any) -> None:
 
 def complete_runs(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """The run folders that a half-typed word may mean; without one, any folder."""
-    from holdfast._report.status.gather import runs_below
+    from holdfast._report.status.gather import RunFinder
 
     # The typed part stays as it is: `./runs/` must not become `runs/`.
     typed = incomplete[: incomplete.rfind("/") + 1]
     base = Path(typed or os.curdir)
     # A person waits for it, and the folder may be a whole home.
     deadline = time.monotonic() + _COMPLETION_SECONDS
-    words = (
-        f"{typed}{path.relative_to(base)}" for path in runs_below(base, deadline_seconds=deadline)
-    )
+    runs = RunFinder(base, deadline_seconds=deadline).find()[0]
+    words = (f"{typed}{path.relative_to(base)}" for path in sorted(runs - {base}))
     found = [CompletionItem(word) for word in words if word.startswith(incomplete)]
     return found or [CompletionItem(incomplete, type="dir")]
 

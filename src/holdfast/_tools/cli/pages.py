@@ -8,9 +8,8 @@ import json
 import sys
 import threading
 import webbrowser
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 from rich.text import Text
@@ -27,9 +26,6 @@ from holdfast._store.folder.atomic import write_atomic
 from holdfast._tools.cli.group import AS_JSON, FOLDER, RUN, RUNS_PATH, complete_runs
 from holdfast._tools.cli.show import Screen
 from holdfast._tools.prove.report import read_proofs
-
-if TYPE_CHECKING:
-    from holdfast._report.server.serve import Address
 
 _LONGEST_NAME = 180  # characters, which may be of several bytes each
 
@@ -133,19 +129,15 @@ def _write(path: Path, text: str) -> int:
 
 
 def _tell(folder: Path, found: View, path: Path, size: int) -> None:
-    goodput, count = found["goodput"], len(found["attempts"])
-    attempts = _text.count(count, "attempt")
-    wall = _text.duration(goodput["wall_seconds"] - goodput["stopped_seconds"])
-    share = 100 * goodput["share"]
-    headline = found["run"]["headline"]
-    click.echo(f"{_text.name(folder)}: {_text.name(headline)}")
+    run, goodput, count = found["run"], found["goodput"], len(found["attempts"])
+    click.echo(f"{_text.name(folder)}: {_text.name(run['headline'])}")
     if count:
-        click.echo(
-            f"{attempts} in {wall}: {share:.0f}% of it made progress; {goodput['sentence']}."
-        )
+        wall = _text.duration(goodput["wall_seconds"] - goodput["stopped_seconds"])
+        made = f"{100 * goodput['share']:.0f}% of it made progress"
+        click.echo(f"{_text.count(count, 'attempt')} in {wall}: {made}; {goodput['sentence']}.")
     click.echo(f"Written to {_text.name(path)} ({_text.size(size)}); it needs no network.")
-    if found["run"]["is_live"]:
-        does = "It trains on." if found["run"]["state"] == "training" else "Its process is alive."
+    if run["is_live"]:
+        does = "It trains on." if run["state"] == "training" else "Its process is alive."
         click.echo(f"{does} To see it live: {_text.command('ui', folder)}")
 
 
@@ -232,76 +224,50 @@ def _gather(paths: Sequence[Path], metric: str | None) -> comparison.RunComparis
 
 def _show_comparison(found: comparison.RunComparison, is_higher: bool, wants_all: bool) -> None:
     runs, metric, keys = found["runs"], found["metric"], found["differing"]
-    best = None if metric is None else comparison.best_run(runs, metric, is_higher=is_higher)
-    ordered = (
-        runs if metric is None else sorted(runs, key=lambda run: _rank(run, metric, is_higher))
-    )
     metrics = found["metrics"] if wants_all else found["metrics"][:_MOST_METRICS]
     if wants_all:
         keys = list(dict.fromkeys(key for run in runs for key in run["config"]))
-    screen = Screen()
+
+    def best_of(run: comparison.ComparedRun) -> float | None:
+        result = run["results"].get(metric or "")
+        return None if result is None else result["high" if is_higher else "low"]
+
+    def rank(run: comparison.ComparedRun) -> tuple[bool, float, str]:
+        value = best_of(run)
+        # A run without a value comes last.
+        return value is None, (value or 0.0) * (-1 if is_higher else 1), run["name"]
+
+    ordered = runs if metric is None else sorted(runs, key=rank)
+    best = best_of(ordered[0])
     titles = ["step", *([f"{metric}, best"] if metric else []), *metrics, *keys]
     rows = []
     for run in ordered:
-        is_best = best is not None and run is runs[best]
-        name = Text(run["name"], style="bold green" if is_best else "")
-        rows.append([name, run["state"], *_cells(run, metric, is_higher, metrics, keys)])
+        is_best = best is not None and run is ordered[0]
+        total = "" if run["total"] is None else f"/{run['total']}"
+        results = [run["results"].get(name) for name in metrics]
+        values = [*([best_of(run)] if metric else []), *(each and each["last"] for each in results)]
+        config = [run["config"].get(key, "") for key in keys]
+        rows.append(
+            [
+                *(Text(run["name"], style="bold green" if is_best else ""), run["state"]),
+                "" if run["step"] is None else f"{run['step']}{total}",
+                *("" if value is None else _text.number(value) for value in values),
+                *(f"{each:.6g}" if isinstance(each, float) else str(each) for each in config),
+            ]
+        )
+    screen = Screen()
     screen.table(["run", "=state", *(f">{_text.name(title)}" for title in titles)], rows)
-    for line in _remarks(found, best, is_higher, wants_all):
-        screen.write(line, style="dim")
-
-
-def _cells(
-    run: comparison.ComparedRun,
-    metric: str | None,
-    is_higher: bool,
-    metrics: list[str],
-    keys: list[str],
-) -> Iterator[str]:
-    total = "" if run["total"] is None else f"/{run['total']}"
-    yield "" if run["step"] is None else f"{run['step']}{total}"
-    if metric is not None:
-        yield _figure(_best(run["results"].get(metric), is_higher))
-    for name in metrics:
-        result = run["results"].get(name)
-        yield _figure(None if result is None else result["last"])
-    for key in keys:
-        value = run["config"].get(key, "")
-        yield f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def _remarks(
-    found: comparison.RunComparison, best: int | None, is_higher: bool, wants_all: bool
-) -> Iterator[str]:
-    runs, metric = found["runs"], found["metric"]
-    if best is not None and metric is not None:
-        value = _figure(_best(runs[best]["results"].get(metric), is_higher))
-        side = "highest" if is_higher else "lowest"
-        yield f"Best so far: {runs[best]['name']}, {side} {_text.name(metric)} {value}."
+    if best is not None:
+        named = f"{'highest' if is_higher else 'lowest'} {_text.name(metric or '')}"
+        said = f"Best so far: {ordered[0]['name']}, {named} {_text.number(best)}."
+        screen.write(said, style="dim")
     same = len({key for run in runs for key in run["config"]}) - len(found["differing"])
     if not any(run["config"] for run in runs):
-        yield "No hyperparameters were recorded: holdfast.Run(…, config={…}) records them."
+        said = "No hyperparameters were recorded: holdfast.Run(…, config={…}) records them."
+        screen.write(said, style="dim")
     elif same and not wants_all:
-        yield f"{_text.count(same, 'setting')} the same in all runs; --all shows them too."
-
-
-def _best(result: comparison.Result | None, is_higher: bool) -> float | None:
-    if result is None:
-        return None
-    return result["high"] if is_higher else result["low"]
-
-
-def _rank(run: comparison.ComparedRun, metric: str, is_higher: bool) -> tuple[bool, float, str]:
-    value = _best(run["results"].get(metric), is_higher)
-    # A run without a value comes last.
-    return value is None, 0.0 if value is None else -value if is_higher else value, run["name"]
-
-
-def _figure(value: float | None) -> str:
-    return "" if value is None else _text.number(value)
-
-
-_REDIRECT_SECONDS = 60.0
+        said = f"{_text.count(same, 'setting')} the same in all runs; --all shows them too."
+        screen.write(said, style="dim")
 
 
 @click.command()
@@ -338,42 +304,21 @@ def ui(folder: Path, port: int, host: str, read_only: bool, no_open: bool) -> in
     for name in ("starlette", "uvicorn"):
         if importlib.util.find_spec(name) is None:
             raise HoldfastError(not_installed("holdfast ui", name, "ui"))
-    from holdfast._report.server.serve import serve
+    from holdfast._report.server.serve import serve, write_redirect
 
-    redirects: list[Path] = []
+    with contextlib.ExitStack() as redirects:
 
-    def ready(address: Address) -> None:
-        click.echo(f"{_text.name(folder)}: {address.url}")
-        click.echo("Ctrl-C ends the page; the runs go on.")
-        sys.stdout.flush()
-        if not no_open and variables.has_screen():
-            _open_browser(address, redirects)
+        def ready(address: str) -> None:
+            click.echo(f"{_text.name(folder)}: {address}")
+            click.echo("Ctrl-C ends the page; the runs go on.")
+            sys.stdout.flush()
+            place = variables.state_folder()  # else the address is printed in any case
+            if not no_open and place and variables.has_screen():
+                with contextlib.suppress(OSError):
+                    path = write_redirect(Path(place), address)
+                    redirects.callback(path.unlink, missing_ok=True)
+                    # In a thread: some browsers return only when they are closed.
+                    uri = path.as_uri()
+                    threading.Thread(target=webbrowser.open, args=(uri,), daemon=True).start()
 
-    try:
         return serve(folder, host=host, port=port, is_read_only=read_only, ready=ready)
-    finally:
-        _remove(redirects)
-
-
-def _open_browser(address: Address, redirects: list[Path]) -> None:
-    """In a thread: some browsers return only when they are closed."""
-    from holdfast._report.server.serve import write_redirect
-
-    place = variables.state_folder()
-    if not place:
-        return  # the address is printed in any case
-    try:
-        path = write_redirect(Path(place), address)
-    except OSError:
-        return
-    redirects.append(path)
-    threading.Thread(target=webbrowser.open, args=(path.as_uri(),), daemon=True).start()
-    later = threading.Timer(_REDIRECT_SECONDS, _remove, args=(redirects,))
-    later.daemon = True
-    later.start()
-
-
-def _remove(paths: list[Path]) -> None:
-    for path in paths:
-        with contextlib.suppress(OSError):
-            path.unlink()

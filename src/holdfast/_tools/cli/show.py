@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -23,6 +23,11 @@ _STYLES = {
     **dict.fromkeys(("paused", "stopping", "stopped"), "yellow"),
     **dict.fromkeys(("stuck", "died", "failed", "could not start", "unreadable"), "bold red"),
     "finished": "bold green",
+}
+# The command that one wants in a state.
+_NEXT = {
+    **{"stuck": "stacks", "paused": "stacks", "training": "stop", "starting": "stop"},
+    "finished": "ls",
 }
 _SLOTS = {1: "one slot", 2: "two slots", 3: "three slots"}
 _LONG_STEP_SECONDS = 30.0
@@ -204,12 +209,9 @@ def _process(run: RunSummary) -> str:
         return ""
     where = f"pid {run.process.pid} on {_text.name(run.process.host or '')}"
     where = f"rank 0 is {where}" if run.ranks else where
-    keeper = (
-        f"; its keeper (pid {run.process.keeper_pid}) still writes"
-        if run.process.keeper_pid
-        else ""
-    )
-    return where if run.is_live else f"{where}, gone{keeper}"
+    keeper = run.process.keeper_pid
+    writing = f"; its keeper (pid {keeper}) still writes" if keeper else ""
+    return where if run.is_live else f"{where}, gone{writing}"
 
 
 def _last_exit(run: RunSummary) -> str:
@@ -253,12 +255,8 @@ def _why(run: RunSummary, folder: Path) -> str:
 def _next(run: RunSummary, folder: Path) -> str:
     if run.state == "new":
         return "no training has begun here"
-    if run.state in ("stuck", "paused"):
-        return _text.command("stacks", folder)
-    if run.state in ("training", "starting"):
-        return _text.command("stop", folder)
-    if run.state == "finished":
-        return _text.command("ls", folder)
+    if run.state in _NEXT:
+        return _text.command(_NEXT[run.state], folder)
     if run.is_live:
         return ""
     if run.job is not None and run.job.requeue is not None:
@@ -275,16 +273,13 @@ def _next(run: RunSummary, folder: Path) -> str:
 
 
 def show_runs(screen: Screen, runs: Sequence[RunSummary]) -> None:
-    outlooks: dict[str, Callable[[RunSummary], str]] = {}
+    outlooks: list[str] = []
+    # In a narrow terminal fewer columns, or names would be broken.
+    is_wide = screen.width >= _WIDE_COLUMNS
     if any(run.is_live for run in runs):
-        # In a narrow terminal fewer columns, or names would be broken.
-        is_wide = screen.width >= _WIDE_COLUMNS
-        outlooks = {"progress": _short_bar} if is_wide else {"done": _percent}
-        outlooks["left"] = _left
-        if is_wide:
-            outlooks["newest"] = lambda run: ", ".join(_newest_values(run)[:1])
+        outlooks = ["progress", "left", "newest"] if is_wide else ["done", "left"]
     labels = ("step", *outlooks, "memory", "disk", "age")
-    rows = [_row(run, list(outlooks.values())) for run in runs]
+    rows = [_row(run, outlooks) for run in runs]
     if len(runs) > _MOST_ROWS:
         _show_plainly(screen, [("run", "state", *labels), *rows])
         return
@@ -292,31 +287,25 @@ def show_runs(screen: Screen, runs: Sequence[RunSummary]) -> None:
     screen.table(["run", "=state", *(f">={label}" for label in labels)], styled)
 
 
-def _row(run: RunSummary, outlooks: Sequence[Callable[[RunSummary], str]]) -> tuple[str, ...]:
+def _row(run: RunSummary, outlooks: Sequence[str]) -> tuple[str, ...]:
     total = f"/{run.total}" if run.total is not None else ""
+    told = dict.fromkeys(outlooks, "")
+    if run.is_live:
+        if (share := parts.share_done(run.step, run.total)) is not None:
+            told["done"] = f"{int(100 * share):3}%"
+            told["progress"] = f"{parts.bar(share, _SHORT_BAR)} {told['done']}"
+        if run.outlook.eta_seconds is not None:
+            told["left"] = _text.duration(run.outlook.eta_seconds)
+        told["newest"] = ", ".join(_newest_values(run)[:1])
     return (
         _text.name(run.folder),
         run.state,
         "" if run.step is None else f"{run.step}{total}",
-        *(cell(run) if run.is_live else "" for cell in outlooks),
+        *(told[each] for each in outlooks),
         "" if run.safe.memory_step is None else str(run.safe.memory_step),
         "" if run.safe.disk_step is None else str(run.safe.disk_step),
         "" if run.safe.disk_age_seconds is None else _text.duration(run.safe.disk_age_seconds),
     )
-
-
-def _percent(run: RunSummary) -> str:
-    share = parts.share_done(run.step, run.total)
-    return "" if share is None else f"{int(100 * share):3}%"
-
-
-def _short_bar(run: RunSummary) -> str:
-    share = parts.share_done(run.step, run.total)
-    return "" if share is None else f"{parts.bar(share, _SHORT_BAR)} {_percent(run)}"
-
-
-def _left(run: RunSummary) -> str:
-    return "" if run.outlook.eta_seconds is None else _text.duration(run.outlook.eta_seconds)
 
 
 def _show_plainly(screen: Screen, rows: Sequence[tuple[str, ...]]) -> None:

@@ -12,7 +12,12 @@ from holdfast import _text
 from holdfast._diagnose.hangs.stacks import main_thread, merge_looks, read_thread
 from holdfast._environment.processes.identity import host_name, of_process
 from holdfast._errors import FolderError, HoldfastError, SettingsError
-from holdfast._report.status.ask import LOOK_SECONDS, ask_look, look_at_process
+from holdfast._report.status.ask import (
+    LOOK_SECONDS,
+    ask_look,
+    describe_stacks,
+    look_at_process,
+)
 from holdfast._report.status.gather import only_run
 from holdfast._store.folder.attempts import is_live, read_json
 from holdfast._store.folder.layout import RunLayout
@@ -20,10 +25,7 @@ from holdfast._tools.cli.group import AS_JSON, complete_runs, print_json
 from holdfast._tools.cli.show import Screen
 
 _KINDS = "Name a run folder or the number of a process: holdfast stacks --help"
-_STATES = {"R": "runs", "S": "sleeps", "D": "waits in the kernel", "T": "stopped"}
-_STATES |= {"t": "held by a tracer", "Z": "ended", "I": "idle"}
 _MOST_PIDS = 6
-_BUSY_CORES = 0.05
 Record = dict[str, Any]
 
 
@@ -61,7 +63,8 @@ def stacks(what: str, wants_all: bool, as_json: bool) -> None:
     for reason in dict.fromkeys(unread):
         screen.write(_text.name(f"Not all stacks could be read: {reason}."), style="yellow")
     if wants_all:
-        _show_all(screen, looks)
+        for line, is_process in describe_stacks(looks):
+            screen.write(line, style="bold" if is_process else "")
     else:
         again = _text.command("stacks", Path(found["subject"]))
         screen.write(f"Every process and thread: {again} --all", "dim")
@@ -145,43 +148,3 @@ def _children(looks: Sequence[Record]) -> Iterator[str]:
         shown = ", ".join(pids[:_MOST_PIDS]) + (", …" if len(pids) > _MOST_PIDS else "")
         who = "1 child" if len(pids) == 1 else f"{len(pids)} children"
         yield f"{who} (pid {shown}) {line}"
-
-
-def _show_all(screen: Screen, looks: Sequence[Record]) -> None:
-    for look in looks:
-        for number, process in enumerate(look.get("processes") or []):
-            screen.write()
-            screen.write(_process(look, process, is_trainer=number == 0), style="bold")
-            for thread in process.get("threads") or []:
-                screen.write(f"  {_thread(thread)}")
-                for frame in thread.get("frames") or []:
-                    place = f"{frame.get('file')}:{frame.get('line')}"
-                    screen.write(_text.name(f"    {frame.get('name')} ({place})"))
-
-
-def _process(look: Record, process: Record, *, is_trainer: bool) -> str:
-    rank = look.get("rank")
-    of = f"rank {rank}, " if isinstance(rank, int) else ""
-    of = of if is_trainer else f"child of pid {process.get('parent')}, "
-    text = f"{of}pid {process.get('pid')}"
-    text += f" on {look['host']}" if is_trainer and look.get("host") else ""
-    text += f": {process.get('command') or process.get('name') or '?'}"
-    return _text.name(f"{text} ({', '.join(_condition(process))})")
-
-
-def _condition(process: Record) -> Iterator[str]:
-    yield "frozen" if process.get("frozen") else _STATES.get(process.get("state") or "", "?")
-    if process.get("tracer"):
-        yield f"traced by {process.get('tracer_name') or 'pid'} {process['tracer']}"
-    cores = process.get("cpu")
-    if isinstance(cores, int | float) and cores > _BUSY_CORES:
-        yield f"{cores:.1f} cores"
-    if isinstance(process.get("rss"), int):
-        yield _text.size(process["rss"])
-
-
-def _thread(thread: Record) -> str:
-    name = thread.get("name") or ("main" if thread.get("is_main") else "?")
-    text = f"thread {thread.get('tid')} {name}: {_STATES.get(thread.get('state') or '', '?')}"
-    text += f" in {thread['wchan']}" if thread.get("wchan") else ""
-    return _text.name(text + (", holds the GIL" if thread.get("owns_gil") else ""))

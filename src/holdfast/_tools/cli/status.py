@@ -1,9 +1,8 @@
-"""`holdfast status`; with --watch it polls the runs until Ctrl-C.
+"""`holdfast status`; with --watch it follows the runs until Ctrl-C.
 
---watch may run for days while a training needs every core, so it takes at most 2% of one: it
-reads only what has changed, and polls less often if that is still too much, though at least every
-five seconds. It never hides the cursor or switches screens, so that no end of it, not even
-kill -9, leaves a terminal that must be reset.
+--watch may run for days while a training needs every core, so it takes about 2% of one: it reads
+only what has changed, and less often if that is still too much. It never hides the cursor or
+switches screens, so that no end of it, not even kill -9, leaves a terminal that must be reset.
 """
 
 from __future__ import annotations
@@ -20,16 +19,14 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from holdfast import _text
-from holdfast._errors import HoldfastError, NotARun
 from holdfast._report.status.gather import RunSummary, aged, find_runs, summarize_all
 from holdfast._tools.cli.group import AS_JSON, RUNS_PATH, print_json
 from holdfast._tools.cli.show import Screen, show_run, show_runs
 
 _WATCH_SECONDS = 1
 _MOST_OF_A_CORE = 0.02
-_LONGEST_SECONDS = 5.0  # between two polls, at any cost
-_SEARCH_SECONDS = 3.0  # between two searches for new runs
-_REREAD_SECONDS = 30.0  # between two reads of a run whose files have not changed
+_LONGEST_SECONDS = 5.0  # between two drawings, at any cost
+_POLL_SECONDS = 0.02
 
 
 class _Status(click.Command):
@@ -98,95 +95,35 @@ def _show(screen: Screen, runs: Sequence[RunSummary]) -> None:
 
 
 def _watch(path: Path, seconds: float, *, as_json: bool) -> None:
-    """Poll every so many seconds, and show the runs; returns at Ctrl-C."""
-    poller = RunsPoller(path)
+    """Follow the runs, and show them every so many seconds; returns at Ctrl-C."""
+    from holdfast._report.server.index import RunIndex  # slow to import
+
+    find_runs(path)  # nothing to watch is an error, as it is for status
+    index = RunIndex(path, follows_links=True, live_seconds=seconds, share=1 / _MOST_OF_A_CORE)
     is_drawn = not as_json and Screen().is_terminal and not Screen().is_dumb_terminal
     drawing = _Drawing()
     shown: list[RunSummary] | None = None
-    is_first = True
+    index.start()
     try:
+        while not index.is_settled:
+            time.sleep(_POLL_SECONDS)
         while True:
-            spent = time.process_time()
-            runs = poller.poll()
+            began = time.thread_time()
+            runs = index.summaries()
             if is_drawn:
                 drawing.draw(_lines(path, runs))
             elif (now := [aged(run, None) for run in runs]) != shown:
                 shown = now
-                if as_json:
-                    click.echo(
-                        json.dumps([run.as_record() for run in runs])
-                    )  # a line for each change
+                if as_json:  # a line for each change
+                    click.echo(json.dumps([run.as_record() for run in runs]))
                 else:
                     click.echo("\n".join([time.strftime("-- %H:%M:%S"), *_lines(path, runs)]))
-            spent = time.process_time() - spent
-            # The first poll reads everything, and says nothing about the cost of the next ones.
-            pause = 0.0 if is_first else min(spent / _MOST_OF_A_CORE, _LONGEST_SECONDS)
-            is_first = False
-            time.sleep(max(seconds, pause))
+            pause = (time.thread_time() - began) / _MOST_OF_A_CORE
+            time.sleep(max(seconds, min(pause, _LONGEST_SECONDS)))
     except KeyboardInterrupt:
         drawing.end()
-
-
-class RunsPoller:
-    """The runs below a folder, read again where something has changed."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._folders = find_runs(path)  # nothing to watch is an error, as it is for status
-        self._searched = time.monotonic()
-        # Waits for the heartbeats of other machines; later, nothing waits for them.
-        runs = summarize_all(self._folders)
-        self._polled = {
-            folder: _PolledRun(folder, run) for folder, run in zip(self._folders, runs, strict=True)
-        }
-
-    def poll(self) -> list[RunSummary]:
-        """All runs as they are now; one of another machine as it was some seconds ago."""
-        now = time.monotonic()
-        if now - self._searched > _SEARCH_SECONDS:
-            self._searched = now
-            try:
-                self._folders = find_runs(self._path)
-            except NotARun:
-                self._folders = []  # perhaps only for now: a file system may come back
-        for folder in self._folders:
-            if folder not in self._polled:
-                self._polled[folder] = _PolledRun(folder)
-        polled = [self._polled[folder].poll() for folder in self._folders]
-        return [run for run in polled if run is not None]
-
-
-class _PolledRun:
-    def __init__(self, folder: Path, run: RunSummary | None = None) -> None:
-        from holdfast._report.server.index import RunFollower  # slow to import
-
-        self._follower = RunFollower(folder)
-        self._run = run
-        self._read_at = time.monotonic()
-
-    def poll(self) -> RunSummary | None:
-        """The run as it is now; None if it is not there, or its state is not known yet."""
-        now = time.monotonic()
-        if self._is_stale(now):
-            try:
-                run = self._follower.look()
-                while self._follower.is_behind:
-                    run = self._follower.look()
-            except (HoldfastError, OSError):
-                self._run = None  # removed, or not to be read now
-            else:
-                # While it is watched, it is not known yet whether it lives.
-                if not self._follower.is_watched:
-                    self._run, self._read_at = run, time.monotonic()
-        return self._run and aged(self._run, time.monotonic() - self._read_at)
-
-    def _is_stale(self, now: float) -> bool:
-        run = self._run
-        if run is None or now - self._read_at > _REREAD_SECONDS or self._follower.is_watched:
-            return True
-        # A process that dies changes no file.
-        is_busy = run.is_live or run.process.keeper_pid is not None
-        return is_busy or self._follower.has_changed()
+    finally:
+        index.close()
 
 
 def _lines(path: Path, runs: Sequence[RunSummary]) -> list[str]:

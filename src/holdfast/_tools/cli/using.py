@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,6 +11,7 @@ import click
 from rich.text import Text
 
 from holdfast import _text
+from holdfast._store.memory.backing import is_arena
 from holdfast._tools import mirror as by_hand
 from holdfast._tools.clean import Litter, LitterFound, find_litter, remove
 from holdfast._tools.cli.group import AS_JSON, FOLDER, RUN, complete_runs, print_json
@@ -231,12 +231,9 @@ def adopt(folder: Path, source: Path, **options: Any) -> None:
       holdfast adopt runs/a --from net.pt --step 0 --name model=net
       >>> with holdfast.Run("runs/a", model=model, optimizer=optimizer) as run:
     """
-    if sys.platform == "linux":
-        from holdfast._store.memory.backing import is_arena
-
-        if is_arena(source):
-            _adopt_memory(folder, source, options)
-            return
+    if is_arena(source):
+        _adopt_memory(folder, source, options)
+        return
     from holdfast._tools.convert.adoption import adopt_files
     from holdfast._tools.convert.foreign import Adoption
 

@@ -27,7 +27,7 @@ from holdfast._environment.processes.activity import Activity, activity_of
 from holdfast._environment.slurm.controller import can_ask
 from holdfast._errors import HoldfastError, NotARun, SettingsError
 from holdfast._report.status.ask import ask_look, look_at_process
-from holdfast._report.status.gather import is_run, only_run, runs_below
+from holdfast._report.status.gather import RunFinder, is_run, only_run
 from holdfast._store.folder.layout import RunLayout
 from holdfast._store.folder.supervised import led_record, lives, supervisions
 from holdfast._tools.cli.group import AS_JSON, print_json
@@ -158,10 +158,8 @@ _KINDS = "Name a run folder, a log file, a process or a job: holdfast why --help
 
 def _of_newest(attempt: int | None, wants_all: bool) -> list[Evidence]:
     """What ended last: of the runs here, and of all that `holdfast run` has led."""
-    here = Path()
-    runs = [here] if is_run(here) else list(runs_below(here))
     places: list[tuple[float, Path]] = []
-    for run in runs:
+    for run in RunFinder(Path()).find()[0]:
         layout = RunLayout(run)
         numbers = layout.attempt_numbers()
         if numbers:

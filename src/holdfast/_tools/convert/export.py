@@ -7,6 +7,7 @@ several ranks it has what they share, with sharded tensors made whole, and rank 
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,11 +34,7 @@ def export(folder: Path, request: writers.ExportRequest) -> Exported:
     layout, run_id = find_run(folder)
     request = replace(request, to=request.to or writers.SUFFIXES.get(request.out.suffix))
     _check_request(request, layout)
-    chosen = (
-        _choose_newest(folder, layout, run_id)
-        if request.step is None
-        else _choose_step(folder, layout, run_id, request.step)
-    )
+    chosen = _choose(folder, layout, run_id, request.step)
     state = chosen.loaded.head["tree"]["state"]
     if unknown := [name for name in request.only if name not in state]:
         raise SettingsError(
@@ -127,29 +124,44 @@ def own_lineage(layout: RunLayout, run_id: str) -> dict[int, int | None]:
     return trace_line(known_origins(layout, attempts_in_memory(run_id)), newest)
 
 
-def _choose_newest(folder: Path, layout: RunLayout, run_id: str) -> Chosen:
+def _choose(folder: Path, layout: RunLayout, run_id: str, wanted: int | None) -> Chosen:
+    for _ in range(_TRIES):
+        with contextlib.suppress(_Removed):
+            return _choose_now(folder, layout, run_id, wanted)
+    raise HoldfastError(
+        f"{folder}: the run removed its checkpoints faster than they could be read.\n"
+        f"Take another, or stop the run first: {_text.command('ls', folder)}"
+    )
+
+
+def _choose_now(folder: Path, layout: RunLayout, run_id: str, wanted: int | None) -> Chosen:
     """The newest whole checkpoint on the run's own lineage, as a resume would choose it.
 
+    Or that of one step: on the run's own lineage if there is one, else the newest of that step.
     Nothing is moved: a damaged one stays where it is.
     """
-    for _ in range(_TRIES):
-        line = own_lineage(layout, run_id)
-        folders = layout.checkpoint_folders()
-        on_line = [each for each in reversed(folders) if is_on_line(line, each[1], each[0])]
+    line = own_lineage(layout, run_id)
+    folders = layout.checkpoint_folders()
+    matching = [each for each in folders if wanted in (None, each[0])]
+    if wanted is not None and not matching:
+        steps = sorted({step for step, _, _ in folders})
+        shown = ("…, " if len(steps) > _NAMED else "") + ", ".join(map(str, steps[-_NAMED:]))
+        known = f"There are: {shown}." if steps else "There is none yet."
+        raise SettingsError(
+            f"{folder}: there is no checkpoint of step {wanted}.\n"
+            f"{known} To look: {_text.command('ls', folder)}"
+        )
+    on_line = [each for each in matching if is_on_line(line, each[1], each[0])]
+    candidates = on_line[::-1] if wanted is None else (on_line or matching)[-1:]
+    passed_over: list[str] = []
+    for step, attempt, path in candidates:
         try:
-            passed_over: list[str] = []
-            for step, attempt, path in on_line:
-                try:
-                    loaded = _read(step, attempt, path)
-                except DamagedCheckpoint as error:
-                    passed_over.append(str(error))
-                else:
-                    return Chosen(step, attempt, loaded, passed_over)
-        except _Removed:
-            continue
-        break
-    else:
-        raise _too_fast(folder)
+            return Chosen(step, attempt, _read(step, attempt, path), passed_over)
+        except DamagedCheckpoint as error:
+            if wanted is not None:
+                look = f"To see which are whole: {_text.command('verify', folder)}"
+                raise DamagedCheckpoint(f"{error}\n{look}") from error
+            passed_over.append(str(error))
     if not folders:
         raise NoGoodCheckpoint(
             f"{folder}: there is no checkpoint yet.\n"
@@ -162,37 +174,12 @@ def _choose_newest(folder: Path, layout: RunLayout, run_id: str) -> Chosen:
     )
 
 
-def _choose_step(folder: Path, layout: RunLayout, run_id: str, wanted_step: int) -> Chosen:
-    """The checkpoint of one step: on the run's own lineage if there is one, else the newest."""
-    line = own_lineage(layout, run_id)
-    folders = layout.checkpoint_folders()
-    matching = [each for each in folders if each[0] == wanted_step]
-    if not matching:
-        steps = sorted({step for step, _, _ in folders})
-        shown = ("…, " if len(steps) > _NAMED else "") + ", ".join(map(str, steps[-_NAMED:]))
-        known = f"There are: {shown}." if steps else "There is none yet."
-        raise SettingsError(
-            f"{folder}: there is no checkpoint of step {wanted_step}.\n"
-            f"{known} To look: {_text.command('ls', folder)}"
-        )
-    on_line = [each for each in matching if is_on_line(line, each[1], each[0])]
-    step, attempt, path = (on_line or matching)[-1]
-    try:
-        return Chosen(step, attempt, _read(step, attempt, path), [])
-    except DamagedCheckpoint as error:
-        raise DamagedCheckpoint(
-            f"{error}\nTo see which are whole: {_text.command('verify', folder)}"
-        ) from error
-    except _Removed as error:
-        raise _too_fast(folder) from error
-
-
 def _newer_in_memory(layout: RunLayout, run_id: str, chosen: Chosen) -> int | None:
     """The newest step in memory, if it came after the chosen one."""
     line = own_lineage(layout, run_id)
     found = states_in_memory(run_id, line, are_checked=False)
-    is_newer = bool(found) and (found[-1].attempt, found[-1].step) > (chosen.attempt, chosen.step)
-    return found[-1].step if is_newer else None
+    is_newer = bool(found) and found[-1][:2] > (chosen.attempt, chosen.step)
+    return found[-1][1] if is_newer else None
 
 
 def _read(step: int, attempt: int, path: Path) -> Loaded:
@@ -210,10 +197,3 @@ def _read(step: int, attempt: int, path: Path) -> Loaded:
     if found != (step, attempt):  # a folder's name has no checksum
         raise DamagedCheckpoint(f"{path}: it holds step {found[0]} of attempt {found[1]}.")
     return loaded
-
-
-def _too_fast(folder: Path) -> HoldfastError:
-    return HoldfastError(
-        f"{folder}: the run removed its checkpoints faster than they could be read.\n"
-        f"Take another, or stop the run first: {_text.command('ls', folder)}"
-    )

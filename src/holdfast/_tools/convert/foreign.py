@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from types import ModuleType
@@ -137,7 +137,9 @@ def _find_steps(values: Mapping[str, Any]) -> dict[str, int]:
 
 def prepare_foreign(foreign: Foreign, wanted: Adoption) -> Prepared:
     """Name the parts, find the step and the epoch, and capture all as a run would."""
-    paths = _named(foreign, wanted)
+    paths = _name_parts(
+        foreign.source, foreign.parts, wanted.names, lambda old: _path_in(foreign, old)
+    )
     left_out = list(foreign.left_out)
     states = {n: _storable(find(foreign.whole, path), n, left_out) for n, path in paths.items()}
     states = {name: value for name, value in states.items() if value is not _NOTHING}
@@ -163,53 +165,49 @@ def prepare_foreign(foreign: Foreign, wanted: Adoption) -> Prepared:
     )
 
 
-def _named(foreign: Foreign, wanted: Adoption) -> dict[str, str]:
-    plain, given = dict(foreign.parts), dict[str, str]()
-    for new, old in wanted.names:
-        try:
-            find(foreign.whole, old)
-        except KeyError:
-            old = _path_of(foreign, new, old)
-        _refuse_second(new, old, given)
-        given[new] = old
-        plain = {} if old == ROOT else {n: w for n, w in plain.items() if w != old}
+def _name_parts(
+    source: str,
+    parts: Mapping[str, str],
+    names: Iterable[tuple[str, str]],
+    path_of: Callable[[str], str | None],
+) -> dict[str, str]:
+    """The path of each state by its name in the run: as given, else as guessed."""
+    plain, given = dict(parts), dict[str, str]()
+    for new, old in names:
+        path = path_of(old)
+        if path is None:
+            raise SettingsError(
+                f"--name {new}={old}: {source} has no {old}.\n"
+                f"It has: {', '.join(dict.fromkeys(parts.values())) or 'nothing'}."
+            )
+        if new in given:
+            raise SettingsError(
+                f"--name {new}={old}: {new} was given to another part of the checkpoint already.\n"
+                "Each part has a name of its own."
+            )
+        given[new] = path
+        plain = {} if path == ROOT else {n: each for n, each in plain.items() if each != path}
         above = plain.get(new, "")
-        if above and (above == ROOT or old.startswith(f"{above}.")):
+        if above and (above == ROOT or path.startswith(f"{above}.")):
             del plain[new]  # a part of what had the name
-    _refuse_lost(foreign.source, given, plain)
-    return {**plain, **given}
-
-
-def _refuse_second(new: str, old: str, given: Collection[str]) -> None:
-    if new in given:
-        raise SettingsError(
-            f"--name {new}={old}: {new} was given to another part of the checkpoint already.\n"
-            "Each part has a name of its own."
-        )
-
-
-def _refuse_lost(source: str, given: Collection[str], plain: Mapping[str, str]) -> None:
-    """Refuse a name that another part of the checkpoint has; `plain` has the path of each."""
     if taken := [name for name in given if name in plain]:
         raise SettingsError(
             f"--name {taken[0]}=…: {source} has a {taken[0]} itself, which would be lost.\n"
             f"Give that one another name too: --name NEW={plain[taken[0]]}."
         )
+    return {**plain, **given}
 
 
-def _path_of(foreign: Foreign, new: str, old: str) -> str:
-    """A part by the name that was guessed for it, or by a path that begins with that."""
+def _path_in(foreign: Foreign, old: str) -> str | None:
+    """A path in the whole, or one that begins with the name that was guessed for a part."""
     first, dot, rest = old.partition(".")
-    if first in foreign.parts:
-        path = foreign.parts[first]
-        found = f"{path}{dot}{rest}" if path != ROOT else rest or ROOT
+    guessed = foreign.parts.get(first)
+    by_guess = rest or ROOT if guessed == ROOT else f"{guessed}{dot}{rest}"
+    for path in (old, *([] if guessed is None else [by_guess])):
         with contextlib.suppress(KeyError):
-            find(foreign.whole, found)
-            return found
-    raise SettingsError(
-        f"--name {new}={old}: {foreign.source} has no {old}.\n"
-        f"It has: {', '.join(dict.fromkeys(foreign.parts.values())) or 'nothing'}."
-    )
+            find(foreign.whole, path)
+            return path
+    return None
 
 
 def _storable(value: Any, path: str, left_out: list[str]) -> Any:
@@ -341,21 +339,16 @@ def load_tensorflow() -> ModuleType:
 def _named_in_graph(bundle: Any, wanted: Adoption) -> tuple[Any, dict[str, int]]:
     """The graph with the states under the names that they have in the run."""
     graph = bundle.graph
-    ways = dict(graph.below(0))
-    plain = {n: c for n, c in graph.nodes[0].children.items() if n not in _BOOKKEEPING}
-    given: dict[str, int] = {}
-    for new, old in wanted.names:
-        number = 0 if old == ROOT else ways.get(old.replace(".", "/"))
-        if number is None:
-            raise SettingsError(
-                f"--name {new}={old}: {bundle.prefix} has no {old}.\n"
-                f"It has: {', '.join(plain) or 'nothing'}."
-            )
-        _refuse_second(new, old, given)
-        given[new] = number
-        plain = {} if old == ROOT else {n: c for n, c in plain.items() if n != old}
-    _refuse_lost(bundle.prefix, given, {name: name for name in plain})
-    states = {**plain, **given}
+    ways, top = dict(graph.below(0)), graph.nodes[0].children
+
+    def number_at(path: str) -> Any:
+        return 0 if path == ROOT else top.get(path, ways.get(path.replace(".", "/")))
+
+    parts = {name: name for name in top if name not in _BOOKKEEPING}
+    paths = _name_parts(
+        bundle.prefix, parts, wanted.names, lambda old: None if number_at(old) is None else old
+    )
+    states = {name: number_at(path) for name, path in paths.items()}
     holding = {
         name: number
         for name, number in states.items()

@@ -15,32 +15,16 @@ _WIDTH = 128
 _DROPPED = 0.1
 
 
-class AdamW:
-    """Adam with decoupled weight decay, with PyTorch's defaults."""
-
-    def __init__(self, weights: Arrays, rate: float) -> None:
-        self.weights = weights
-        self.rate = rate
-        self.steps = 0
-        self.first = {name: np.zeros_like(value) for name, value in weights.items()}
-        self.second = {name: np.zeros_like(value) for name, value in weights.items()}
-
-    def step(self, gradients: Arrays) -> None:
-        self.steps += 1
-        for name, gradient in gradients.items():
-            first, second = self.first[name], self.second[name]
-            first += 0.1 * (gradient - first)
-            second += 0.001 * (gradient * gradient - second)
-            weight = self.weights[name]
-            weight -= self.rate * 0.01 * weight
-            scale = np.sqrt(second / (1 - 0.999**self.steps)) + 1e-8
-            weight -= self.rate / (1 - 0.9**self.steps) * first / scale
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"steps": self.steps, "first": self.first, "second": self.second}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.steps, self.first, self.second = state["steps"], state["first"], state["second"]
+def update(
+    weights: Arrays, first: Arrays, second: Arrays, gradients: Arrays, rate: float, steps: int
+) -> None:
+    """AdamW: Adam with decoupled weight decay, with PyTorch's defaults."""
+    for name, gradient in gradients.items():
+        first[name] += 0.1 * (gradient - first[name])
+        second[name] += 0.001 * (gradient * gradient - second[name])
+        scale = np.sqrt(second[name] / (1 - 0.999**steps)) + 1e-8
+        weights[name] -= rate * 0.01 * weights[name]
+        weights[name] -= rate / (1 - 0.9**steps) * first[name] / scale
 
 
 def make_weights() -> Arrays:
@@ -89,14 +73,15 @@ def main() -> None:
     found, kinds = child.make_spirals()
     points, labels = np.array(found), np.array(kinds)
     weights = make_weights()
-    optimizer = AdamW(weights, rate=5e-3)
+    first, second = ({name: np.zeros_like(w) for name, w in weights.items()} for _ in range(2))
     shuffler = np.random.default_rng(1)
     order = np.zeros(child.POINTS, dtype=np.int64)
     run = holdfast.Run(
         arguments.folder,
         settings=child.settings(),
         weights=weights,
-        optimizer=optimizer,
+        first=first,
+        second=second,
         shuffler=shuffler,
         order=order,
     )
@@ -113,14 +98,15 @@ def main() -> None:
             loss, gradients = find_gradients(weights, points[batch], labels[batch])
             if step == arguments.kill_at and run.attempt == 1:
                 child.die_at_once()
-            optimizer.step(gradients)
+            update(weights, first, second, gradients, rate=5e-3, steps=step + 1)
             run.log(loss=loss)
             child.report(step=step + 1)
-    state: dict[str, Any] = {f"weights.{name}": value for name, value in weights.items()}
-    state |= {f"optimizer.first.{name}": value for name, value in optimizer.first.items()}
-    state |= {f"optimizer.second.{name}": value for name, value in optimizer.second.items()}
-    digests = {name: child.digest(value.tobytes()) for name, value in state.items()}
-    digests["optimizer.steps"] = child.digest(str(optimizer.steps).encode())
+    state = {"weights": weights, "first": first, "second": second}
+    digests = {
+        f"{part}.{name}": child.digest(value.tobytes())
+        for part, arrays in state.items()
+        for name, value in arrays.items()
+    }
     digests["order"] = child.digest(order.tobytes())
     digests["shuffler"] = child.digest(repr(shuffler.bit_generator.state).encode())
     keys = np.random.get_state(legacy=False)["state"]
