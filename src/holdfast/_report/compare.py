@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict
 
@@ -83,7 +83,7 @@ class ComparedFacts:
 def gather_facts(model: RunModel, key: str, name: str) -> ComparedFacts:
     """What a comparison shows of a run, as of the model's last update."""
     view = model.view()
-    clock = _Clock(view, model.histories)
+    clock, seconds = _clock(view, model.histories)
     metrics = view["metrics"][:_MOST_METRICS]
     run = ComparedRun(
         key=key,
@@ -94,7 +94,7 @@ def gather_facts(model: RunModel, key: str, name: str) -> ComparedFacts:
         total=view["run"]["total"],
         attempts=len(view["attempts"]),
         started=view["attempts"][0]["start"] if view["attempts"] else None,
-        seconds=clock.total,
+        seconds=seconds,
         config=view["run"]["config"],
         results={metric["name"]: _result(metric) for metric in metrics},
         tags=view["run"]["tags"],
@@ -108,7 +108,9 @@ def assemble_comparison(
 ) -> RunComparison:
     """Side by side; without `has_all_curves` only the curves of the one metric."""
     runs = [each.run for each in found]
-    names = metric_names(runs)
+    # Those that most runs have come first.
+    counts = Counter(name for run in runs for name in run["results"])
+    names = [name for name, _ in counts.most_common(_MOST_METRICS)]
     chosen = metric if metric in names else main_metric(names)
     wanted = names if has_all_curves else [chosen] if chosen is not None else []
     return RunComparison(
@@ -122,12 +124,6 @@ def assemble_comparison(
         runs=runs,
         curves={name: [each.curves.get(name) for each in found] for name in wanted},
     )
-
-
-def metric_names(runs: Iterable[ComparedRun]) -> list[str]:
-    """All metrics, those that most runs have first."""
-    counts = Counter(name for run in runs for name in run["results"])
-    return [name for name, _ in counts.most_common(_MOST_METRICS)]
 
 
 def differing_keys(configs: Sequence[Mapping[str, Scalar]]) -> list[str]:
@@ -156,26 +152,26 @@ def _same(value: object) -> object:
     return (type(value).__name__, value) if isinstance(value, bool) else value
 
 
-class _Clock:
-    """The time that a run has spent in its processes, by attempt and step."""
+Clock = Callable[[int, int], float | None]
 
-    def __init__(self, view: View, histories: Mapping[int, AttemptHistory]) -> None:
-        self._before: dict[int, float] = {}
-        self._start: dict[int, float] = {}
-        self._course = {number: history.steps() for number, history in histories.items()}
-        self.total = 0.0
-        for attempt in view["attempts"]:
-            number, start = attempt["number"], attempt["start"]
-            self._before[number], self._start[number] = self.total, start
-            end = view["made_at"] if attempt["end"] is None else attempt["end"]
-            self.total += max(0.0, end - start)
 
-    def seconds(self, attempt: int, step: int) -> float | None:
-        course = self._course.get(attempt)
-        if not course or attempt not in self._start:
+def _clock(view: View, histories: Mapping[int, AttemptHistory]) -> tuple[Clock, float]:
+    """The time that a run has spent in its processes: by attempt and step, and in all."""
+    spans: dict[int, tuple[float, float]] = {}  # the time before an attempt, and its start
+    total = 0.0
+    for attempt in view["attempts"]:
+        spans[attempt["number"]] = total, attempt["start"]
+        end = view["made_at"] if attempt["end"] is None else attempt["end"]
+        total += max(0.0, end - attempt["start"])
+    courses = {number: history.steps() for number, history in histories.items()}
+
+    def seconds(attempt: int, step: int) -> float | None:
+        if attempt not in spans or not (course := courses.get(attempt)):
             return None
-        within = at_step(course, step).t - self._start[attempt]
-        return self._before[attempt] + max(0.0, within)
+        before, start = spans[attempt]
+        return before + max(0.0, at_step(course, step).t - start)
+
+    return seconds, total
 
 
 def _result(metric: Metric) -> Result:
@@ -187,7 +183,7 @@ def _result(metric: Metric) -> Result:
     )
 
 
-def _curve(metric: Metric, clock: _Clock) -> ComparedCurve:
+def _curve(metric: Metric, clock: Clock) -> ComparedCurve:
     found = ComparedCurve(step=[], seconds=[], value=[])
     # The places at which the steps rise: a chart goes from left to right.
     rising: list[int] = []
@@ -197,7 +193,7 @@ def _curve(metric: Metric, clock: _Clock) -> ComparedCurve:
     stride = max(1, math.ceil(len(rising) / _MOST_POINTS))
     for at in sorted({*rising[::stride], *rising[-1:]}):
         step = metric["step"][at]
-        seconds = clock.seconds(metric["attempt"][at], step)
+        seconds = clock(metric["attempt"][at], step)
         found["step"].append(step)
         found["seconds"].append(None if seconds is None else round(seconds, 3))
         found["value"].append(metric["value"][at])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast import _text
 from holdfast._environment.processes.identity import ProcessIdentity
-from holdfast._report.json_lines import Record, parse_lines
+from holdfast._report.json_lines import Record, parse
 from holdfast._store.folder import series
 from holdfast._store.folder.attempts import identity_in, keeper_of, read_json
 from holdfast._store.folder.layout import RunLayout
@@ -443,7 +443,7 @@ def main_metric(names: Iterable[str]) -> str | None:
 
 
 def _last_rows(path: Path) -> list[Record]:
-    rows = parse_lines(read_end(path, _TAIL_BYTES).split(b"\n")[:-1])  # the last may be incomplete
+    rows = parse(read_end(path, _TAIL_BYTES).rpartition(b"\n")[0])  # the last may be incomplete
     real, whole = _text.real, _text.whole
     return [r for r in rows if series.is_row(r) and None not in (real(r["t"]), whole(r["s"]))]
 
