@@ -15,6 +15,8 @@ from holdfast._store.memory import backing, waiting
 from holdfast._store.memory.arena import Arena
 from holdfast._store.memory.waiting import claim, guard
 
+GB = 1 << 30
+PSI = "/proc/pressure/memory"
 SPEC = TensorSpec("w", "numpy", "float32", "F32", (4,), None, 4, 16)
 
 
@@ -22,6 +24,7 @@ SPEC = TensorSpec("w", "numpy", "float32", "F32", (4,), None, 4, 16)
 def quick(monkeypatch):
     monkeypatch.setattr(waiting, "_LOOK_SECONDS", 0.001)
     monkeypatch.setattr(waiting, "shortage", lambda _: "")
+    monkeypatch.setattr(waiting, "stalls", dict)
 
 
 def file(tmp_path: Path) -> Path:
@@ -67,7 +70,33 @@ def test_it_goes_at_once_when_memory_is_short(tmp_path, quick, monkeypatch):
     assert not path.exists()
 
 
-GB = 1 << 30
+def test_it_goes_when_processes_wait_for_memory(tmp_path, quick, monkeypatch):
+    path = file(tmp_path)
+    # A stall from before the guard does not count, nor does a place that counts later.
+    counts = [{"a": 90.0}, {"a": 90.0}, {"a": 90.0, "b": 70.0}, {"a": 90.0, "b": 71.0}]
+    monkeypatch.setattr(waiting, "stalls", lambda: counts.pop(0))
+    assert guard(path, 60) == "processes wait for memory"
+    assert not counts
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("free", "stalled"),
+    [(40, {"/cgroup/memory.pressure": 2.0}), (20, {"/cgroup/memory.pressure": 2.0, PSI: 3.0})],
+)
+def test_stalls_are_those_of_the_cgroup_and_of_a_machine_with_little_memory(
+    monkeypatch, free, stalled
+):
+    files = {
+        "/cgroup/memory.pressure": b"some avg10=0.00 total=2000000\nfull avg10=0.00 total=9\n",
+        PSI: b"some avg10=0.00 avg60=0.00 total=3000000\n",
+    }
+    figures = {"MemAvailable": free * GB, "MemTotal": 64 * GB}
+    cgroup = SimpleNamespace(folders=["/cgroup"])
+    monkeypatch.setattr(backing, "_machine_bytes", figures.__getitem__)
+    monkeypatch.setattr(backing.MemoryCgroup, "find", lambda _: cgroup)
+    monkeypatch.setattr(backing, "read_bytes", files.get)
+    assert backing.stalls() == stalled
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ _LEAST_FREE_SHARE = 10  # short: less than a tenth is free …
 _LEAST_FREE_BYTES = 4 << 30  # … and less than this
 _LEAST_SHM_SHARE = 20
 _LEAST_SHM_BYTES = 256 << 20
+_SOME_STALL = re.compile(rb"(?m)^some .*\btotal=(\d+)")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 NO_ROOM = (*_FULL, errno.ENOMEM)
 
@@ -235,6 +236,20 @@ def shortage(shm: Path = SHM) -> str:
         if _room_in(shm) < min(total // _LEAST_SHM_SHARE, _LEAST_SHM_BYTES):
             return f"{shm} is nearly full"
     return ""
+
+
+def stalls() -> dict[str, float]:
+    """By place, the seconds in which a process has waited for memory, as the kernel counts (PSI).
+
+    Of a machine with much free memory they do not count: those processes wait within limits of
+    their own.
+    """
+    cgroup = MemoryCgroup.find(os.getpid())
+    places = [] if cgroup is None else [f"{cgroup.folders[0]}/memory.pressure"]
+    if _machine_bytes("MemAvailable") <= _machine_bytes("MemTotal") // 2:
+        places.append("/proc/pressure/memory")
+    found = {place: _SOME_STALL.search(read_bytes(place) or b"") for place in places}
+    return {place: int(match[1]) / 1e6 for place, match in found.items() if match is not None}
 
 
 def reserve_bytes(available: int) -> int:

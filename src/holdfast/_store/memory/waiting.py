@@ -24,9 +24,10 @@ from pathlib import Path
 from holdfast._environment import variables
 from holdfast._environment.processes.identity import command
 from holdfast._store.folder.plain_file import open_log
-from holdfast._store.memory.backing import shortage
+from holdfast._store.memory.backing import shortage, stalls
 
 _LOOK_SECONDS = 1.0
+_STALL_SHARE = 0.1  # of the time since the last poll
 _TAKEN = "it was taken"
 _ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -92,10 +93,19 @@ def main(plan_text: str) -> None:
 
 def guard(path: Path, seconds: float) -> str:
     """Wait, then remove the arena; returns why it ended."""
-    deadline = time.monotonic() + seconds
+    polled = time.monotonic()
+    deadline = polled + seconds
+    stalled = stalls()  # earlier stalls do not count: the trainer may have died of them
     while path.exists():
-        left = deadline - time.monotonic()
-        why = "its time is over" if left <= 0 else shortage(path.parent)
+        before, polled = polled, time.monotonic()
+        former, stalled = stalled, stalls()
+        waited = max(
+            (stalled[each] - former.get(each, stalled[each]) for each in stalled), default=0
+        )
+        why = "its time is over" if polled >= deadline else shortage(path.parent)
+        if not why and waited > _STALL_SHARE * max(polled - before, 0.001):
+            why = "processes wait for memory"
+        left = deadline - polled
         if not why and signal.sigtimedwait(_ENDS, min(left, _LOOK_SECONDS)) is not None:
             why = "asked to end"
         if why:
