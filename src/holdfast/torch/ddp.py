@@ -372,14 +372,27 @@ class WaitMeter:
 
 
 class _ModuleWaits:
-    """One module: its log, and the clock around its buffers."""
+    """One module: its log, and the mean seconds of its calls for the buffers of rank 0.
+
+    A device only queues such a call: there it is the time between two events of one call, and
+    reading it does not wait.
+    """
 
     def __init__(self, module: DistributedDataParallel) -> None:
-        on_cpu = module.device.type == "cpu"
-        module._set_ddp_runtime_logging_sample_rate(_TIMED_ON_CPU if on_cpu else _TIMED_ON_DEVICE)
+        self._on_device = module.device.type != "cpu"
+        rate = _TIMED_ON_DEVICE if self._on_device else _TIMED_ON_CPU
+        module._set_ddp_runtime_logging_sample_rate(rate)
         self._module = weakref.ref(module)
         self._seen = 0
-        self._clock = _watch_buffers(module)
+        self._calls, self._total = 0, 0.0
+        self._pending: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+        has_buffers = next(module.module.buffers(), None) is not None
+        if (
+            has_buffers
+            and module.device.type in ("cpu", "cuda")
+            and hasattr(module, "_sync_buffers")
+        ):
+            _watch_buffers(module, self)
 
     def read(self) -> tuple[int, float]:
         module = self._module()
@@ -390,29 +403,11 @@ class _ModuleWaits:
         if step <= before:
             return 0, 0.0
         self._seen = step
-        buffers = self._clock.seconds() if self._clock is not None else 0.0
+        buffers = self._seconds_of_buffers()
         if step <= _UNSETTLED:
             return 0, 0.0
         exposed = log["backward_comm_time"] - log["backward_compute_comm_overlap_time"]
         return step - before, max(0, exposed) / 1e9 + buffers
-
-    def close(self) -> None:
-        module = self._module()
-        if module is not None:
-            _forget_buffers(module)
-
-
-class _BufferClock:
-    """Mean seconds of a call since the last read.
-
-    A device only queues the call: there it is the time between two events of one call, and reading
-    it does not wait.
-    """
-
-    def __init__(self, *, on_device: bool) -> None:
-        self._on_device = on_device
-        self._calls, self._total = 0, 0.0
-        self._pending: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
 
     def time(self, call: Callable[[], None]) -> None:
         if not self._on_device:
@@ -429,7 +424,7 @@ class _BufferClock:
             ended.record()
             self._pending = begun, ended
 
-    def seconds(self) -> float:
+    def _seconds_of_buffers(self) -> float:
         if self._pending is not None and self._pending[1].query():
             begun, ended = self._pending
             self._pending = None
@@ -438,41 +433,36 @@ class _BufferClock:
         self._calls, self._total = 0, 0.0
         return total / calls if calls else 0.0
 
+    def close(self) -> None:
+        global _untimed
+        module = self._module()
+        if module is not None:
+            _timed_modules.pop(module, None)
+        if not _timed_modules and _untimed is not None:
+            DistributedDataParallel._sync_buffers = _untimed  # type: ignore[method-assign]  # wrapped
+            _untimed = None
 
-_clocks: weakref.WeakKeyDictionary[DistributedDataParallel, _BufferClock] = (
+
+_timed_modules: weakref.WeakKeyDictionary[DistributedDataParallel, _ModuleWaits] = (
     weakref.WeakKeyDictionary()
 )
 _untimed: Callable[[Any], None] | None = None  # DDP's own method, while ours replaces it
 
 
-def _watch_buffers(module: DistributedDataParallel) -> _BufferClock | None:
+def _watch_buffers(module: DistributedDataParallel, waits: _ModuleWaits) -> None:
     global _untimed
-    device = module.device.type
-    has_buffers = next(module.module.buffers(), None) is not None
-    can_be_timed = device in ("cpu", "cuda") and hasattr(module, "_sync_buffers")
-    if not has_buffers or not can_be_timed:
-        return None
-    clock = _clocks[module] = _BufferClock(on_device=device == "cuda")
+    _timed_modules[module] = waits
     if _untimed is None:
         _untimed = DistributedDataParallel._sync_buffers
         # In the class: in an instance it could not be pickled.
         DistributedDataParallel._sync_buffers = _timed  # type: ignore[method-assign]  # wrapped
-    return clock
-
-
-def _forget_buffers(module: DistributedDataParallel) -> None:
-    global _untimed
-    _clocks.pop(module, None)
-    if not _clocks and _untimed is not None:
-        DistributedDataParallel._sync_buffers = _untimed  # type: ignore[method-assign]  # wrapped
-        _untimed = None
 
 
 @torch._disable_dynamo  # torch.compile would trace it and break the graph
 def _timed(module: DistributedDataParallel) -> None:
     untimed = _untimed or DistributedDataParallel._sync_buffers
-    clock = _clocks.get(module)
-    if clock is None or not torch.is_grad_enabled():  # not while it evaluates
+    waits = _timed_modules.get(module)
+    if waits is None or not torch.is_grad_enabled():  # not while it evaluates
         untimed(module)
     else:
-        clock.time(lambda: untimed(module))
+        waits.time(lambda: untimed(module))
