@@ -280,6 +280,25 @@ def test_without_a_keeper_the_run_still_hears_requests_and_saves(tmp_path, monke
         assert again.count[0] == resumed.step == run.step
 
 
+def test_a_deleted_newest_checkpoint_is_told_in_one_line(folder, capfd):
+    settings = holdfast.Settings(keep_last=5)
+    for total in (4, 6):
+        train(folder, total, settings)
+    newest = sorted(folder.glob("checkpoints/step-*"))[-1]
+    shutil.rmtree(newest)
+    capfd.readouterr()
+    resumed_from, _ = train(folder, 8, settings)
+    assert resumed_from is not None
+    assert resumed_from < 6
+    told = [line for line in capfd.readouterr().err.splitlines() if "was deleted" in line]
+    assert told == [
+        f"holdfast: {folder}: the checkpoint of step 6 was deleted; the run goes on at step "
+        f"{resumed_from}, the newest left."
+    ]
+    train(folder, 10, settings)  # and once only
+    assert "was deleted" not in capfd.readouterr().err
+
+
 def test_fewer_epochs_than_were_made_are_told_as_they_are(folder, capfd):
     for epochs in (3, 2):
         with holdfast.Run(folder, settings=NO_SNAPSHOTS, counter=Counter()) as run:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import shlex
 import sys
@@ -25,6 +26,7 @@ from holdfast._state.capture import capture, without_collector
 from holdfast._state.fit import places_in
 from holdfast._state.restore import decode_extra, restore_again, restore_state
 from holdfast._state.restore_adopted import settle_adopted
+from holdfast._store.folder import journal
 from holdfast._store.folder.attempts import known_origins, note_origin, read_json
 from holdfast._store.folder.layout import RunLayout
 from holdfast._store.folder.lineage import is_on_line, trace_line, void_steps, without_void
@@ -259,6 +261,8 @@ def resume(
         told = group.exchange("line", sorted(line.items()))[0]
         line = dict(told)
         found = find_together(group, layout, line, start.leftovers)
+    if is_first:
+        _tell_of_deleted(start, line, found)
     if found is None and start.is_touched:
         raise CheckpointError(f"{start.folder}: the state in memory is gone.\nStart it again.")
     if ahead is not None:
@@ -318,6 +322,33 @@ def _find_line(
     """The origins of all attempts, and the lineage that ends with one of them."""
     origins = known_origins(start.layout, {each.arena.attempt for each in start.leftovers})
     return origins, without_void(trace_line(origins, attempt), void_steps(start.layout))
+
+
+# The journal line of a salvaged checkpoint may come after the lines of newer checkpoints.
+_OLDER_LINES = 64
+
+
+def _tell_of_deleted(start: Start, line: dict[int, int | None], found: Found | None) -> None:
+    """Say that a newer checkpoint was removed from outside."""
+    layout, reached = start.layout, -1 if found is None else found.step
+    gone, older = reached, 0
+    for line_bytes in journal.read_back(layout.journal):
+        event = journal.parse(line_bytes) if b'"checkpoint"' in line_bytes else None
+        if event is None or event.get("event") != "checkpoint":
+            continue
+        step, attempt, name = (event.get(key) for key in ("step", "attempt", "name"))
+        if not isinstance(step, int) or not isinstance(attempt, int):
+            continue
+        if not is_on_line(line, attempt, step):
+            continue
+        older += step <= reached
+        if older > _OLDER_LINES:
+            break  # along a lineage steps only grow: what is further back was before
+        if step > gone and not any(layout.set_aside.glob(f"{glob.escape(str(name))}*")):
+            gone = step
+    if gone > reached:
+        where = "at the beginning" if found is None else f"at step {reached}, the newest left"
+        say(f"{start.folder}: the checkpoint of step {gone} was deleted; the run goes on {where}.")
 
 
 def _resumed(
