@@ -77,9 +77,13 @@ _PLACE = re.compile(r"holdfast: (epoch \d+, batch \d+[^\n]*)")
 
 
 class HoldfastError(Exception):
-    """Base of all errors of holdfast."""
+    """Base of all errors of holdfast; the facts of a message are attributes, too."""
 
     __module__ = "holdfast"  # tracebacks name the public module
+
+    def __init__(self, message: str = "", **facts: Any) -> None:
+        super().__init__(message)
+        vars(self).update(facts)
 
     def __init_subclass__(cls) -> None:
         cls.__module__ = "holdfast"
@@ -152,10 +156,8 @@ class NotARun(FolderError):
 class RunIsLive(FolderError):
     """Another process trains in this folder now."""
 
-    def __init__(self, message: str, *, pid: int, host: str) -> None:
-        super().__init__(message)
-        self.pid = pid
-        self.host = host
+    pid: int
+    host: str
 
 
 class StateError(HoldfastError):
@@ -165,34 +167,21 @@ class StateError(HoldfastError):
 class UnstorableState(StateError, TypeError):
     """A value of a type that holdfast cannot store."""
 
-    def __init__(self, message: str, *, path: str) -> None:
-        super().__init__(message)
-        self.path = path
+    path: str
 
 
 class StateMismatch(StateError):
     """The checkpoint does not fit the objects of today."""
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        missing: tuple[str, ...] = (),
-        unexpected: tuple[str, ...] = (),
-        reshaped: tuple[str, ...] = (),
-    ) -> None:
-        super().__init__(message)
-        self.missing = missing
-        self.unexpected = unexpected
-        self.reshaped = reshaped
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+    reshaped: tuple[str, ...] = ()
 
 
 class RestoreDiffers(StateError):
     """An object did not take back what it had given."""
 
-    def __init__(self, message: str, *, paths: tuple[str, ...]) -> None:
-        super().__init__(message)
-        self.paths = paths
+    paths: tuple[str, ...]
 
 
 class CheckpointError(HoldfastError):
@@ -226,9 +215,7 @@ class RanksError(HoldfastError):
 class ProofError(HoldfastError):
     """A script that is interrupted does not end as it should; `proof` has all that is known."""
 
-    def __init__(self, message: str, *, proof: Any) -> None:
-        super().__init__(message)
-        self.proof = proof
+    proof: Any
 
 
 class Stopped(BaseException):

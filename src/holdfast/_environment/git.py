@@ -26,7 +26,6 @@ _ASK = ("git", "--no-optional-locks", "-c", "core.fsmonitor=false")
 
 
 def find_repository(folder: Path) -> Path | None:
-    """The work tree of a folder."""
     for place in (folder, *folder.parents[:_MOST_LEVELS]):
         if (place / ".git").exists():
             return place

@@ -94,8 +94,6 @@ _ENCODED_LINE = re.compile(r"[+ -]?\s*[\"']?[A-Za-z0-9+/]{40,}={0,2}[\"',\\n]*\s
 
 @dataclass(frozen=True)
 class Redacted:
-    """Words without secrets, and what was left out."""
-
     words: list[str]
     left_out: list[str]  # options by their names, other words as they are shown
 
@@ -159,7 +157,6 @@ def _without_values(text: str, names: re.Pattern[str], values: re.Pattern[str]) 
 
 
 def redact_words(words: Iterable[str]) -> Redacted:
-    """The words of a command without secrets."""
     found: list[str] = []
     left_out: list[str] = []
     option = ""  # its value is the next word

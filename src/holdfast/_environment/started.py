@@ -129,7 +129,6 @@ def find_start(environment: Mapping[str, str]) -> StartCommand:
 
 
 def _launcher(words: Sequence[str]) -> str:
-    """The launcher that a command starts, if it is one."""
     for word in words[:2]:  # a program of Python has the interpreter before it
         name = _LAUNCHERS.get(PurePath(word).name)
         if name is not None:
@@ -159,7 +158,6 @@ def is_relevant(name: str) -> bool:
 
 
 def relevant(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that choose the interpreter, the devices or the bits."""
     return {name: value for name, value in environment.items() if is_relevant(name)}
 
 

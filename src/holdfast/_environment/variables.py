@@ -162,7 +162,6 @@ def job_words() -> list[str]:
 
 
 def of_ranks() -> dict[str, str]:
-    """The variables that make this process a rank, as they are now."""
     return _chosen(_OF_RANKS)
 
 

@@ -33,8 +33,6 @@ def find_cloud(dmi: Path = _DMI, xen: Path = _XEN) -> str | None:
 
 @dataclass(frozen=True)
 class Notice:
-    """One event that is going to happen to this machine."""
-
     key: str  # the same at every poll, although the remaining time changes
     what: str  # "interruption", "preemption", "maintenance", "reboot", …
     reason: str  # for the user's log

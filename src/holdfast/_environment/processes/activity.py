@@ -41,14 +41,6 @@ class Activity(enum.Enum):
     DISK = "disk"  # waits in the kernel for a file system
     IDLE = "idle"  # nothing happens
 
-    @property
-    def is_held(self) -> bool:
-        """True if a person or the system stops it: no hang, however long."""
-        return self in _HELD
-
-
-_HELD = tuple(Activity)[:5]
-
 
 def activity_of(look: Mapping[str, Any]) -> Activity:
     """The most telling activity of the whole tree."""

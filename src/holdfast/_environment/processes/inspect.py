@@ -78,8 +78,6 @@ def by_rank(look: dict[str, Any], ranks: dict[int, int]) -> list[dict[str, Any]]
 
 
 class Looker:
-    """Inspects one process and all below it, as often as asked."""
-
     def __init__(self, pid: int, fault_file: int | None = None) -> None:
         self._pid = pid
         self._tree = Tree(pid)

@@ -30,8 +30,6 @@ FREEZERS = frozenset({"__refrigerator", "do_freezer_trap"})
 
 @dataclass(frozen=True)
 class ThreadSample:
-    """One thread at one moment."""
-
     tid: int
     name: str
     state: str
@@ -43,8 +41,6 @@ class ThreadSample:
 
 @dataclass(frozen=True)
 class ProcessSample:
-    """One process at one moment."""
-
     pid: int
     parent: int
     started: int  # in ticks since the boot: the system may give the pid to another process

@@ -23,8 +23,6 @@ ANSWER_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class JobFacts:
-    """A job as the controller shows it."""
-
     number: str
     state: str
     reason: str
@@ -93,7 +91,6 @@ def scancel(*words: str) -> str | None:
 
 
 def batch_script(job: str, seconds: float = ANSWER_SECONDS) -> str | None:
-    """The script of a batch job, as it was submitted."""
     return _answer("write", "batch_script", job, "-", seconds=seconds)
 
 

@@ -45,8 +45,6 @@ _WORD = re.compile(r"""(?:[^\s"'\\#]|\\.|"(?:[^"\\]|\\.)*"|'[^']*'|(?<=[^\s])#)+
 
 @dataclass(frozen=True)
 class Option:
-    """One option, and its place in the script."""
-
     name: str  # the long one, without dashes
     value: str  # "" for one that has none
     line: int
@@ -58,8 +56,6 @@ class Option:
 
 @dataclass(frozen=True)
 class WarningSignal:
-    """The value of `--signal`."""
-
     name: str  # without SIG; the number if the signal has no name
     seconds: int
     to_batch: bool  # B: to the batch shell, and to it alone
@@ -124,7 +120,6 @@ def batch_options(text: str) -> dict[str, str]:
 
 
 def read_options(text: str) -> list[Option]:
-    """All options that count, in their order."""
     found: list[Option] = []
     component = 0
     for number, start, line in _leading_lines(text):

@@ -190,8 +190,6 @@ class WorkQueue(Generic[Piece]):
 
 
 class CommitThreads:
-    """The threads of one checkpoint."""
-
     def __init__(self, *, is_background: bool) -> None:
         self._is_background = is_background
         self._is_given_up = False
@@ -204,7 +202,6 @@ class CommitThreads:
             self._timer.start()
 
     def put_to(self, work: WorkQueue[Any], threads: int) -> None:
-        """Start threads that do this work."""
         with self._guard:
             if self._is_given_up:
                 raise Superseded(_GIVEN_UP)
@@ -235,7 +232,6 @@ class CommitThreads:
                 work.give_up(Superseded(_GIVEN_UP))
 
     def over(self) -> None:
-        """Release the work."""
         self._timer.cancel()
         with self._guard:
             self._works.clear()

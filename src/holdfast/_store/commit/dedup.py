@@ -82,7 +82,6 @@ class PreviousCheckpoint:
 
     @property
     def own_bytes(self) -> int:
-        """What was written for it."""
         return self._sizes[""]
 
     @classmethod
@@ -109,27 +108,21 @@ class PreviousCheckpoint:
     @classmethod
     def read(cls, folder: Path, rank: int) -> PreviousCheckpoint | None:
         """What an earlier attempt has written; None if that cannot be read."""
-        with contextlib.suppress(OSError, CheckpointError):
-            read = manifest.read(folder)
-            for file in read.files:
-                if file.name == rank_file(rank) and file.parts:
-                    return cls._of(folder, file)
+        with contextlib.suppress(OSError, CheckpointError, StopIteration):
+            files = manifest.read(folder).files
+            file = next(each for each in files if each.name == rank_file(rank) and each.parts)
+            sizes = [part.size_bytes for part in file.parts]
+            starts = list(accumulate(sizes, initial=0))[:-1]
+            digests = [bytes.fromhex(part.checksum) for part in file.parts]
+            ranges = Ranges([part.name for part in file.parts], starts, sizes, [])
+            spots = []
+            for index, offset, size in _places(ranges):
+                part = file.parts[index]
+                with open_file(folder / (part.file or file.name)) as stored:
+                    stored.seek(part.offset + offset)
+                    spots.append(Spot(index, offset, digest(stored.read(size))))
+            return cls(folder, file, ranges, digests, spots, _identities_in(folder, file))
         return None
-
-    @classmethod
-    def _of(cls, folder: Path, file: DataFile) -> PreviousCheckpoint:
-        names = [part.name for part in file.parts]
-        sizes = [part.size_bytes for part in file.parts]
-        starts = list(accumulate(sizes, initial=0))[:-1]
-        digests = [bytes.fromhex(part.checksum) for part in file.parts]
-        ranges = Ranges(names, starts, sizes, [])
-        spots = []
-        for index, offset, size in _places(ranges):
-            part = file.parts[index]
-            with open_file(folder / (part.file or file.name)) as stored:
-                stored.seek(part.offset + offset)
-                spots.append(Spot(index, offset, digest(stored.read(size))))
-        return cls(folder, file, ranges, digests, spots, _identities_in(folder, file))
 
     def resembles(self, source: Source) -> bool:
         """Whether much of it seems to be unchanged in the new image."""
@@ -225,7 +218,7 @@ def _places(ranges: Ranges) -> list[tuple[int, int, int]]:
 
 def _identities_in(folder: Path, file: DataFile) -> dict[str, _Identity]:
     found = {}
-    for name in (file.name, *(each.name for each in file.linked)):
+    for name, _ in file.all_files:
         with contextlib.suppress(OSError):  # then it is not linked
             found[name] = _identity(folder / name)
     return found

@@ -98,7 +98,6 @@ class Ranges(NamedTuple):
 
 
 def _view(views: Sequence[memoryview], ranges: Ranges, index: int) -> memoryview:
-    """The bytes of one range."""
     if len(views) > 1:
         return views[index]
     start = ranges.offsets[index]

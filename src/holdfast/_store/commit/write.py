@@ -73,8 +73,6 @@ class Policy:
 
 @dataclass(frozen=True)
 class State:
-    """A state that will become a checkpoint, and the reason."""
-
     attempt: int  # the attempt that trained it
     step: int
     reason: str
@@ -87,7 +85,6 @@ class State:
         return self.attempt, mark_of(self.step, self.at_epoch_end)
 
     def folder(self, layout: RunLayout) -> Path:
-        """The final folder of its checkpoint."""
         return layout.checkpoint(self.step, self.attempt, self.at_epoch_end)
 
 
@@ -148,7 +145,6 @@ def keep_parts(
 def _record(
     policy: Policy, state: State, size_bytes: int, own_bytes: int, began: float, order: PublishOrder
 ) -> None:
-    """Record a durable checkpoint in the journal."""
     written = {"written_bytes": own_bytes} if own_bytes < size_bytes else {}
     ranks = {"ranks": policy.size} if policy.size > 1 else {}
     seconds = time.monotonic() - began
@@ -169,7 +165,6 @@ def _record(
 
 
 def remove_old(policy: Policy, known: dict[Path, Kept] | None = None) -> None:
-    """Remove the checkpoints that are not kept; `known` caches what was read of them."""
     remove_others(policy.layout, policy.line, policy.keep_last, policy.best, known)
 
 

@@ -26,8 +26,6 @@ CADENCE = "cadence"  # the reason of a checkpoint that is due by time or steps
 
 
 class Urgency(enum.IntEnum):
-    """Why a state is written."""
-
     BACKGROUND = 0
     ASKED = 1
     LAST = 2

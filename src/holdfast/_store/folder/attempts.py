@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 BEAT_SECONDS = 2.0
 SILENT_SECONDS = 15.0
 _STUCK_SECONDS = 120.0
-_CANNOT_WRITE = "this run folder cannot be written"
 _NOT_OF_THE_FOLDER = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 _HINTS = {
     errno.EMFILE: "Close some files, or allow more: ulimit -n 4096",
@@ -68,16 +67,14 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, value: dict[str, Any], *, durable: bool = True) -> None:
-    """Replace a small JSON file."""
     write_atomic(path, (json.dumps(value, indent=1) + "\n").encode(), durable=durable)
 
 
 def cannot_write(folder: Path, error: OSError) -> FolderError:
-    """A sentence for an error of the system."""
-    hint = _HINTS.get(
-        error.errno or 0, "Choose a folder that you may write to, on a disk with room."
-    )
-    what = "this run cannot be opened" if error.errno in _NOT_OF_THE_FOLDER else _CANNOT_WRITE
+    default = "Choose a folder that you may write to, on a disk with room."
+    hint = _HINTS.get(error.errno or 0, default)
+    is_of_it = error.errno not in _NOT_OF_THE_FOLDER
+    what = "this run folder cannot be written" if is_of_it else "this run cannot be opened"
     return FolderError(f"{folder}: {what} ({error.strerror or error}).\n{hint}")
 
 
@@ -118,7 +115,6 @@ def _give_identity(layout: RunLayout) -> None:
 
 
 def find_run(folder: Path) -> tuple[RunLayout, str]:
-    """The paths and the id of an existing run."""
     layout = RunLayout(folder.absolute())
     record = read_json(layout.identity)
     if not record.get("run_id"):
@@ -150,7 +146,6 @@ def lease_holder(layout: RunLayout, attempt: int) -> ProcessIdentity | None:
 
 
 def keeper_of(layout: RunLayout, attempt: int) -> ProcessIdentity | None:
-    """The keeper of this attempt."""
     return identity_in(read_json(layout.heartbeat(attempt)).get("keeper"))
 
 
@@ -391,7 +386,6 @@ def known_origins(layout: RunLayout, in_memory: Collection[int] = ()) -> dict[in
 
 
 def identity_in(value: object) -> ProcessIdentity | None:
-    """The process that a record names."""
     try:
         found = ProcessIdentity(**record_in(value))
     except TypeError:

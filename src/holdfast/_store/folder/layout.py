@@ -102,7 +102,6 @@ def writer_of(path: Path) -> int | None:
 
 
 def rank_file(rank: int) -> str:
-    """The name of one rank's part of a checkpoint."""
     return f"rank-{rank:05d}.safetensors"
 
 
@@ -113,7 +112,6 @@ def linked_file(name: str, checkpoint: Path) -> str:
 
 
 def is_epoch_end(checkpoint: Path) -> bool:
-    """Whether a checkpoint was made at the end of an epoch."""
     return checkpoint.name.endswith("-turn")
 
 
@@ -152,8 +150,6 @@ class _InAttempt:
 
 @dataclass(frozen=True)
 class RunLayout:
-    """The paths of one run folder."""
-
     folder: Path
 
     identity = _InRun("run.json")
@@ -212,7 +208,6 @@ class RunLayout:
         return self.attempts / f"{number:04d}"
 
     def voids(self, attempt: int) -> list[Path]:
-        """The records of void states of all ranks."""
         return sorted(self.attempt(attempt).glob("void*.json"))
 
     def ranks(self, attempt: int) -> Path:

@@ -24,8 +24,6 @@ SAME_PRESS_SECONDS = 0.1  # one Ctrl-C can arrive twice: from the terminal and f
 
 @dataclass(frozen=True)
 class StopRequest:
-    """A request that the run ends at its next boundary."""
-
     reason: str
     status: int
     number: int = 0  # of the signal, if it was one
@@ -75,7 +73,6 @@ def ask(folder: Path, kind: str, **details: Any) -> int:
 
 
 def take_requests(layout: RunLayout, attempt: int) -> list[tuple[str, dict[str, Any]]]:
-    """The new requests for this attempt."""
     found = []
     for kind in KINDS:
         path = layout.request(kind, attempt)

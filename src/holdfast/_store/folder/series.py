@@ -69,7 +69,6 @@ def bucket_of(seconds: float) -> int:
 
 
 def seconds_of(bucket: int) -> float:
-    """The time that a bucket stands for."""
     return _LEAST_SECONDS * math.exp(_RATIO * bucket)
 
 

@@ -62,7 +62,6 @@ def led_folder() -> Path | None:
 
 
 def life_folder(supervision: Path, life: int) -> Path:
-    """The folder of one start of the command."""
     return supervision / f"life-{life:04d}"
 
 

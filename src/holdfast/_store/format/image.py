@@ -62,8 +62,6 @@ _ITEM_BYTES = {
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One tensor as it will be stored."""
-
     name: str
     kind: str  # a key of `_adapters/registry.py`, or "bytes"
     dtype: str  # the framework's own name
@@ -82,8 +80,6 @@ class TensorSpec:
 
 
 class Extent(NamedTuple):
-    """A named byte range of the image."""
-
     name: str
     offset: int
     size_bytes: int
@@ -288,12 +284,10 @@ def _check_plan(plan: ImagePlan) -> None:
 
 
 def encode_scalars(value: dict[str, Any]) -> bytes:
-    """Everything that is not a tensor, as the bytes of the scalars' range."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
 
 
 def decode_scalars(data: bytes | memoryview) -> dict[str, Any]:
-    """The scalars in their range of the image."""
     try:
         value = json.loads(bytes(data))
     except RecursionError as error:

@@ -116,8 +116,6 @@ class DataFile:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint is, and what it must contain."""
-
     run_id: str
     attempt: int
     step: int
@@ -130,13 +128,7 @@ class Manifest:
 
     @property
     def size_bytes(self) -> int:
-        """The size of the state."""
         return sum(file.image_bytes for file in self.files)
-
-    @property
-    def own_bytes(self) -> int:
-        """How many bytes were written for it."""
-        return sum(file.size_bytes for file in self.files)
 
     def to_bytes(self) -> bytes:
         names = [name for name in self.__dataclass_fields__ if name != "files"]

@@ -91,8 +91,6 @@ def _table_bytes(ranges: int) -> int:
 
 
 class Arena:
-    """A mapped arena, as its writer or its keeper."""
-
     def __init__(self, descriptor: int) -> None:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_size < 3 * PAGE:
@@ -159,11 +157,9 @@ class Arena:
         return arena
 
     def slot_offset(self, slot: int) -> int:
-        """Where a slot's image begins in the mapping."""
         return 2 * PAGE + self.slots * self._table + slot * self.slot_bytes
 
     def image(self, slot: int) -> memoryview:
-        """The bytes of a slot's image."""
         start = self.slot_offset(slot)
         return memoryview(self.mapped)[start : start + self.slot_bytes]
 

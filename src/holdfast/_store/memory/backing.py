@@ -41,8 +41,6 @@ NO_ROOM = (*_FULL, errno.ENOMEM)
 
 @dataclass(frozen=True)
 class Backing:
-    """The memory of one arena."""
-
     descriptor: int
     path: Path | None  # None: a memfd
     why_not_shm: str = ""
@@ -93,7 +91,6 @@ def reserve(
 
 
 def arena_path(run_id: str, attempt: int, generation: int, rank: int = 0) -> Path:
-    """The file of an arena."""
     name = f"holdfast-{os.geteuid()}-{run_id}-a{attempt}-g{generation}"
     return SHM / (f"{name}-r{rank}" if rank else name)
 
@@ -159,7 +156,6 @@ def find_all() -> Iterator[tuple[str, Path]]:
 
 
 def is_arena(path: Path) -> bool:
-    """Whether a path is that of an arena file."""
     return path.parent == SHM and _NAME.fullmatch(path.name) is not None
 
 
@@ -181,14 +177,12 @@ def users_of(processes: str = "[0-9]*") -> dict[Path, set[int]]:
 
 
 def attempt_of(path: Path) -> int:
-    """The attempt that an arena file belongs to."""
     match = _NAME.fullmatch(path.name)
     assert match is not None
     return int(match[3])
 
 
 def rank_of(path: Path) -> int:
-    """The rank that an arena file belongs to."""
     match = _NAME.fullmatch(path.name)
     assert match is not None
     return int(match[5] or 0)

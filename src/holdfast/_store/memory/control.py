@@ -105,7 +105,6 @@ class ControlPage:
 
 
 def private_words() -> list[int]:
-    """The same words without a keeper."""
     words = [0] * WORDS
     words[DUE] = NEVER
     return words
@@ -129,7 +128,6 @@ def at_work(words: Any, what: int) -> Iterator[None]:
 
 
 def begin_loop(words: Any) -> None:
-    """The user's loop begins."""
     words[LOOP_STEP] = step = words[STEP]
     words[ASIDE + 2 * (step & _ASIDES)] = 0  # LOOP_NS covers the time before the loop
     words[LOOP_NS] = time.monotonic_ns()
@@ -137,7 +135,6 @@ def begin_loop(words: Any) -> None:
 
 
 def begin_rest(words: Any) -> None:
-    """A phase without boundaries begins."""
     words[REST_NS] = time.monotonic_ns()
 
 

@@ -80,7 +80,6 @@ def claim(descriptor: int, path: Path, taken: Path, prepare: Callable[[], None])
 
 
 def main(plan_text: str) -> None:
-    """The guard's entry point."""
     plan = json.loads(plan_text)
     for number in _ENDS:
         signal.signal(number, signal.SIG_DFL)  # the keeper ignores them, and they stay blocked

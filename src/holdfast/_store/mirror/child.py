@@ -36,8 +36,6 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 @dataclass(frozen=True)
 class Service:
-    """What is to be copied, and where to."""
-
     folder: str
     run_id: str
     attempt: int
@@ -63,8 +61,6 @@ def start_speaker(config: dict[str, Any], log: Path | None) -> subprocess.Popen[
 
 
 class Speaker:
-    """One such process, and its messages."""
-
     def __init__(self, config: dict[str, Any], log: Path | None = None) -> None:
         self._address = config["address"]
         self.process = start_speaker(config, log)

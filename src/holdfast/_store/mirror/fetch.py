@@ -48,8 +48,6 @@ _PAUSES_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 0.0)
 
 @dataclass(frozen=True)
 class Fetched:
-    """A checkpoint that is in the run folder now."""
-
     name: str
     step: int
     attempt: int

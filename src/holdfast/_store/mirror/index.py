@@ -81,8 +81,6 @@ def checkpoint_of(key: str) -> str | None:
 
 @dataclass(frozen=True)
 class IndexedFile:
-    """One file in a mirror."""
-
     name: str
     size_bytes: int
     piece_bytes: int
@@ -370,7 +368,6 @@ class MirrorIndex:
         return self._indexes[name]
 
     def size_bytes(self, name: str) -> int | None:
-        """The size of all files of a checkpoint; None if it is not known."""
         try:
             return sum(file.size_bytes for file in self.files(name))
         except CheckpointError:

@@ -306,8 +306,6 @@ class StoreDiffers(OSError):
 
 
 class Upload:
-    """The copying of one checkpoint folder."""
-
     def __init__(
         self,
         index: MirrorIndex,

@@ -27,8 +27,6 @@ _MOST_THREADS = 8
 
 
 class CheckedCopy(NamedTuple):
-    """One byte range, and where it goes."""
-
     name: str  # in messages
     source: memoryview
     target: memoryview | None  # None: it is only checked, where it is

@@ -154,7 +154,6 @@ def cannot_read(path: Path, error: OSError) -> DamagedCheckpoint | UnreadableChe
 
 
 def name_part(name: str) -> str:
-    """The name of a byte range in messages."""
     return "the header" if name == "header" else f"tensor {name}"
 
 

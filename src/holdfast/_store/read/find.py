@@ -45,8 +45,6 @@ class Leftover:
 
 @dataclass(frozen=True)
 class Found:
-    """A good state, and where it was."""
-
     attempt: int
     step: int
     loaded: Loaded
@@ -56,8 +54,6 @@ class Found:
 
 @dataclass(frozen=True)
 class Candidate:
-    """Something that may be a good state."""
-
     attempt: int
     step: int
     folder: Path | None = None
@@ -225,7 +221,6 @@ def held_by_ranks(
 
 
 def on_disk(layout: RunLayout, line: dict[int, int | None]) -> list[Candidate]:
-    """The checkpoints on the lineage."""
     folders = layout.checkpoint_folders()
     return [Candidate(a, step, folder=f) for step, a, f in folders if is_on_line(line, a, step)]
 
@@ -280,7 +275,6 @@ def read_candidate(
 def _slot(
     leftover: Leftover, record: SlotRecord, where: str
 ) -> tuple[memoryview, ImagePlan, list[bytes]]:
-    """The image in a slot, its plan and its checksums."""
     arena = leftover.arena
     try:
         plan = arena.plan(record.slot)

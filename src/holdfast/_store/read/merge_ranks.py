@@ -161,5 +161,4 @@ def _shards_of(sources: Sequence[RankState]) -> Callable[[str], list[StoredShard
 
 
 def read_world(folder: Path) -> int:
-    """How many ranks stored a checkpoint."""
     return len(read_manifest(folder).files)
