@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime
 
-from holdfast._environment.cloud.metadata import Answer, Metadata
-from holdfast._environment.cloud.notice import Closed, NoAnswer, Notice, is_word
+from holdfast._environment.cloud.metadata import Answer
+from holdfast._environment.cloud.notice import Closed, NoAnswer, Notice, NoticeSource, is_word
 
 _TOKEN_SECONDS = 21600
 _NOTICE_SECONDS = 120.0
@@ -20,15 +20,10 @@ _REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
 _STOPS = ("stop", "terminate")
 
 
-class AwsSource:
+class AwsSource(NoticeSource):
     cloud = "AWS"
     interval_seconds = 5.0  # as AWS recommends
-
-    def __init__(self, metadata: Metadata, host: str) -> None:
-        self._metadata = metadata
-        self._host = host
-        self._token = ""
-        self._seen: dict[str, float] = {}  # the first known end of each interruption
+    _token = ""
 
     def look(self) -> list[Notice]:
         action = self._ask(_ACTION)

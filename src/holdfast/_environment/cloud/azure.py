@@ -11,8 +11,8 @@ import email.utils
 import time
 from typing import Any
 
-from holdfast._environment.cloud.metadata import ANSWER_SECONDS, Answer, Metadata
-from holdfast._environment.cloud.notice import Notice, is_word
+from holdfast._environment.cloud.metadata import ANSWER_SECONDS, Answer
+from holdfast._environment.cloud.notice import Notice, NoticeSource, is_word
 
 _FIRST_SECONDS = 130.0  # the first question starts the service, which takes up to two minutes
 _HEADERS = {"Metadata": "true"}
@@ -29,17 +29,12 @@ _WORDS = {
 _LEAST_SECONDS = {"Preempt": 30.0}
 
 
-class AzureSource:
+class AzureSource(NoticeSource):
     cloud = "Azure"
     interval_seconds = 1.0  # as Azure recommends: an eviction leaves 30 s
-
-    def __init__(self, metadata: Metadata, host: str) -> None:
-        self._metadata = metadata
-        self._host = host
-        self._name: str | None = None
-        self._is_first = True
-        self._over: set[str] = set()  # began before the machine was last started
-        self._seen: dict[str, float] = {}
+    _name: str | None = None
+    _is_first = True
+    _over: frozenset[str] = frozenset()  # began before the machine was last started
 
     def look(self) -> list[Notice]:
         answer = self._ask(_EVENTS, _FIRST_SECONDS if self._is_first else ANSWER_SECONDS)
@@ -63,7 +58,7 @@ class AzureSource:
             raise ValueError("a type that is no word")
         has_begun = event.get("EventStatus") == "Started"
         if has_begun and self._is_first:
-            self._over.add(key)  # it stays listed for minutes after the machine has restarted
+            self._over |= {key}  # it stays listed for minutes after the machine has restarted
         if key in self._over:
             return []
         if kind not in _WORDS:

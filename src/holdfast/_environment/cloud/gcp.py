@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from urllib.parse import quote
 
-from holdfast._environment.cloud.metadata import ANSWER_SECONDS, Answer, Metadata
-from holdfast._environment.cloud.notice import NoAnswer, Notice
+from holdfast._environment.cloud.metadata import ANSWER_SECONDS, Answer
+from holdfast._environment.cloud.notice import NoAnswer, Notice, NoticeSource
 
 _HELD_SECONDS = 5
 _PREEMPTION_SECONDS = 30.0
@@ -19,16 +19,11 @@ _BASE = "/computeMetadata/v1/instance"
 _HEADERS = {"Metadata-Flavor": "Google"}
 
 
-class GcpSource:
+class GcpSource(NoticeSource):
     cloud = "Google"
     interval_seconds = 1.0  # for a service that does not hold questions open
-
-    def __init__(self, metadata: Metadata, host: str) -> None:
-        self._metadata = metadata
-        self._host = host
-        self._etag = ""
-        self._seen: dict[str, float] = {}
-        self._first: str | None = None  # the maintenance that was announced before the start
+    _etag = ""
+    _first: str | None = None  # the maintenance that was announced before the start
 
     def look(self) -> list[Notice]:
         """Waits some seconds for a preemption."""

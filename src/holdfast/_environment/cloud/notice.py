@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeGuard
+from typing import TYPE_CHECKING, TypeGuard
+
+if TYPE_CHECKING:
+    from holdfast._environment.cloud.metadata import Metadata
 
 CLOUDS = ("aws", "gcp", "azure")
 _DMI = Path("/sys/class/dmi/id")
@@ -40,7 +44,7 @@ class Notice:
     ends_at: float | None = None  # on the clock of time.monotonic(); None: not known
 
 
-class NoticeSource(Protocol):
+class NoticeSource(ABC):
     """One cloud. For another one, edit also `CLOUDS`, `find_cloud`, `_settings.NOTICES` and
     `open_watch` in `_keeper/cloud_notices.py`, add a service to `tests/clouds.py`, cases to
     `test_notices.py` and `test_settings.py`, and describe it in docs/spot.md and docs/reference.md.
@@ -49,6 +53,12 @@ class NoticeSource(Protocol):
     cloud: str  # as users read it
     interval_seconds: float  # between two polls
 
+    def __init__(self, metadata: Metadata, host: str) -> None:
+        self._metadata = metadata
+        self._host = host
+        self._seen: dict[str, float] = {}  # the first known end of what was announced
+
+    @abstractmethod
     def look(self) -> list[Notice]:
         """All current notices; raises NoAnswer, or Closed if asking again is pointless.
 
