@@ -312,25 +312,19 @@ class _Look:
         wakes = None
         if before.wakes is not None and after.wakes is not None:
             wakes = rate(after.wakes - before.wakes, window)
-        return {
-            "pid": pid,
-            "parent": after.parent,
-            "name": after.name,
+        same = ("pid", "parent", "name", "tracer", "rss", "swap", "ended")
+        return {name: getattr(after, name) for name in same} | {
             "command": self._commands.get(pid),
             "state": state_between(before.state, after.state),
             "frozen": pid in self._frozen or (main is not None and main.wchan in FREEZERS),
-            "tracer": after.tracer,
             "tracer_name": name_of(after.tracer) if after.tracer else None,
             "wchan": None if main is None else main.wchan,
             "cpu": rate(after.cpu_seconds - before.cpu_seconds, window),
             "io": None if after.io is None else max(0, after.io - (before.io or 0)),
             "wakes": wakes,
-            "rss": after.rss,
-            "swap": after.swap,
             "major_faults": after.major_faults - before.major_faults,
             "threads_count": len(after.threads),
             "stacks_error": dump.error,
-            "ended": after.ended,
             "threads": self._threads(before, after, window),
         }
 

@@ -79,7 +79,6 @@ class Uploader:
         self.is_kept_waiting = False  # by another process that copies from this folder
         self._verified: set[str] = set()
         self._broken: set[str] = set()  # checkpoints that are damaged in the run folder
-        self._voids: dict[int, int] | None = None  # the void steps at the last pruning
         self._settled: object = None  # the state of the folder when everything was copied
         self._trouble = ""
         self._moved_at = time.monotonic()
@@ -140,17 +139,13 @@ class Uploader:
                 index = MirrorIndex(open_store(self._service.address))
                 index.enter(self._holder)
                 self._index = index
-            wanted = self._next(index)
-            if wanted is None:
-                # Not earlier: the chunks of a cut upload belong to no checkpoint yet.
-                if state[1] != self._voids:
-                    self._prune(index)
-                self._publish(index)
-                self._settled = state
-                return True
-            self._copy(index, wanted)
+            if (wanted := self._next(index)) is not None:
+                self._copy(index, wanted)
+            # Not earlier: the chunks of a cut upload belong to no checkpoint yet.
             self._prune(index)
-            return self._next(index) is None
+            if wanted is None:
+                self._settled = state
+            return wanted is None or self._next(index) is None
 
     # -- One checkpoint ---------------------------------------------------------------
 
@@ -209,7 +204,6 @@ class Uploader:
 
     def _prune(self, index: MirrorIndex) -> None:
         service = self._service
-        self._voids = void_steps(self._layout)
         gone = prune(index, self._holder, self._layout, service.keep_last, service.best)
         if gone:
             journal.append(self._layout.journal, "mirror-removed", names=sorted(gone))
