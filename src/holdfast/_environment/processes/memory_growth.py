@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import bisect
 import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 # Seconds of observation; the shortest first, since it says most about the present.
 _SPANS = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -27,10 +28,10 @@ _FOR_NOISE = 0.25  # of the growth
 _FALL = 0.3  # of the last rise: a larger decrease is a fall
 _PEAKS = 16
 _SAME_SECONDS = 1.0
-# All recent points are kept; of older ones the highest of each second, then of six seconds.
-_WHOLE_SECONDS = 10.0
-_SECONDS_SECONDS = 60.0
 _KEPT_SECONDS = 600.0
+_COURSE_STEPS = ((10.0, 0.1), (60.0, 1.0), (_KEPT_SECONDS, 6.0))
+_HISTORY_STEPS = ((10.0, 0.1), (300.0, 6.04))  # 150 points
+_MOST_POINTS = 300
 _THIN_AFTER = 64  # new points
 _CLOSE = 0.25  # of the limit is free
 _FAST_SECONDS = 60.0  # until the limit
@@ -184,61 +185,44 @@ class _Course:
 
     def _thin(self, now: float) -> None:
         self._unthinned = 0
-        kept: dict[tuple[int, float], tuple[float, int]] = {}
-        for at, value in zip(self._times, self._values, strict=True):
-            age = now - at
-            if age > _KEPT_SECONDS:
-                continue
-            step = 0.0 if age < _WHOLE_SECONDS else 1.0 if age < _SECONDS_SECONDS else 6.0
-            key = (int(step), at // step if step else at)
-            if key not in kept or value >= kept[key][1]:
-                kept[key] = at, value
-        self._times = [at for at, _ in kept.values()]
-        self._values = [value for _, value in kept.values()]
+        points = _thinned(zip(self._times, self._values, strict=True), now, _COURSE_STEPS)
+        self._times = [at for at, _ in points]
+        self._values = [value for _, value in points]
         self._peaks = [each for each in self._peaks if now - each[0] < _KEPT_SECONDS]
 
 
-# -- The samples of the last minutes: all new ones, and the highest of the older ones --------------
+_Point = TypeVar("_Point", bound=tuple[Any, ...])  # its time and height, and more
 
 
-_HISTORY_SECONDS = 300.0
-_RECENT_SECONDS = 10.0
-_MOST_WHOLE = 100
-_OLDER = 48  # together with these and what lies on the edges: 150
-_SPAN_SECONDS = (_HISTORY_SECONDS - _RECENT_SECONDS) / _OLDER
+def _thinned(
+    points: Iterable[_Point], now: float, steps: Sequence[tuple[float, float]]
+) -> list[_Point]:
+    """The highest point of each time step; `steps` has the (age, step) of each part."""
+    kept: dict[tuple[float, int], _Point] = {}
+    for point in points:
+        step = next((step for age, step in steps if now - point[0] < age), None)
+        if step is not None:
+            key = step, round(point[0] / step)
+            if key not in kept or point[1] >= kept[key][1]:
+                kept[key] = point
+    return list(kept.values())
 
 
 class MemoryHistory:
+    """The samples of the last minutes; of older ones the highest: it was nearest to the limit."""
+
     def __init__(self) -> None:
-        self._new: list[dict[str, Any]] = []
-        self._old: list[dict[str, Any]] = []
+        self._points: list[tuple[float, int, dict[str, Any]]] = []
 
     def add(self, sample: dict[str, Any]) -> None:
         """The samples come in the order of their times."""
-        self._new.append(sample)
-        oldest = sample["t"] - _RECENT_SECONDS
-        while self._new[0]["t"] < oldest or len(self._new) > _MOST_WHOLE:
-            self._keep(self._new.pop(0))
-        while self._old and self._old[0]["t"] < sample["t"] - _HISTORY_SECONDS:
-            self._old.pop(0)
+        height = int(sample.get("cgroup") or 0) or int(sample.get("rss") or 0)
+        self._points.append((sample["t"], height, sample))
+        if len(self._points) > _MOST_POINTS:
+            self.recent()
 
     def recent(self) -> list[dict[str, Any]]:
         """The last five minutes, oldest first; all samples of the last ten seconds."""
-        return self._old + self._new
-
-    def _keep(self, sample: dict[str, Any]) -> None:
-        before = self._old[-1] if self._old else None
-        if before is not None and _span(before) == _span(sample):
-            # The highest was nearest to the limit.
-            if _height(sample) >= _height(before):
-                self._old[-1] = sample
-            return
-        self._old.append(sample)
-
-
-def _span(sample: dict[str, Any]) -> int:
-    return int(sample["t"] // _SPAN_SECONDS)
-
-
-def _height(sample: dict[str, Any]) -> int:
-    return int(sample.get("cgroup") or 0) or int(sample.get("rss") or 0)
+        if self._points:
+            self._points = _thinned(self._points, self._points[-1][0], _HISTORY_STEPS)
+        return [sample for _, _, sample in self._points]
