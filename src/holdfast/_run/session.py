@@ -19,13 +19,7 @@ from holdfast._errors import HoldfastError, Stopped, is_interactive
 from holdfast._run.attempt import RunAttempt, RunSpec, StartRecord, note_closed, note_open
 from holdfast._run.boundary import Boundary, StopState
 from holdfast._run.exit import leaving
-from holdfast._run.exit.leaving import (
-    ErrorContext,
-    ExitRecord,
-    reason_of,
-    status_of,
-    thread_errors,
-)
+from holdfast._run.exit.leaving import ErrorContext, ExitRecord, reason_of, status_of, thread_errors
 from holdfast._run.keeper_events import KeeperEvents
 from holdfast._run.loops import Loops, Phases
 from holdfast._run.metric_log import MetricLog
@@ -121,8 +115,11 @@ class Session:
             self.mirror.fetch(start, attempt.group)
             found = resume(start, attempt.number, spec.state, attempt.group)
         self.found = found
-        self.record.before = None if found.found is None else found.found.attempt
-        self.record.tell()
+        if found.found is None:
+            self.record.may_speak.set()  # there is nothing to compare with, or to wait for
+        else:
+            self.record.before = found.found.attempt
+            self.record.tell()
         spec.metrics.restore(found.metrics, found.best)
         self.ruling = Ruling(self, found, found.step)
         self.log = MetricLog(spec.metrics, self.ruling.judge)

@@ -16,11 +16,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast import _errors
 from holdfast._adapters.registry import adapter_of, send_to_device
 from holdfast._environment import variables
-from holdfast._errors import (
-    CheckpointError,
-    DamagedCheckpoint,
-    UnreadableCheckpoint,
-)
+from holdfast._errors import CheckpointError, DamagedCheckpoint, UnreadableCheckpoint
 from holdfast._run.data.course import Position
 from holdfast._state.capture import capture, without_collector
 from holdfast._state.fit import places_in
