@@ -319,12 +319,9 @@ def judge_collective(case: Case) -> Finding | None:
         return None
     evidence = _said_of_peers(case)
     if case.end.status == 0:
-        sentence = (
-            f"{case.opening} had finished, with status 0, while the others still waited for it"
-        )
-        lines = advice.advise(case, "mismatched")
-        said = f"{sentence}: it had fewer batches."
-        return Finding(Cause.PEER_LOST, said, Sure.LIKELY, evidence, lines)
+        said = "with status 0, while the others still waited for it: it had fewer batches"
+        sentence, lines = f"{case.opening} had finished, {said}.", advice.advise(case, "mismatched")
+        return Finding(Cause.PEER_LOST, sentence, Sure.LIKELY, evidence, lines)
     named = bool(case.culprit) and not case.end.one_of
     marks = [f"rank {end.rank} at step {end.step}" for end in case.ends if end.step is not None]
     if len(marks) > 1:
@@ -345,9 +342,8 @@ def judge_collective(case: Case) -> Finding | None:
         return Finding(Cause.PYTHON_EXCEPTION, sentence, Sure.LIKELY, evidence, lines)
     sentence = f"{case.opening} lost its connection to another rank."
     if any(map(_NEVER_CONNECTED.search, evidence)):
-        sentence = (
-            f"{case.opening} could not connect to another rank: it had ended, or was not reached."
-        )
+        why = "it had ended, or was not reached"
+        sentence = f"{case.opening} could not connect to another rank: {why}."
     if told := _COMPLETION.search("\n".join(sign.text for sign in case.evidence.signs)):
         why = _STATUS_12 if told[2] == "12" else ""
         sentence = f"{case.opening} lost its connection to {told[1]} (status {told[2]}{why})."
@@ -410,10 +406,7 @@ def _timeout(case: Case, named: bool, evidence: list[str]) -> Finding:
     lines = advice.advise(case, "timed_out")
     if calls := _waits(case):
         lines = [line for line in lines if "which collective" not in line]  # it is known
-        evidence[:1] = [
-            *evidence[:1],
-            *(f"{_ranks(calls[call])} waited in {call}" for call in sorted(calls)),
-        ]
+        evidence[1:1] = [f"{_ranks(calls[call])} waited in {call}" for call in sorted(calls)]
     count = sum(map(len, calls.values()))
     if len(calls) == 1 and not named and len(case.ends) == count > 1:
         sentence = f"All {count} ranks waited in the same {next(iter(calls))}."

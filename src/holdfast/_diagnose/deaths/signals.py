@@ -275,9 +275,6 @@ def _killed(case: Case, use: Use, counted: Moved) -> Finding:
         evidence.append("the machine's OOM kills did not move either")
     elif counted.machine_kills and counted.is_known:
         evidence.append("the machine did count an OOM kill, but of a process of another cgroup")
-    if counted.kills_in_life:
-        kills = _text.count(counted.kills_in_life, "OOM kill")
-        evidence.append(f"earlier in this attempt its cgroup had {kills}")
     if use.used and use.limit:
         evidence.append(f"memory was below its limit: {_text.size_of(use.used, use.limit)}")
     elif use.available is not None and use.total:
@@ -288,10 +285,8 @@ def _killed(case: Case, use: Use, counted: Moved) -> Finding:
         sentence = f"Another process killed {case.who} with SIGKILL (kill -9)."
         return Finding(Cause.KILLED, sentence, Sure.BY_EXCLUSION, evidence, lines)
     evidence.append("no counter of OOM kills could be read")
-    by = "by another process (kill -9) or by the OOM killer"
-    sentence = (
-        f"{case.opening} was killed with SIGKILL: {by}. Nothing that was recorded tells which."
-    )
+    by = "by another process (kill -9) or by the OOM killer. Nothing that was recorded tells which"
+    sentence = f"{case.opening} was killed with SIGKILL: {by}."
     return Finding(Cause.KILLED, sentence, Sure.UNKNOWN, evidence, lines)
 
 
@@ -353,9 +348,8 @@ def judge_worker(case: Case, trouble: Trouble) -> Finding:
         if left is not None:
             evidence.append(f"/dev/shm had {_text.size(left)} free")
         sentence = f"{opening} died of a bus error, as it does when /dev/shm is full."
-        return Finding(
-            Cause.SHM_FULL, sentence, Sure.LIKELY, evidence, advice.advise(case, "shm_full")
-        )
+        lines = advice.advise(case, "shm_full")
+        return Finding(Cause.SHM_FULL, sentence, Sure.LIKELY, evidence, lines)
     stop = case.sign(*_OF_A_STOP)
     if stop is not None and status in _STOPS:  # what ends a job, ends its workers, too
         said = _text.one_line(stop.text, 200)
@@ -567,9 +561,8 @@ def judge_timed_out(case: Case) -> Finding | None:
         evidence.append(f"the command is: {_text.one_line(' '.join(words), 160)}")
     sure = Sure.CERTAIN if is_named and case.end.status == 124 else Sure.LIKELY
     lines = ["Give it more time there, or leave `timeout` out.", *advice.go_on(case)]
-    return Finding(
-        Cause.TIME_LIMIT, "Its time was over: `timeout` ended it.", sure, evidence, lines
-    )
+    sentence = "Its time was over: `timeout` ended it."
+    return Finding(Cause.TIME_LIMIT, sentence, sure, evidence, lines)
 
 
 def judge_terminated(case: Case) -> Finding | None:

@@ -111,9 +111,8 @@ def gather_run(
         files = layout.attempt(number).iterdir()
         found.files = sorted(path for path in files if _TELLING.fullmatch(path.name))
     if hidden := [path.name for path in found.files if not os.access(path, os.R_OK)]:
-        found.notes.append(
-            f"you may not read {', '.join(hidden[:8])}: ask as the user that started it"
-        )
+        names = ", ".join(hidden[:8])
+        found.notes.append(f"you may not read {names}: ask as the user that started it")
     return found
 
 
@@ -568,9 +567,7 @@ def gather_slurm(job: str) -> Evidence:
     job = job.partition(".")[0]  # a step's end is told by its job
     evidence = Evidence(subject=f"job {job}", kind="slurm")
     if not is_job(job):
-        evidence.notes.append(
-            f"{job} is not a job of SLURM: jobs are numbers, as 12, 12_3 or 12+1."
-        )
+        evidence.notes = [f"{job} is not a job of SLURM: jobs are numbers, as 12, 12_3 or 12+1."]
         return evidence
     # The controller forgets a job minutes after its end. Of an array: the task that tells most.
     lines = describe_job(job) if can_ask() else []

@@ -202,20 +202,11 @@ def _one_to_blame(guilty: _Rank, ranks: list[_Rank], *, is_waited_for: bool) -> 
 
 
 def _absent(ranks: list[_Rank], missing: list[int]) -> HangFinding:
-    first = ranks[0]
-    said = (
-        f"{name_ranks(missing)} gave no answer, while {_named(ranks)} wait {first.standing.where()}"
-    )
+    where, marks = ranks[0].standing.where(), _marks(ranks)
+    said = f"{name_ranks(missing)} gave no answer, while {_named(ranks)} wait {where}"
     hint = "See whether its machine is there, and what holds its keeper"
-    return HangFinding(
-        Cause.HANG_RANK,
-        _sentence(said, hint),
-        Sure.LIKELY,
-        _marks(ranks),
-        [f"{hint}: holdfast status RUN"],
-        missing[0],
-        _stand(ranks),
-    )
+    advice, others, said = [f"{hint}: holdfast status RUN"], _stand(ranks), _sentence(said, hint)
+    return HangFinding(Cause.HANG_RANK, said, Sure.LIKELY, marks, advice, missing[0], others)
 
 
 def _all_wait(ranks: list[_Rank]) -> HangFinding:

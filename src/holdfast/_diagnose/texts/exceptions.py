@@ -428,9 +428,8 @@ def cause_before(fault: Fault, signs: Iterable[Sign]) -> Fault:
 
 
 def _leads_to(other: Sign, main: Sign) -> bool:
-    (_, end), (start, _) = (
-        each.details.get("lines") or [each.line, each.line] for each in (other, main)
-    )
+    end = (other.details.get("lines") or [other.line])[-1]
+    start = (main.details.get("lines") or [main.line])[0]
     lost = waits_in_vain(main) or "exited unexpectedly" in str(main.details.get("message"))
     return end < start and (lost or start - end <= _AT_ONCE_LINES)
 

@@ -119,11 +119,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *("Metadata Service says termination is imminent", "in order to admit critical pod"),
         *(r"\) [\d/:. -]+ «Job was evicted.»", r"Preempted\s.*«Preempted by »"),
         *("this job is preempted", "SIGTERM caught at ", "in response to imminent node shutdown"),
-        *(
-            r"Reason: +(?:Node)?«Shutdown»\b",
-            "the node is shutting down",
-            "Node is shutting, evict",
-        ),
+        *(r"Reason: +(?:Node)?«Shutdown»\b", "the node is shutting down"),
+        "Node is shutting, evict",
         *("PreemptionByScheduler", "TerminationByKubelet", "DeletionByTaintManager"),
         r"Member \S+ «has received termination notice»",
         *(_NOTICE.format(word) for word in ("Spot", "spot", "reempt", "REEMPT", "eclaim", "ITN")),
@@ -220,11 +217,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"\bsh: \d+: (?:--?[A-Za-z]|[\w.+/@~-]+=)[^: ]*«: not found»$",
         *(r"^«missing EQUAL» at '", r"^(?:mis|extra)\w+ «input '».*(?:expecting|<EOF>)"),
         *("^«no viable alternative at input»", "^«token recognition error at»"),
-        *(
-            "hydra.cc/docs/.*«override_grammar»",
-            "^«Could not override '»",
-            r"^«Key '»\S+ is not in struct",
-        ),
+        *("hydra.cc/docs/.*«override_grammar»", "^«Could not override '»"),
+        r"^«Key '»\S+ is not in struct",
         *(r"^In '[^']+«': Could not »(?:find|load) '", "^«Could not append to config»"),
     ),
     # -- What a machine lacks, and no restart heals
@@ -328,10 +322,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *("an illegal memory access was encountered", "unspecified launch failure"),
         r"(?:Error|INTERNAL|Internal|F\d{4} )\b.*(?P<what>«CUDA_ERROR_»(?!OUT_OF_MEMORY|NO_DEVICE)"
         r"\w+)",
-        *(
-            r"«Check failed: ».*(?P<what>(?:CU\w*_SUCCESS|cudaSuccess) \((?!2 ).*)",
-            "unhandled cuda error",
-        ),
+        r"«Check failed: ».*(?P<what>(?:CU\w*_SUCCESS|cudaSuccess) \((?!2 ).*)",
+        "unhandled cuda error",
         *("cuDNN failed to initialize", r"«miopenStatus»(?!Success)\w+", "GEMM launch failed"),
         *(r"«synStatus»[ =]+(?:synStatus )?[1-9]\d*[^\n]*", "«Memory access fault by GPU».*"),
         *("«Unable to determine the device handle for GPU».*", r"«HSA_STATUS_ERROR»\w*[^\n]*"),
