@@ -66,19 +66,15 @@ class Scene:
     def facts(self) -> dict[str, Any]:
         return {"policy": self._policy, "attempt": 1, "durable_step": 3}
 
-    def file(self, record: dict[str, Any]) -> None:
-        self.filed.append(record)
-        record |= {"cause": self.cause, "sentence": "It waits."}
-        self.judge.explained(record, 0)
+    def file(self, record: dict[str, Any], *, is_over: bool = False) -> None:
+        self.filed.append(dict(record) if is_over else record)
+        if not is_over:
+            record |= {"cause": self.cause, "sentence": "It waits."}
+            self.judge.explained(record, 0)
 
-    def file_again(self, record: dict[str, Any]) -> None:
-        self.filed.append(dict(record))
-
-    def save(self) -> None:
-        self.saved += 1
-
-    def restart(self, rank: int | None) -> None:
-        self.restarted.append(rank)
+    def secure(self, rank: int | None, *, restart: bool) -> None:
+        self.saved += not restart
+        self.restarted += [rank] * restart
 
     def stuck(self, rank: int = 0, **more: Any) -> None:
         told = {"stood": 20.0, "patience": 20.0, "how": "learned", "paused": "", **more}

@@ -153,6 +153,13 @@ _BY_NAME = {
         "With sbatch --requeue it comes back by itself.",
         "Save at its notice; a job queue or a managed instance group starts it again.",
     ),
+    "more_of_slurm": (
+        "Ask SLURM for more: sbatch --mem=… (what it used: sacct -j JOBID "
+        "--format=JobID,MaxRSS,ReqMem,State)",
+    ),
+    "more_of_others": (
+        "Ask for more memory: in Kubernetes resources.limits.memory, PBS -l mem=…, LSF bsub -M …",
+    ),
     "refused": (
         "See whether its controller answers (scontrol ping); look at the node's slurmd log, or ask "
         "its administrators: scontrol show node NODE",

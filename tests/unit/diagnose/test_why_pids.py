@@ -132,7 +132,6 @@ def test_the_kernel_log_tells_whom_the_oom_killer_chose(monkeypatch: pytest.Monk
     evidence = gather_pid(pid)
     (sign,) = evidence.signs
     assert sign.kind == "kernel_oom"
-    assert sign.details["rss_bytes"] == 2 << 30
     assert sign.details["of_cgroup"]
     assert "Killed process" in evidence.notes[0]
 

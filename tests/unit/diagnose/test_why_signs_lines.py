@@ -103,7 +103,7 @@ LINES: list[tuple[str, str, int | None, dict[str, Any]]] = [
         "anon-rss:2048kB, file-rss:1kB, shmem-rss:4kB, UID:0",
         "kernel_oom",
         None,
-        {"pid": 4711, "comm": "python", "rss_bytes": 2 << 20, "of_cgroup": True},
+        {"pid": 4711, "comm": "python", "of_cgroup": True},
     ),
     (
         "Out of memory: Killed process 4711 (python3.11) total-vm:9000kB, anon-rss:2048kB",
@@ -134,7 +134,7 @@ LINES: list[tuple[str, str, int | None, dict[str, Any]]] = [
         "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, GPU has fallen off the bus.",
         "cuda_error",
         None,
-        {"xid": 79, "is_hardware": True},
+        {"xid": 79},
     ),
     # C and C++
     ("double free or corruption (!prev)", "heap_damage", None, {}),
@@ -153,13 +153,13 @@ LINES: list[tuple[str, str, int | None, dict[str, Any]]] = [
         "RuntimeError: CUDA error: uncorrectable ECC error encountered",
         "cuda_error",
         None,
-        {"is_hardware": True, "what": "uncorrectable ECC error encountered"},
+        {"what": "uncorrectable ECC error encountered"},
     ),
     (
         "torch.AcceleratorError: CUDA error: an illegal memory access was encountered",
         "cuda_error",
         None,
-        {"is_hardware": False},
+        {},
     ),
     (
         "RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm()`",
@@ -178,8 +178,6 @@ LINES: list[tuple[str, str, int | None, dict[str, Any]]] = [
             "total": 6 * 2**30,
             "free": int(3.03 * 2**30),
             "allocated": int(781.59 * 2**20),
-            "reserved": int(1.24 * 2**30),
-            "device": 0,
         },
     ),
     (

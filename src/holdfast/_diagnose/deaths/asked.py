@@ -59,9 +59,8 @@ def judge_decided(case: Case) -> Finding | None:
     cause, sentence, remedy = _DECIDED[status]
     how = _text.text(case.evidence.exit.get("how"))
     evidence = [f"it left with status {status}" + (f": {_text.one_line(how)}" if how else "")]
-    for event in case.evidence.journal:
-        if event.get("event") == "save-failed":
-            evidence.append(f"a save failed: {_text.one_line(str(event.get('error')))}")
+    failed = [each for each in case.evidence.journal if each.get("event") == "save-failed"]
+    evidence += [f"a save failed: {_text.one_line(str(each.get('error')))}" for each in failed]
     return Finding(cause, sentence, Sure.CERTAIN if how else Sure.LIKELY, evidence, [remedy])
 
 
@@ -80,38 +79,34 @@ def judge_asked(case: Case) -> Finding | None:
     cause = next(found, Cause.ASKED)
     if status == _errors.REQUEUE and reason in ("SIGUSR1", "SIGUSR2"):
         cause = Cause.TIME_LIMIT if case.is_in_slurm else Cause.PREEMPTED
-    evidence = [f"it was asked to stop: {_text.one_line(reason)}"]
-    if status is not None:
-        evidence.append(f"it left with status {status}")
+    left = [] if status is None else [f"it left with status {status}"]
+    evidence = [f"it was asked to stop: {_text.one_line(reason)}", *left, *senders]
     stops = [each for each in case.evidence.journal if each.get("event") == "request"]
     by = [each["by"] for each in stops if each.get("kind") == "stop" and each.get("by")]
-    evidence += senders
     evidence += [f"the stop was asked for by {_text.one_line(str(each))}" for each in by[-1:]]
     said = _text.text(case.evidence.run.requeue.get("said"))
-    if said:
-        evidence.append(f"SLURM: {_text.one_line(said)}")
+    evidence += [f"SLURM: {_text.one_line(said)}"] if said else []
     sender = f"; {senders[-1]}" if senders else ""
     sentence = {
-        Cause.TIME_LIMIT: f"The job's time was over ({_text.one_line(reason)}).",
-        Cause.PREEMPTED: f"It was interrupted to go on later ({_text.one_line(reason)}).",
-    }.get(cause, f"It was asked to stop ({_text.one_line(reason)}){sender}.")
-    killed = case.end.status == -9 and bool(case.end.asked)
-    if killed and moved(case.end.counters).kills:
-        killed = False  # more time would not have helped it
-        sentence = f"{sentence[:-1]}; while it left, the kernel's OOM killer ended it."
-        evidence += ["its cgroup counted an OOM kill then", *tell_memory(case.end.memory, None)]
-    elif killed:
-        sentence = f"{sentence[:-1]}; it was killed before it had left by itself."
-        evidence.append("its last signal was SIGKILL: the time that it was given was too short")
+        Cause.TIME_LIMIT: f"The job's time was over ({_text.one_line(reason)})",
+        Cause.PREEMPTED: f"It was interrupted to go on later ({_text.one_line(reason)})",
+    }.get(cause, f"It was asked to stop ({_text.one_line(reason)}){sender}")
+    lines, then = [], ""
+    if case.end.asked and case.end.status == -9:
+        then = "; it was killed before it had left by itself"
+        if moved(case.end.counters).kills:  # more time would not have helped it
+            then = "; while it left, the kernel's OOM killer ended it"
+            evidence += ["its cgroup counted an OOM kill then", *tell_memory(case.end.memory, None)]
+        else:
+            evidence.append("its last signal was SIGKILL: the time that it was given was too short")
+            lines.append(
+                "Give it more time between the warning and the kill: docker stop --time=60, in "
+                "Kubernetes terminationGracePeriodSeconds, sbatch --signal=USR1@120"
+            )
     elif case.end.asked and case.end.signal in CRASHES:
-        sentence = f"{sentence[:-1]}; while it left, it died of {case.end.signal}."
-    lines = []
-    if killed:
-        lines.append(
-            "Give it more time between the warning and the kill: docker stop --time=60, in "
-            "Kubernetes terminationGracePeriodSeconds, sbatch --signal=USR1@120"
-        )
-    elif cause is Cause.TIME_LIMIT and not case.evidence.run.requeue:
+        then = f"; while it left, it died of {case.end.signal}"
+    sentence = f"{sentence}{then}."
+    if not lines and cause is Cause.TIME_LIMIT and not case.evidence.run.requeue:
         lines.append("To have such a job go on by itself: sbatch --requeue, see holdfast lint")
     if cause is not Cause.ASKED and "by itself" in said:
         return Finding(cause, sentence, Sure.CERTAIN, evidence, [*lines, said])
@@ -179,10 +174,9 @@ def judge_finished(case: Case) -> Finding | None:
     if _exit_status(case) != 0:
         return None
     others = [each for each in case.ends if each is not end]
-    if not record and any(each.fault is not None or each.status for each in others):
-        return None  # another rank failed
-    if not record and end.has("nan_loss") is not None:
-        return None  # it ended, and is of no use
+    has_failed = any(each.fault is not None or each.status for each in others)
+    if not record and (has_failed or end.has("nan_loss") is not None):
+        return None  # another rank failed, or what it has trained is of no use
     if record and end.status not in (None, 0):
         return None  # it failed after the run was left
     # A thread of the script may go on after its run was closed.
@@ -217,17 +211,16 @@ def _left_by_exit(case: Case, left: int | None, total: int | None) -> Finding | 
     if left >= total if total is not None else "left_at" not in record:
         return None
     fault = fault_of_error({"type": "SystemExit", "frames": record.get("left_at")})
-    place = "" if fault is None else fault.place
-    at = f" at {place}" if place else ""
+    at = f" at {fault.place}" if fault is not None and fault.place else ""
     of = "" if total is None else f" of {total}"
     sentence = f"It left its loop at step {left}{of} by sys.exit(){at}, with status 0."
     evidence = ["it left with status 0, which looks like success"]
     evidence += [] if total is None else [f"the loop was to make {total} steps"]
-    lines = [
+    remedy = (
         "If the training was complete there, call run.finish() before sys.exit(); else leave with "
-        "a status that is not 0.",
-        *advice.go_on(case),
-    ]
+        "a status that is not 0."
+    )
+    lines = [remedy, *advice.go_on(case)]
     return Finding(Cause.LYING_STATUS, sentence, Sure.LIKELY, evidence, lines)
 
 
@@ -286,29 +279,24 @@ def _lying(case: Case) -> Finding | None:
     if code is None:
         code = _text.whole(record.get("status"))
     if code is not None and code != 0 and code % 256 == 0:
-        return Finding(
-            Cause.LYING_STATUS,
-            f"It left with sys.exit({code}), which the system cuts to 0: that looks like success, "
-            "and was none.",
-            Sure.CERTAIN,
-            [f"the script's own status was {code}; of a status only 8 bits are kept"],
-            ["Leave with a status from 1 to 255 where something failed."],
-        )
+        cut = "which the system cuts to 0: that looks like success, and was none"
+        told = [f"the script's own status was {code}; of a status only 8 bits are kept"]
+        lines, sure = ["Leave with a status from 1 to 255 where something failed."], Sure.CERTAIN
+        said = f"It left with sys.exit({code}), {cut}."
+        return Finding(Cause.LYING_STATUS, said, sure, told, lines)
     if end.status != 0 or fault is None or record or fault.is_exit:
         return None
     last = _text.one_line("\n".join(reversed(case.evidence.output.strip().splitlines()[-1:])))
     if fault.type not in last and not _was_hidden(case):
         return None
-    return Finding(
-        Cause.LYING_STATUS,
-        f"It left with status 0, although its last words are an error: {fault.sentence(120)}.",
-        Sure.LIKELY,
-        ["the status was 0", f"the last line is: {last}"],
-        [
-            "See what starts it: a shell script without `set -e`, a pipe (`… | tee log` "
-            "has the status of tee; use `set -o pipefail`), or an except that hides it."
-        ],
+    said = fault.sentence(120)
+    sentence = f"It left with status 0, although its last words are an error: {said}."
+    remedy = (
+        "See what starts it: a shell script without `set -e`, a pipe (`… | tee log` "
+        "has the status of tee; use `set -o pipefail`), or an except that hides it."
     )
+    told = ["the status was 0", f"the last line is: {last}"]
+    return Finding(Cause.LYING_STATUS, sentence, Sure.LIKELY, told, [remedy])
 
 
 def _was_hidden(case: Case) -> bool:
@@ -471,22 +459,14 @@ def _is_told_to_leave(sign: Sign) -> bool:
 
 
 def _of_slurm(case: Case, cause: Cause, sentence: str, sure: Sure, evidence: list[str]) -> Finding:
-    lines: list[str] = []
-    is_of_slurm = case.is_in_slurm or re.search("(?i)slurm|srun|sbatch", "".join(evidence))
+    lines = advice.advise(case, _ADVICE[cause]) if cause in _ADVICE else []
     if cause is Cause.OOM_CGROUP:
+        is_of_slurm = case.is_in_slurm or re.search("(?i)slurm|srun|sbatch", "".join(evidence))
         evidence += tell_memory(case.end.memory, case.end.time)
-        lines = [
-            "Ask SLURM for more: sbatch --mem=… (what it used: sacct -j JOBID "
-            "--format=JobID,MaxRSS,ReqMem,State)"
-            if is_of_slurm
-            else "Ask for more memory: in Kubernetes resources.limits.memory, PBS -l mem=…, "
-            "LSF bsub -M …",
-            *advice.less_memory(case, last_use(case.end.memory)),
-            *advice.go_on(case),
-        ]
+        less = advice.less_memory(case, last_use(case.end.memory))
+        more = "more_of_slurm" if is_of_slurm else "more_of_others"
+        lines = [*advice.lines_of(case, more), *less, *advice.go_on(case)]
     elif cause is Cause.MACHINE_LOST:
         lines = advice.lost(case)
-    elif cause in _ADVICE:
-        lines = advice.advise(case, _ADVICE[cause])
     is_of_job = cause is not Cause.OOM_CGROUP
     return Finding(cause, f"{sentence}.", sure, evidence, lines, is_of_job=is_of_job)

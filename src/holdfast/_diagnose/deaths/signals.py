@@ -308,10 +308,9 @@ _PIDS = re.compile(r"worker \(pid(?:\(s\))? ([\d, ]+)\)")
 def judge_worker(case: Case, trouble: Trouble) -> Finding:
     """The cause is what killed the worker, if that is known."""
     dead = _dead_worker(case.end, trouble)
+    tail = trouble.fault.tail if trouble.fault is not None else ""
     status = _status(dead)
-    if status is None:
-        tail = trouble.fault.tail if trouble.fault is not None else ""
-        status = _told_status(f"{trouble.message}\n{tail}")
+    status = _told_status(f"{trouble.message}\n{tail}") if status is None else status
     is_told = status is not None or _DIED.search(trouble.message) is not None
     told_itself = case.sign("worker_killed")  # its own handler of the signal
     if status is None and told_itself is not None and told_itself is not trouble.sign:
@@ -331,13 +330,11 @@ def judge_worker(case: Case, trouble: Trouble) -> Finding:
     if status in (-9, None):
         kills = counted.kills or counted.kills_in_life
         slurm = case.sign("slurm_oom", "kernel_oom")
-        told = ""
+        is_full = (use.is_near_limit or use.is_machine_full) and not counted.is_known
+        told = _text.one_line(slurm.text) if slurm is not None else ""
+        told = told or ("nearly all memory was in use" if is_full else "")
         if kills:
             told = f"its cgroup counted {_text.count(kills, 'OOM kill')} in that time"
-        elif slurm is not None:
-            told = _text.one_line(slurm.text)
-        elif (use.is_near_limit or use.is_machine_full) and not counted.is_known:
-            told = "nearly all memory was in use"
         if told:
             return oom_of_worker(case, [*evidence, told], dead)
     opening = f"{name[:1].upper()}{name[1:]}"
@@ -387,9 +384,8 @@ def _dead_worker(end: End, trouble: Trouble) -> Record:
 
 
 def _told_status(message: str) -> int | None:
-    match = _KILLED_BY.search(message)
+    match, left = _KILLED_BY.search(message), _EXIT_CODE.search(message)
     if match is None:
-        left = _EXIT_CODE.search(message)
         return int(left[1] or left[2]) if left is not None else None
     told = (match[1] or match[2] or "").strip().lower().replace("-", " ")
     return next((-n for word, (_, n) in SIGNAL_WORDS.items() if told.startswith(word)), None)
@@ -510,9 +506,9 @@ def _printed(case: Case, kind: str) -> Sign | None:
 def _ends_with_abort(case: Case) -> bool:
     """Whether a log without a status ends with what a program prints before it aborts itself."""
     end = case.end
-    if case.evidence.kind != "log" or end.status is not None or end.fault is not None:
-        return False
-    return bool(end.signs) and end.signs[-1].kind in ("cxx_exception", "heap_damage")
+    is_alone = case.evidence.kind == "log" and end.status is None and end.fault is None
+    last = end.signs[-1].kind if end.signs and is_alone else ""
+    return last in ("cxx_exception", "heap_damage")
 
 
 def _sender(case: Case, name: str) -> str:
@@ -524,12 +520,8 @@ def _sender(case: Case, name: str) -> str:
 
 
 def _stack(told: Sign | None) -> list[str]:
-    found = told.details.get("stack") if told is not None else None
-    return [
-        f"{frame[0]}:{frame[1]} in {frame[2]}"
-        for frame in (found if isinstance(found, list) else [])
-        if isinstance(frame, list | tuple) and len(frame) > 2
-    ][:8]
+    frames = told.details["stack"] if told is not None else []
+    return [f"{file}:{line} in {function}" for file, line, function in frames[:8]]
 
 
 def _full_shm(case: Case) -> str:

@@ -194,10 +194,11 @@ class Trouble:
     @property
     def message(self) -> str:
         """The whole text, to find figures in."""
-        parts = [self.said]
-        if self.fault is not None:
-            parts = [f"{self.fault.type}: {self.fault.message}", *self.fault.chain]
-        return "\n".join([*parts, *([self.sign.text] if self.sign is not None else [])])
+        fault, printed = self.fault, [self.sign.text] if self.sign is not None else []
+        said = (
+            [f"{fault.type}: {fault.message}", *fault.chain] if fault is not None else [self.said]
+        )
+        return "\n".join([*said, *printed])
 
     @property
     def record(self) -> dict[str, Any]:
@@ -208,23 +209,22 @@ class Trouble:
         return self.sign.details if self.sign is not None else {}
 
     def evidence(self, case: Case) -> list[str]:
-        told = []
-        if self.fault is not None:
-            told.append(f"{case.who} {self.fault.verb} {self.fault.sentence(400)}")
-            told += [f"which came of {_text.one_line(each, 240)}" for each in self.fault.chain[:3]]
-            if self.fault.place:
-                told.append(f"at {self.fault.place}")
-            if worker := _text.text(self.record.get("caught_in")):
-                told.append(f"it was raised in {worker}")
-            if before := _text.text(self.record.get("announced")):
-                told.append(f"it had printed just before: {_text.one_line(before, 240)}")
-            if self.fault.then:
-                who = "its main thread" if self.fault.by else "it"
-                told.append(f"then {who} raised {_text.one_line(self.fault.then, 240)}")
+        told, fault = [], self.fault
+        if fault is not None:
+            who = "its main thread" if fault.by else "it"
+            parts = {
+                "at {}": fault.place,
+                "it was raised in {}": _text.text(self.record.get("caught_in")),
+                "it had printed just before: {}": _text.text(self.record.get("announced"), 240),
+                f"then {who} raised {{}}": _text.one_line(fault.then, 240),
+            }
+            told = [f"{case.who} {fault.verb} {fault.sentence(400)}"]
+            told += [f"which came of {_text.one_line(each, 240)}" for each in fault.chain[:3]]
+            told += [shape.format(part) for shape, part in parts.items() if part]
         asserted = case.sign("cuda_assert") if self.kind == "cuda_error" else None
         if asserted is not None and asserted is not self.sign:
             told.append(f"its kernel printed: {_text.one_line(asserted.text, 240)}")
-        if self.sign is not None and (self.fault is None or self.sign.text not in told[0]):
+        if self.sign is not None and (fault is None or self.sign.text not in told[0]):
             told.append(f"it printed: {_text.one_line(self.sign.text, 400)}")
         if case.end.had_failed and case.end.signal:
             told.append(f"while it left because of that, it died of {case.end.signal}")
@@ -317,22 +317,20 @@ def _one_of(failed: list[End], fault: Fault | None, signs: list[Sign]) -> End:
 def _add_step_end(ends: list[End], signs: Iterable[Sign]) -> None:
     """srun ends the other tasks of a step after one of them has failed."""
     cancelled = next((s.line for s in signs if s.kind == "slurm_step_cancelled"), None)
-    if cancelled is None or not any(end.has("srun_exit") for end in ends):
-        return
-    for end in ends:
+    has_exited = any(end.has("srun_exit") for end in ends)
+    for end in ends if cancelled is not None and has_exited else []:
         told = end.has("killed_line", "terminated_line")
-        if told is not None and told.line > cancelled and is_ended_by_launcher(end):
-            end.was_sent_away = True
+        is_later = told is not None and told.line > (cancelled or 0)
+        end.was_sent_away |= is_later and is_ended_by_launcher(end)
 
 
 def _add_parting(ends: list[End], evidence: Evidence) -> None:
     """The reason with which the run ended the other ranks names the rank that failed first."""
-    how, status = _text.text(evidence.exit.get("how")), _text.whole(evidence.exit.get("status"))
-    sign = next((s for s in reversed(evidence.signs) if s.kind == "holdfast_stop"), None)
+    how, status = evidence.exit.get("how"), _text.whole(evidence.exit.get("status"))
+    sign = _last(evidence.signs, ("holdfast_stop",))
     if not how and sign is not None:
-        how = _text.text(sign.details.get("reason"))
-        status = _text.whole(sign.details.get("status"))
-    match = _WENT_FIRST.match(how)
+        how, status = sign.details.get("reason"), _text.whole(sign.details.get("status"))
+    match = _WENT_FIRST.match(_text.text(how))
     if match is None:
         return
     for end in ends:

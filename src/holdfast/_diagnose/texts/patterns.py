@@ -3,7 +3,7 @@
 A row is a regular expression. The part between « and » is plain text that every such line has: it
 finds candidates at the speed of memory. A row without these marks is plain text altogether.
 Named groups become the details of the sign, numbers as numbers. Groups that begin with `_` only
-serve `_more`.
+serve `_detail`.
 """
 
 from __future__ import annotations
@@ -173,9 +173,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
     ),
     # -- The kernel's log
     "kernel_oom": (
-        r"«Killed process »(?P<pid>\d+) \((?P<comm>[^)]*)\)(?:.*?anon-rss:(?P<_rss>\d+)kB)?"
-        r"(?:.*?shmem-rss:(?P<_shmem>\d+)kB)?",
-        r"out of memory: «Kill process »(?P<pid>\d+) \((?P<comm>[^)]*)\)(?P<_rss>)",  # older
+        r"«Killed process »(?P<pid>\d+) \((?P<comm>[^)]*)\)",
+        r"out of memory: «Kill process »(?P<pid>\d+) \((?P<comm>[^)]*)\)",  # older
     ),
     "kernel_segfault": (
         r"(?P<comm>[^\[\s]+)\[(?P<pid>\d+)\]: «segfault at »(?P<address>\w+).*?(?: in "
@@ -511,15 +510,17 @@ def sign_of(row: Pattern, line: Line) -> Sign | None:
         return None
     details: dict[str, Any] = {}
     for name, value in match.groupdict().items():
-        if value is not None or name in ("_name", "_rss"):
-            details |= _detail(name, value or "", match.string)
+        if value is not None or name == "_name":
+            details |= _detail(name, value or "")
     if row.kind == "cuda_oom":
         details |= read_memory_error(line.text)
     elif row.kind == "cuda_error":
         what = (details.get("what") or match[0]).strip().rstrip(".")
         if "out of memory" in what:
             return None  # a cuda_oom
-        details |= {"what": what[:200], "is_hardware": bool(HARDWARE.search(line.text))}
+        details["what"] = what[:200]
+    elif row.kind == "kernel_oom":
+        details["of_cgroup"] = "Memory cgroup out of memory" in line.text
     if re.search("(?i)keyboard ?interrupt|InterruptException", match[0]):
         details["signal"] = 2
     rank = details.pop("rank", None)
@@ -532,7 +533,7 @@ def _compiled(shape: str) -> re.Pattern[str]:
     return re.compile(shape)
 
 
-def _detail(name: str, value: str, line: str) -> dict[str, Any]:
+def _detail(name: str, value: str) -> dict[str, Any]:
     """What a group of a row tells: a number as a number, and more by those with an underscore."""
     number = int(value) if re.fullmatch(r"-?\d{1,18}", value) else None
     if name == "_names":  # ranks that did not come
@@ -541,10 +542,6 @@ def _detail(name: str, value: str, line: str) -> dict[str, Any]:
         return {"signal": _SIGNALS.get(value, 0)}
     if name == "_ms":
         return {"timeout_ms": number}
-    if name in ("_rss", "_shmem"):
-        found = {f"{name[1:]}_bytes": int(value[:15]) * 1024} if value else {}
-        of_cgroup = "Memory cgroup out of memory" in line
-        return {**found, "of_cgroup": of_cgroup} if name == "_rss" else found
     return {name: value if number is None else number}
 
 
@@ -563,14 +560,11 @@ _FIGURES = {
     rf"|Used [\d.]+\w? of {_SIZE} hbm",
     "free": rf"of which {_SIZE} is free|; {_SIZE} free|Free memory: {_SIZE}|There are {_SIZE} free"
     rf"|available memory is only {_SIZE}|Available memory of {_SIZE}",
-    "in_use": rf"this process has {_SIZE} memory in use",
     "allocated": rf"{_SIZE} is allocated by PyTorch|; {_SIZE} already allocated"
     rf"|{_SIZE} memory has been allocated|MPS allocated: {_SIZE}",
     "needed": rf"Used {_SIZE} of [\d.]+\w? hbm",
     "reserved_unallocated": rf"{_SIZE} is reserved by PyTorch but unallocated",
-    "reserved": rf"{_SIZE} reserved in total by PyTorch",
 }
-_DEVICE = re.compile(r"\bGPU (\d+)\b|device:GPU:(\d+)|Device (\d+)\b")
 _SHAPE = re.compile(r"tensor with shape ?(\[[\d, ]*\])(?: and type (\w+))?")
 _TYPES = {"half": 2, "bfloat16": 2, "float": 4, "int32": 4, "double": 8, "int64": 8}  # bytes
 HARDWARE = re.compile(
@@ -586,8 +580,6 @@ def read_memory_error(text: str) -> dict[str, Any]:
         if (size := re.search(shape, text)) is not None:
             number, unit = [group for group in size.groups() if group is not None][:2]
             found[name] = size_bytes(number, unit)
-    if (device := _DEVICE.search(text)) is not None:
-        found["device"] = next(int(group) for group in device.groups() if group)
     if (tensor := _SHAPE.search(text)) is not None:
         found["shape"] = tensor[1]
         each = _TYPES.get(tensor[2] or "")

@@ -570,7 +570,7 @@ def _signs_of(found: Traceback) -> Iterator[Sign]:
 def _dump(text: Text, line: Line) -> Sign:
     """faulthandler's dump, with the frames of the thread that died, the innermost first."""
     what = line.text.partition("Fatal Python error: ")[2].strip()
-    name = re.split(r"[:\n]", what)[0].strip()
+    name = re.split(r"[:\n]", what)[0].strip().lower()
     stacks: list[list[Frame]] = [[]]
     is_current = False
     for other in text.from_same(line, 300):
@@ -585,14 +585,9 @@ def _dump(text: Text, line: Line) -> Sign:
         elif body.strip() and not body.startswith((" ", "Python runtime")) and stacks[-1]:
             break
     # Without a current thread (it is not one of Python's), the last is the main thread.
-    frames = stacks[-1]
-    details = {
-        "what": what,
-        "signal": SIGNAL_WORDS.get(name.lower(), ("", None))[1],
-        "stack": [list(frame) for frame in frames[:40]],
-        "is_current": is_current,
-    }
-    return make_sign("faulthandler", line, details)
+    stack = [list(frame) for frame in stacks[-1][:40]]
+    number = SIGNAL_WORDS.get(name, ("", None))[1]
+    return make_sign("faulthandler", line, {"signal": number, "stack": stack})
 
 
 def _at_prompt(text: Text, line: Line) -> Sign:

@@ -7,7 +7,7 @@ after it, and `is_past` is set if the training went on after it. Other kinds:
   chain (its causes, the nearest first); outermost (the function of its first frame); tail (lines
   that may belong to its message); thread, process, caught_in, parts (of an exception group);
   lines (the first and the last); is_late (losses stand before it)
-* faulthandler: what, signal, stack (the innermost first), is_current
+* faulthandler: signal, stack (the innermost first)
 * torchrun_summary: exitcodes {rank: code} of ranks that torchrun did not end itself, failures (of
   all ranks)
 * launcher_exit, srun_exit: exitcode

@@ -273,7 +273,7 @@ class HangJudge:
         self._next_at = None
         if record is not None and moved:
             record["ended"] = time.time()
-            self._hands.file_again(record)
+            self._hands.file(record, is_over=True)
             self._hands.note("hang-over", seconds=round(record["ended"] - record["began"], 1))
             self._hands.say("hang-over")
 
@@ -476,10 +476,7 @@ class HangJudge:
         stood = round(record["found"] - record["began"], 1)
         self._hands.note("hang", rank=rank, stood=stood, policy=record["policy"], **told)
         self._hands.say("hang", policy=record["policy"], stood=stood, **told)
-        if record["policy"] == "restart":
-            self._hands.restart(rank)
-        else:
-            self._hands.save()
+        self._hands.secure(rank, restart=record["policy"] == "restart")
 
     def beat(self) -> dict[str, Any]:
         found, hang = self.record, None

@@ -265,7 +265,6 @@ class HangWatch:
 
     def _words_now(self) -> dict[str, Any]:
         words, now = self._words, time.monotonic()
-        standing = self._standing(now)
         ran = waited = None
         if self._counted is not None and self._counted_before is not None:
             ran, waited = (self._counted[i] - self._counted_before[i] for i in (0, 1))
@@ -286,7 +285,7 @@ class HangWatch:
             # Of the main thread, in the step in progress.
             "step_cpu": _rounded(ran),
             "step_waited": _rounded(waited),
-            **standing,
+            **self._standing(now),
         }
 
     def _debugger(self) -> int:
@@ -361,21 +360,18 @@ class HangMonitor:
         """Read the trainer's progress; if all is well, only a few shared words."""
         if now < self._blind_until:
             return
+        trainer = self._trainer
         try:
-            self._poll(now)
+            is_leaving = trainer.is_leaving or trainer.leave_status is not None
+            is_over = is_leaving or self._decider.is_trainer_gone
+            self.watch.observe(now, trainer.phase, is_over=is_over)
+            while self._judge is not None and not self._explained.empty():
+                self._judge.explained(*self._explained.get_nowait())
+            if self._judge is not None:
+                self._judge.tick()
         except Exception:  # noqa: BLE001  the keeper must go on
             traceback.print_exc()
             self._blind_until = now + _BLIND_SECONDS
-
-    def _poll(self, now: float) -> None:
-        trainer = self._trainer
-        is_leaving = trainer.is_leaving or trainer.leave_status is not None
-        is_over = is_leaving or self._decider.is_trainer_gone
-        self.watch.observe(now, trainer.phase, is_over=is_over)
-        if self._judge is not None:
-            while not self._explained.empty():
-                self._judge.explained(*self._explained.get_nowait())
-            self._judge.tick()
 
     def receive(self, rank: int, kind: str, /, **fields: Any) -> bool:
         """At the hub: a report of a rank's watch; False if it was for the hub itself."""
@@ -477,16 +473,13 @@ class HangMonitor:
             "durable_step": self._storage.durable_step,
         }
 
-    def file(self, record: dict[str, Any]) -> None:
-        file_hang(self._policy.layout, record, lambda rank: self._explained.put((record, rank)))
+    def file(self, record: dict[str, Any], *, is_over: bool = False) -> None:
+        done = None if is_over else lambda rank: self._explained.put((record, rank))
+        file_hang(self._policy.layout, record, done)
 
-    def file_again(self, record: dict[str, Any]) -> None:
-        file_hang(self._policy.layout, record, None)
+    def secure(self, rank: int | None, *, restart: bool) -> None:
+        """Make the newest snapshot durable: the next step may never come.
 
-    def save(self) -> None:
-        """Make the newest snapshot durable: the next step may never come."""
-        self._decider.on_hang(None, restart=False)
-
-    def restart(self, rank: int | None) -> None:
-        """Save what is in memory and make the trainer leave; its supervisor starts it again."""
-        self._decider.on_hang(rank, restart=True)
+        With `restart` the trainer then leaves, and its supervisor starts it again.
+        """
+        self._decider.on_hang(rank if restart else None, restart=restart)
