@@ -109,7 +109,7 @@ def _unknown(case: Case, past: list[Sign]) -> Finding:
         suspect = [line for line in lines if _SUSPECT.search(line)][-1:]
         told += [f"an earlier line: {_text.one_line(s, 240)}" for s in suspect if s != last]
     for sign in past[-1:]:
-        after = _text.count(_text.whole(sign.details.get("from_end")) or 0, "line")
+        after = _text.count(sign.from_end, "line")
         said = _text.one_line(sign.text, 240)
         told.append(f"line {sign.line} is: {said}; it went on for {after} after that")
     if end.status is not None:
@@ -228,8 +228,8 @@ def _lines_after(evidence: Evidence) -> int:
     said = {sign.kind for sign in evidence.signs}
     if evidence.kind != "log" or not said <= {"python_exception", "holdfast_start", *KINDS}:
         return 0  # a launcher, a shell or SLURM reported the end
-    last = min(evidence.signs, key=lambda sign: sign.details.get("from_end", 0), default=None)
-    after = _text.whole(last.details.get("from_end")) or 0 if last is not None else 0
+    last = min(evidence.signs, key=lambda sign: sign.from_end, default=None)
+    after = last.from_end if last is not None else 0
     lines = evidence.output.splitlines()[-after:] if after else []
     after -= sum(map(bool, map(_EXIT_NOISE.match, lines)))
     few = 0 if last is not None and was_caught(last) else _FEW_LINES

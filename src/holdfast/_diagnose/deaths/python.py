@@ -106,12 +106,8 @@ def judge_python(case: Case) -> Finding | None:
     trouble = _trouble(case)
     if (found := _usage(case, trouble)) is not None or trouble is None:
         return found
-    judges = {
-        "worker": judge_worker,
-        "shm_full": _judge_shm,
-        "disk_full": _judge_disk,
-        "cuda_oom": _judge_cuda_oom,
-    }
+    judges = {"worker": judge_worker, "shm_full": _judge_shm}
+    judges |= {"disk_full": _judge_disk, "cuda_oom": _judge_cuda_oom}
     if trouble.kind in judges:
         return judges[trouble.kind](case, trouble)
     fault, said = trouble.fault, trouble.said
@@ -203,13 +199,12 @@ def _local_server(case: Case, trouble: Trouble, evidence: list[str]) -> Finding 
     line = max((s.line for s in case.end.signs if is_same.get(id(s))), default=0)
     above = [s for s in case.evidence.signs if s.line < line and not is_same[id(s)]]
     first = fault_of_signs([s for s in above if s.rank != case.end.rank or is_of_another(s)])
-    if first is None:
-        sentence = f"{sentence[:1].upper()}{sentence[1:]}: it was not up, or had ended."
-    else:
+    said = f"{sentence[:1].upper()}{sentence[1:]}: it was not up, or had ended."
+    if first is not None:
         at = f" at {first.place}" if first.place else ""
         evidence.append(f"above it, another process had raised {first.sentence(400)}{at}")
-        sentence = f"Another process raised {first.sentence()}; then {sentence}."
-    return Finding(Cause.PYTHON_EXCEPTION, sentence, Sure.LIKELY, evidence)
+        said = f"Another process raised {first.sentence()}; then {sentence}."
+    return Finding(Cause.PYTHON_EXCEPTION, said, Sure.LIKELY, evidence)
 
 
 def _how_sure(case: Case, trouble: Trouble) -> Sure:
@@ -236,7 +231,7 @@ def _breakpoint(case: Case, fault: Fault, evidence: list[str]) -> Finding:
 def _trouble(case: Case) -> Trouble | None:
     fault = case.end.fault
     begun = _where_the_end_begins(case)
-    signs = [sign for sign in case.end.signs if sign.kind in KINDS and _lines_after(sign) <= begun]
+    signs = [sign for sign in case.end.signs if sign.kind in KINDS and sign.from_end <= begun]
     if fault is not None:
         better = [sign for sign in signs if _says_more(sign, fault)]
         if fault.kind == "cuda_error" and (driver := [s for s in signs if "xid" in s.details]):
@@ -250,10 +245,10 @@ def _trouble(case: Case) -> Trouble | None:
         is_vague = _VAGUE.fullmatch(fault.type) and not fault.is_of_host
         vague = (*_SAYING_LITTLE, "cpu_oom") if is_vague else _SAYING_LITTLE
         if fault.kind in vague and better and not fault.is_configuration:
+            kind, said = kind_of_sign(better[-1]), _text.one_line(better[-1].text, 200)
             if fault.kind == "interrupt":  # a library interrupted its own process
-                said = _text.one_line(better[-1].text, 200)
-                return Trouble(kind_of_sign(better[-1]), said, None, better[-1])
-            return Trouble(kind_of_sign(better[-1]), fault.sentence(), fault, better[-1])
+                return Trouble(kind, said, None, better[-1])
+            return Trouble(kind, fault.sentence(), fault, better[-1])
         bad = [sign for sign in signs if sign.kind == "nan_loss"]
         if bad and fault.kind in ("plain", "nan") and _OF_NUMBERS.search(fault.message):
             return Trouble("nan", fault.sentence(), fault, bad[-1])
@@ -284,16 +279,12 @@ def _where_the_end_begins(case: Case) -> int:
     The other ranks and the launcher print what they then saw below the cause.
     """
     begun = 0
-    for sign in sorted(case.evidence.signs, key=_lines_after):
-        if _lines_after(sign) - begun >= _NEAR_LINES:
+    for sign in sorted(case.evidence.signs, key=lambda each: each.from_end):
+        if sign.from_end - begun >= _NEAR_LINES:
             break
         first = (sign.details.get("lines") or [sign.line])[0]
-        begun = max(begun, _lines_after(sign) + max(0, sign.line - first))
+        begun = max(begun, sign.from_end + max(0, sign.line - first))
     return begun
-
-
-def _lines_after(sign: Sign) -> int:
-    return _text.whole(sign.details.get("from_end")) or 0
 
 
 def _says_more(sign: Sign, fault: Fault) -> bool:
@@ -320,26 +311,25 @@ def _plain(case: Case, fault: Fault, evidence: list[str]) -> Finding:
     """An exception that means what it says."""
     step, said = case.end.step, fault.sentence()
     if fault.is_configuration:
-        sentence = f"{case.opening} did not get to its first step: {said}."
-        if fault.is_before_first_step is None:
-            sentence = f"{case.opening} cannot run like this: {said}."
-        elif step:
-            sentence = f"{case.opening} went on at step {step}, and made no new step: {said}."
-        lines = [advice.ONCE_RIGHT]
-        if fault.is_own:  # its second line is the remedy
-            lines = [*fault.message.splitlines()[1:2], *lines]
+        how = f"went on at step {step}, and made no new step" if step else ""
+        how = how or "did not get to its first step"
+        how = "cannot run like this" if fault.is_before_first_step is None else how
+        # The second line of an error of holdfast is the remedy.
+        lines = [*fault.message.splitlines()[1:2], advice.ONCE_RIGHT]
+        lines = lines if fault.is_own else lines[-1:]
+        sentence = f"{case.opening} {how}: {said}."
         return Finding(Cause.CONFIGURATION, sentence, Sure.CERTAIN, evidence, lines)
+    lines = [f"Look at {fault.place}."] if fault.place else []
     if fault.message == CUT:
         at = f", at {fault.place}" if fault.place else ""
         sentence = f"The log ends inside a traceback of {case.who}{at}: its exception is missing."
-        lines = [*([f"Look at {fault.place}."] if fault.place else []), *advice.go_on(case)]
+        lines += advice.go_on(case)
         return Finding(Cause.PYTHON_EXCEPTION, sentence, Sure.LIKELY, evidence[1:], lines)
     sentence = f"{case.opening} {fault.verb} {said}."
     if case.finished_step is not None:
         evidence.append(f"the training itself had finished, at step {case.finished_step}")
     elif step is not None:
         sentence = f"{case.opening} raised {said} (in step {step + 1})."
-    lines = [f"Look at {fault.place}."] if fault.place else []
     sure = Sure.LIKELY if PROCESS_LEFT.search(fault.message) else Sure.CERTAIN
     if waited_in_vain(fault) and (lost := lost_children(fault)):
         told = ", ".join(f"pid {pid}: status {status}" for pid, status in lost[:4])
@@ -372,11 +362,10 @@ def _plain(case: Case, fault: Fault, evidence: list[str]) -> Finding:
 def _exit(case: Case, fault: Fault) -> Finding:
     """`sys.exit` with something that is not 0."""
     code = fault.exit_code or fault.message or "?"
-    evidence = [f"it called sys.exit({_text.one_line(code, 200)})"]
-    if (status := _status_of(code)) is not None and str(status) != code:
+    evidence, status = [f"it called sys.exit({_text.one_line(code, 200)})"], _status_of(code)
+    if status is not None and str(status) != code:
         evidence.append(f"its parent sees that as status {status}")
-    if fault.place:
-        evidence.append(f"at {fault.place}")
+    evidence += [f"at {fault.place}"] if fault.place else []
     if fault.is_before_first_step and (code == "2" or not code.lstrip("-").isdigit()):
         sentence = f"{case.opening} left before its first step, with sys.exit({code[:120]})."
         usage = ": its usage." if _USAGE.search(case.evidence.output) else "."
@@ -530,10 +519,8 @@ def _judge_shm(case: Case, trouble: Trouble) -> Finding:
         evidence.append(f"in the last sample it had {_text.size(use.shm_free)} free{used}")
     evidence.append("the room is free again once the process is gone, so df shows nothing now")
     if free and total and free > _ROOM * total and total > _MUCH_BYTES and _GUESS in said:
-        sentence = (
-            f"A data-loader worker died of a bus error, and {case.who} with it. /dev/shm has room: "
-            "a file that it had mapped was cut short, most likely."
-        )
+        why = "/dev/shm has room: a file that it had mapped was cut short, most likely"
+        sentence = f"A data-loader worker died of a bus error, and {case.who} with it. {why}."
         lines = advice.advise(case, "worker_died")
         return Finding(Cause.WORKER_DIED, sentence, Sure.LIKELY, evidence, lines)
     sentence = f"/dev/shm was full{size}, and {case.who} got no room there."
@@ -572,15 +559,11 @@ def _judge_disk(case: Case, trouble: Trouble) -> Finding:
     elif full:
         sentence = f"A disk was full{where}: what {case.who} wrote was cut short."
     else:
-        sentence = (
-            f"A file that {case.who} wrote was cut short, as on a full disk or beyond a quota."
-        )
-        if not now:
-            evidence.append(
-                "torch.save does not report a full disk, and the free room was not recorded"
-                if not disks
-                else "there is room on the disks now: it may have been freed, or be another one"
-            )
+        why = "as on a full disk or beyond a quota"
+        sentence = f"A file that {case.who} wrote was cut short, {why}."
+        unknown = "torch.save does not report a full disk, and the free room was not recorded"
+        room = "there is room on the disks now: it may have been freed, or be another one"
+        evidence += [] if now else [room if disks else unknown]
     where = path if path and path != cache else "the folder that it wrote to"
     lines = advice.advise(case, "quota" if is_quota else "disk_full", where=where)
     lines = [line for line in lines if path != cache or not cache or "checkpoints" not in line]

@@ -31,6 +31,10 @@ class Sign:
     line: int = 1
     details: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def from_end(self) -> int:
+        return int(self.details.get("from_end") or 0)
+
 
 def make_sign(
     kind: str, line: Line, details: dict[str, Any] | None = None, rank: int | None = None

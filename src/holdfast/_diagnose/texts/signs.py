@@ -280,7 +280,7 @@ def _ended_at(text: Text, signs: list[Sign]) -> dict[int | None, int]:
     tells nothing by its silence: mostly only rank 0 prints.
     """
     raised = [s for s in signs if s.kind == "python_exception" and s.rank is not None]
-    last = {sign.rank: sign for sign in raised if sign.details["from_end"] > _PAST_LINES}
+    last = {sign.rank: sign for sign in raised if sign.from_end > _PAST_LINES}
     if not last:
         return {}
     heads = {rank: sign.details.get("lines", [sign.line])[0] for rank, sign in last.items()}
@@ -315,11 +315,11 @@ def _with_past(signs: list[Sign], marks: Marks, ended: dict[int | None, int]) ->
     found: list[Sign] = []
     after, is_past, is_far, has_finished = 0, False, False, False
     early = {(s.line, s.rank) for s in signs if s.kind in _BEFORE_STEPS or "ImportError" in s.text}
-    first = {(s.text, s.rank): s.details["from_end"] for s in reversed(signs)}
+    first = {(s.text, s.rank): s.from_end for s in reversed(signs)}
     raised: dict[int | None, int] = {}  # of each rank, where the exception stands that comes next
     in_vain: set[int | None] = set()  # ranks whose main thread ended because it had waited in vain
     for sign in reversed(signs):
-        from_end = sign.details["from_end"]
+        from_end = sign.from_end
         most = _PAST_STACKS if sign.kind == "faulthandler" else _PAST_LINES
         is_past = is_past or from_end >= marks.last_start
         has_ended = sign.rank in ended and sign.line >= ended[sign.rank]
@@ -387,7 +387,7 @@ def _unless_it_failed(signs: list[Sign]) -> list[Sign]:
     last = past[-1] if past else None
     return [
         replace(sign, details={k: v for k, v in sign.details.items() if k != "is_past"})
-        if sign is last and sign.details["from_end"] < _PAST_LINES
+        if sign is last and sign.from_end < _PAST_LINES
         else sign
         for sign in signs
     ]
