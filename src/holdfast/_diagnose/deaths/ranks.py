@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 
 from holdfast import _errors, _text
 from holdfast._diagnose import advice
@@ -45,12 +44,11 @@ _OF_PEERS = ("timeout", "peer_lost")  # kinds of an end that blame another rank
 def open_case(evidence: Evidence) -> Case:
     ends = ends_of(evidence)
     if len(ends) == 1:
-        child = _child_to_blame(ends[0])
+        (only,), child = ends, _child_to_blame(ends[0])
         if child is None:
-            only = ends[0]
             return Case(evidence, ends, only, [], _one_of(only), _is_only_cause(only))
         why = [f"{child.name()} is the one that ended by itself"]
-        return Case(evidence, ends, child, [_then(ends[0])], why)
+        return Case(evidence, ends, child, [_then(only)], why)
     for end in [each for each in ends if _was_ended_later(each, ends)]:
         end.was_sent_away = True
     if any(kind_of(end) == "timeout" for end in ends):
@@ -94,21 +92,18 @@ def open_case(evidence: Evidence) -> Case:
 
 def _was_ended_later(end: End, ends: list[End]) -> bool:
     """Whether a launcher ended it after another rank had given up."""
-    if not is_ended_by_launcher(end):
-        return False
-    for other in ends:
-        if kind_of(other) not in _OF_PEERS:
-            continue
-        if end.seen_at is not None and other.seen_at is not None:
-            later = end.seen_at - other.seen_at
-        elif end.time is not None and other.time is not None:
-            later = end.time - other.time - _NOTED_SECONDS
-        else:
-            # A timeout comes before the launcher's signal; a lost peer was lost before.
-            later = 1.0 if kind_of(other) == "timeout" and end.status != -9 else 0.0
-        if later > 0:
-            return True
-    return False
+    return is_ended_by_launcher(end) and any(
+        _is_later(end, each) for each in ends if kind_of(each) in _OF_PEERS
+    )
+
+
+def _is_later(end: End, other: End) -> bool:
+    if end.seen_at is not None and other.seen_at is not None:
+        return end.seen_at > other.seen_at
+    if end.time is not None and other.time is not None:
+        return end.time > other.time + _NOTED_SECONDS
+    # A timeout comes before the launcher's signal; a lost peer was lost before.
+    return kind_of(other) == "timeout" and end.status != -9
 
 
 def _is_aborted(end: End) -> bool:
@@ -133,11 +128,11 @@ def _child_to_blame(end: End) -> End | None:
         if status is None and in_vain:
             status = _text.whole(process.get("exitcode"))  # as the trainer recorded it
         if status is not None and status < 0 and status not in (-15, -2, -1) and pid != end.pid:
-            moment = _text.real(process.get("ended"))
-            known = End(host=end.host, pid=pid, time=moment, status=status, is_child=True)
-            counters = _text.record(process.get("counters")) or end.counters
-            signs = [sign for sign in end.signs if sign.kind in _LAST_WORDS]
-            return replace(known, counters=counters, memory=end.memory, signs=signs)
+            found = End(host=end.host, pid=pid, status=status, is_child=True, memory=end.memory)
+            found.time = _text.real(process.get("ended"))
+            found.counters = _text.record(process.get("counters")) or end.counters
+            found.signs = [sign for sign in end.signs if sign.kind in _LAST_WORDS]
+            return found
     return None
 
 
@@ -154,17 +149,17 @@ def _lend_what_the_leader_saw(culprit: End, evidence: Evidence) -> None:
 
 def kind_of(end: End) -> str:
     """What a rank's end says of others: `timeout`, `peer_lost`, or something of its own."""
+    why = end.has(*_SAYS_WHY)  # a library reports its own trouble as that of a peer
     if end.fault is not None:
-        if end.fault.kind in _OF_PEERS and (why := end.has(*_SAYS_WHY)):
-            return KINDS[why.kind]  # a library reports its own trouble as that of a peer
         is_socket = end.fault.kind == "plain" and end.fault.type in _SOCKET_ERRORS
-        return "peer_lost" if is_socket and end.rank is not None else end.fault.kind
+        kind = "peer_lost" if is_socket and end.rank is not None else end.fault.kind
+        return KINDS[why.kind] if why and end.fault.kind in _OF_PEERS else kind
     if end.status not in (None, 1, -6):  # NCCL's watchdog aborts its process
         return ""
     if end.has(*_TIMEOUTS):
         return "timeout"
     if end.has(*_LOST):
-        return KINDS[why.kind] if (why := end.has(*_SAYS_WHY)) else "peer_lost"
+        return KINDS[why.kind] if why else "peer_lost"
     return ""
 
 
@@ -208,9 +203,8 @@ def _how_found(culprit: End, by_itself: list[End], *, is_ordered: bool) -> list[
 def _one_of(end: End) -> list[str]:
     numbers = ", ".join(map(str, end.one_of[:_MOST_OTHERS]))
     more = ", …" if len(end.one_of) > _MOST_OTHERS else ""
-    how = f"left with status {end.status}"
-    if end.status is None:
-        how = "did not come to the collective that the others waited for"
+    late = "did not come to the collective that the others waited for"
+    how = late if end.status is None else f"left with status {end.status}"
     who = f"the ranks {numbers}{more}" if len(end.one_of) > 1 else f"rank {numbers}"
     return [f"its lines name no rank: {who} {how}"] if end.one_of else []
 
@@ -388,15 +382,11 @@ def _timeout(case: Case, named: bool, evidence: list[str]) -> Finding:
         where = f": it was at step {case.end.step} while others waited at step {max(waiting)}"
     elif case.end.step is not None:
         where = f", after step {case.end.step}"
-    if named:
-        sentence = f"{case.opening} did not come to a collective that the others waited for{where}."
-    elif case.end.rank is None:
-        sentence = "A collective timed out: another rank did not come to it in time."
-    else:
-        sentence = (
-            f"A collective timed out; {case.who} was the first to give up, which does not make it "
-            "the cause."
-        )
+    sentence = f"{case.opening} did not come to a collective that the others waited for{where}."
+    if not named:
+        first = f"{case.who} was the first to give up, which does not make it the cause"
+        none = ": another rank did not come to it in time"
+        sentence = f"A collective timed out{none if case.end.rank is None else f'; {first}'}."
     progress = [sign for end in case.ends for sign in end.signs if sign.kind == "nccl_progress"]
     completed = {_text.whole(sign.details.get("completed")) for sign in progress}
     if progress and not case.end.step and completed <= {-1, 0}:
@@ -446,14 +436,12 @@ def _where_they_waited(case: Case) -> str:
     """The call of torch in which a rank timed out, and the line of the script that made it."""
     faults = [end.fault for end in case.ends if kind_of(end) == "timeout" and end.fault]
     frames = faults[0].record.get("frames") if faults else None
-    own: list[object] = []
-    call = ""
-    for frame in reversed(frames if isinstance(frames, list) else []):
-        if "/torch/" not in str(frame[0]).replace("\\", "/"):
-            own = frame
-            break
-        call = call or str(frame[2])
-    return f"{call}(), at {own[0]}:{own[1]} in {own[2]}" if own and call else ""
+    frames = frames[::-1] if isinstance(frames, list) else []
+    is_of_torch = ["/torch/" in str(frame[0]).replace("\\", "/") for frame in frames]
+    if not is_of_torch or not is_of_torch[0] or all(is_of_torch):
+        return ""
+    file, line, function = frames[is_of_torch.index(False)]
+    return f"{frames[0][2]}(), at {file}:{line} in {function}"
 
 
 def _said_of_peers(case: Case) -> list[str]:

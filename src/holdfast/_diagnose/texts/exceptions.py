@@ -44,6 +44,7 @@ _OWN = re.compile(
     r"(?:Settings|Folder|State|Checkpoint|Proof)Error|NotARun|RunIsLive|UnstorableState"
     r"|StateMismatch|RestoreDiffers|(?:Damaged|Unreadable|NoGood)Checkpoint"
 )
+_OF_HOLDFAST = re.compile(r"holdfast\.|[^.]*$")
 # A folder that could not be written now may be written later.
 _NO_ROOM = re.compile(r"\((?:No space left on device|Disk quota exceeded)\)")
 _MAY_PASS = re.compile(
@@ -232,7 +233,7 @@ class Fault:
             return "disk_full" if self._may_pass and _NO_ROOM.search(self.message) else "plain"
         if _OF_SETTINGS.search(self.message):
             return "plain"
-        if self.type == "RanksError" and self._is_of_holdfast:
+        if self.type == "RanksError" and _OF_HOLDFAST.match(self.qualified):
             return "rendezvous"
         if self.type == "ModuleNotFoundError":
             return "environment"
@@ -278,13 +279,9 @@ class Fault:
         return [str(each[0]) for each in places if isinstance(each, list | tuple) and each]
 
     @property
-    def _is_of_holdfast(self) -> bool:
-        return "." not in self.qualified or self.qualified.startswith("holdfast.")
-
-    @property
     def is_own(self) -> bool:
         """Whether it is one of holdfast, raised while a run is opened."""
-        return bool(_OWN.fullmatch(self.type)) and self._is_of_holdfast
+        return bool(_OWN.fullmatch(self.type)) and _OF_HOLDFAST.match(self.qualified) is not None
 
     @property
     def _may_pass(self) -> bool:
