@@ -12,7 +12,6 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -100,8 +99,8 @@ def gather_run(
     found.durable_step = _durable_step(layout, number)
     beats = found.beat.get("ranks")
     beats = beats if isinstance(beats, list) else []
-    for rank in _rank_numbers(layout, number, len(beats)):
-        found.ranks.append(_rank(layout, number, rank, beats))
+    numbers = _rank_numbers(layout, number, len(beats))
+    found.ranks = [_rank(layout, number, rank, beats) for rank in numbers]
     if any(rank.led for rank in found.ranks):  # each rank has a leader of its own
         found.ranks[0].led = found.led or {}
     planned = [_text.whole(rank.error.get("ranks")) or 0 for rank in found.ranks]
@@ -121,11 +120,9 @@ def gather_led(life_folder: Path) -> Evidence:
     led = read_json(life_folder / "led.json")
     opened = read_json(life_folder / "run.json") or _text.record(led.get("run"))
     folder, attempt = _text.text(opened.get("folder")), _text.whole(opened.get("attempt"))
-    found = Evidence(kind="led")
+    found = Evidence(kind="led", subject=str(life_folder))
     if folder and attempt and RunLayout(Path(folder)).attempt(attempt).is_dir():
         found = gather_run(Path(folder), attempt)
-    if found.kind == "led":
-        found.subject = str(life_folder)
     found.led = led or found.led
     found.is_live = bool(led) and led.get("ended") is None and _is_leader_alive(led)
     found.hang = found.hang or read_json(life_folder / "hang.json")
@@ -149,21 +146,15 @@ def look_for_full_disks(found: Evidence) -> None:
 
 def _look_where(layout: RunLayout, attempt: int, found: Evidence) -> None:
     """Whether it ran on this machine, and whether the machine has restarted since."""
-    holder = lease_holder(layout, attempt)
-    if holder is None:
-        return
-    boot = of_process().boot
-    if not holder.boot or not boot:
+    holder, boot = lease_holder(layout, attempt), of_process().boot
+    if holder is None or not holder.boot or not boot:
         return
     found.run.is_here = holder.boot == boot  # in another container its processes are not seen
-    beat = _text.real(read_json(layout.heartbeat(attempt)).get("time"))
-    booted = _booted_at()
-    found.run.has_rebooted = (
-        holder.host == host_name()
-        and holder.boot != boot
-        # Else it was another machine of the same name.
-        and (beat is None or booted is None or beat < booted + _SKEW_SECONDS)
-    )
+    beat, booted = _text.real(read_json(layout.heartbeat(attempt)).get("time")), _booted_at()
+    # Else it was another machine of the same name.
+    is_before = beat is None or booted is None or beat < booted + _SKEW_SECONDS
+    is_same = holder.host == host_name() and holder.boot != boot
+    found.run.has_rebooted = is_same and is_before
 
 
 def _is_live(layout: RunLayout, attempt: int) -> bool:
@@ -173,11 +164,9 @@ def _is_live(layout: RunLayout, attempt: int) -> bool:
         return False
     if holder.is_here():
         return holder.is_alive()
-    beat = read_json(layout.heartbeat(attempt))
-    moment = _text.real(beat.get("time"))
-    if moment is None or abs(time.time() - moment) > _OLD_SECONDS:
-        return False
-    return is_live(layout, attempt, _WATCH_SECONDS)
+    moment = _text.real(read_json(layout.heartbeat(attempt)).get("time"))
+    is_recent = moment is not None and abs(time.time() - moment) <= _OLD_SECONDS
+    return is_recent and is_live(layout, attempt, _WATCH_SECONDS)
 
 
 def _await_keeper(layout: RunLayout, attempt: int) -> None:
@@ -188,10 +177,8 @@ def _await_keeper(layout: RunLayout, attempt: int) -> None:
         keeper = of_process(starting[0]) if starting else None
     if keeper is None or not keeper.is_here():
         return
-    deadline = FairDeadline(_KEEPER_SECONDS, lambda: [keeper.pid])
-    while not deadline.is_over() and keeper.is_alive():
-        if layout.exit(attempt).exists():
-            return
+    deadline, ended = FairDeadline(_KEEPER_SECONDS, lambda: [keeper.pid]), layout.exit(attempt)
+    while not deadline.is_over() and keeper.is_alive() and not ended.exists():
         time.sleep(0.02)
 
 
@@ -264,20 +251,17 @@ def _durable_step(layout: RunLayout, attempt: int) -> int | None:
 
 def _rank_numbers(layout: RunLayout, attempt: int, told: int) -> list[int]:
     """Every rank that has a file; 0 for a run of one process."""
-    found = {0, *range(min(told, _MOST_RANKS))}
+    found = {0, *range(told)}
     for folder in (layout.attempt(attempt), layout.ranks(attempt)):
         with contextlib.suppress(OSError):
-            for path in folder.iterdir():
-                match = _OF_A_RANK.fullmatch(path.name)
-                if match is not None and int(match[1]) < _MOST_RANKS:
-                    found.add(int(match[1]))
-    return sorted(found)
+            names = (_OF_A_RANK.fullmatch(path.name) for path in folder.iterdir())
+            found |= {int(name[1]) for name in names if name is not None}
+    return sorted(rank for rank in found if rank < _MOST_RANKS)
 
 
 def _rank(layout: RunLayout, attempt: int, rank: int, beats: list[object]) -> RankEvidence:
     beat = _text.record(beats[rank]) if rank < len(beats) else {}
-    if not beats:
-        beat = read_json(layout.heartbeat(attempt))
+    beat = beat if beats else read_json(layout.heartbeat(attempt))
     process = read_json(layout.rank(attempt, rank))
     holder = _text.record(process.get("process")) or _text.record(process.get("trainer"))
     if rank == 0 and not holder:
@@ -307,14 +291,11 @@ def _read_texts(layout: RunLayout, attempt: int, found: Evidence) -> None:
             text = text or next(printed, "")
         if rank.rank == 0:
             found.output = text
-        found.signs += _named(read_signs(text), None if is_one else rank.rank)
-        dumps = [sign for sign in read_signs(rank.stacks) if sign.kind == "faulthandler"]
-        found.signs += _named(dumps, rank.rank if len(found.ranks) > 1 else None)
-
-
-def _named(signs: Iterable[Sign], rank: int | None) -> Iterator[Sign]:
-    for sign in signs:
-        yield sign if sign.rank is not None else replace(sign, rank=rank)
+        of_one, of_many = (None if is_one else rank.rank), rank.rank if found.ranks[1:] else None
+        signs = [(sign, of_one) for sign in read_signs(text)]
+        dumps = [(sign, of_many) for sign in read_signs(rank.stacks) if sign.kind == "faulthandler"]
+        for sign, of in (*signs, *dumps):
+            found.signs.append(sign if sign.rank is not None else replace(sign, rank=of))
 
 
 def _tail(path: Path, size_bytes: int) -> str:
@@ -337,11 +318,8 @@ def gather_log(path: Path) -> Evidence:
     look_for_full_disks(evidence)
     if not tail.strip():
         evidence.notes.append(f"{path} is empty: nothing was written to it.")
-    is_told = any(
-        sign.details.get("from_end", 0) < _NEAR_THE_END and not sign.details.get("is_past")
-        for sign in signs
-        if sign.kind != "holdfast_start"
-    )
+    ends = [s for s in signs if s.kind != "holdfast_start" and not s.details.get("is_past")]
+    is_told = any(sign.from_end < _NEAR_THE_END for sign in ends)
     writers = _writers(path)
     for pid, comm in writers[:4]:
         evidence.notes.append(f"Process {pid} ({comm}) still has this file open for writing.")
@@ -353,15 +331,13 @@ def gather_log(path: Path) -> Evidence:
 def _writers(path: Path) -> list[tuple[int, str]]:
     """The processes that have a file open for writing, as far as /proc shows them."""
     found: list[tuple[int, str]] = []
-    if sys.platform != "linux":
-        return found
     try:
         wanted = path.stat()
-        processes = [name for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208  quicker
+        names = os.listdir("/proc") if sys.platform == "linux" else []  # noqa: PTH208  quicker
     except OSError:
         return found
-    for name in processes:
-        if int(name) == os.getpid():
+    for name in names:
+        if not name.isdigit() or int(name) == os.getpid():
             continue
         with contextlib.suppress(OSError, ValueError):
             for number in os.listdir(f"/proc/{name}/fd"):  # noqa: PTH208  quicker than a Path
