@@ -89,6 +89,7 @@ _OF_VICTIMS = ("timeout", "peer_lost")
 _REFERS = re.compile(r"(?i)\bsee (?:the )?(?:inner exception|cause|exception above)")
 _ANSWER_LINES = 30  # between a Ctrl-C and what the script then raised
 _UNLOAD_LINES = 6  # between an exception and a crash of what is unloaded
+_KEPT = ("is_late", "handled", "code", "announced", "caught_in")  # details of a sign
 _AT_ONCE_LINES = 2  # between two tracebacks: nothing else was printed
 _LAUNCHERS = ("ChildFailedError", "CalledProcessError", "ProcessRaisedException")
 _OF_A_SCRIPT = re.compile(  # it printed itself why it left, or nothing tells
@@ -398,12 +399,10 @@ def _before_the_loss(fault: Fault) -> Fault:
     """The exception during whose handling another rank was lost, as in a barrier of a cleanup."""
     if fault.kind not in _OF_VICTIMS:
         return fault
-    for line in reversed(fault.chain):
-        first = fault_of_line(line)
-        if first is None or first.type in _SOCKETS or not _is_own(first):
-            continue
-        early, said = fault.is_before_first_step, fault.sentence()
-        return replace(first, record=fault.record, is_before_first_step=early, then=said)
+    for first in filter(None, map(fault_of_line, reversed(fault.chain))):
+        if first.type not in _SOCKETS and _is_own(first):
+            early, said = fault.is_before_first_step, fault.sentence()
+            return replace(first, record=fault.record, is_before_first_step=early, then=said)
     return fault
 
 
@@ -441,8 +440,7 @@ def _fault_of_sign(sign: Sign) -> Fault | None:
     if not name or name in (*_OF_A_SIGNAL, *_NO_REASON):
         return None
     tail, chain = sign.details.get("frames_tail"), sign.details.get("chain")
-    kept = ("is_late", "handled", "code", "announced", "caught_in")
-    more: Record = {key: sign.details[key] for key in kept if key in sign.details}
+    more = {key: value for key, value in sign.details.items() if key in _KEPT}
     is_told = CHILD_LEFT.search(message) and not _OF_A_SCRIPT.search(message)
     if name in _LAUNCHERS and not is_told:
         return None
@@ -488,16 +486,11 @@ def fault_of_how(exit_record: Record) -> Fault | None:
     match = _TYPE.fullmatch(how.removeprefix("could not start: "))
     if match is None or (status != 1 and not early and match[1] != "SystemExit"):
         return None
-    name = match[1].rpartition(".")[2]
+    name, message = match[1].rpartition(".")[2], match[2] or ""
     if not _NAME.search(name) and not early:
         return None
-    code = (match[2] or "").strip() if name == "SystemExit" else None
-    return Fault(
-        type=name,
-        message=match[2] or "",
-        is_before_first_step=True if early else None,
-        exit_code=code or None,
-    )
+    code = (message.strip() or None) if name == "SystemExit" else None
+    return Fault(name, message, is_before_first_step=early or None, exit_code=code)
 
 
 def _place(frames: object) -> str:

@@ -182,15 +182,18 @@ class Marks:
         A buffered stream shows lines from before an error after it. Such lines continue in the
         middle of a line, or no line precedes them: then the number of lines tells.
         """
-        marks = self._of.get(rank, [])
-        before = [mark.counted for mark in marks if mark.from_end > from_end]
-        after = [mark for mark in marks if mark.from_end < from_end]
-        if not after:
-            return False
-        if not before or before[-1] is None:
-            return len(after) >= least
+        before, after = self._around(rank, from_end)
+        if not before or not after:
+            return bool(after) and len(after) >= least
         highest = max(mark.counted or _NONE for mark in after)
-        return highest > before[-1] and (least == 1 or not _is_drawn_once(after))
+        is_drawn_once = least != 1 and _is_drawn_once(after)
+        return highest > (before[-1].counted or _NONE) and not is_drawn_once
+
+    def _around(self, rank: int | None, from_end: int) -> tuple[list[Mark], list[Mark]]:
+        """The lines that count, of this rank, before and after a line."""
+        marks = self._of.get(rank, [])
+        after = [mark for mark in marks if mark.from_end < from_end]
+        return [mark for mark in marks if mark.from_end > from_end], after
 
     def count_after(self, rank: int | None, from_end: int) -> int:
         """How many lines of progress follow a line: of the same rank, or of all."""
@@ -208,9 +211,10 @@ class Marks:
 
     def trains_on(self, rank: int | None, from_end: int) -> bool:
         """Whether more epochs or steps follow a line; an evaluation has neither, or one epoch."""
-        marks = [mark for mark in self._of.get(rank, []) if mark.counted and not mark.bar]
-        before = [mark.counted[:2] for mark in marks if mark.counted and mark.from_end > from_end]
-        after = [mark.counted[:2] for mark in marks if mark.counted and mark.from_end < from_end]
+        before, after = (
+            [mark.counted[:2] for mark in marks if mark.counted and not mark.bar]
+            for marks in self._around(rank, from_end)
+        )
         is_higher = max(after, default=(0, 0)) > max(before, default=(math.inf, 0))
         return is_higher or len({epoch for epoch, _ in after}) > 1
 
@@ -256,9 +260,8 @@ def _columns(line: str) -> list[str]:
 def _losses_of_row(line: str, columns: list[str]) -> dict[str, str]:
     """The losses in a row of such a table, by their columns; empty if it is none."""
     cells = [cell for cell in _CELLS.split(line) if cell]
-    if len(cells) < len(columns) or not cells[0].replace("/", "").isdigit():
-        return {}
-    rows = zip(columns, cells, strict=False)
+    is_row = len(cells) >= len(columns) and cells[0].replace("/", "").isdigit()
+    rows = zip(columns, cells, strict=False) if is_row else ()
     found = {name: cell for name, cell in rows if _OF_LOSSES.search(name)}
     return found if all(map(_CELL_OF_LOSS.fullmatch, found.values())) else {}
 
@@ -304,9 +307,8 @@ def _read(text: Text) -> Iterator[Mark]:
 
 
 def _count(line: str) -> Count | None:
-    epoch, step, part = _EPOCH.search(line), _STEP.search(line), _OF_MANY.search(line)
-    if epoch is None and step is None and part is None:
-        plain = _PLAIN.search(line)
-        return (0, float(plain[1]), 0) if plain else None
-    known = [float(each[each.lastindex or 1]) if each else 0.0 for each in (epoch, step, part)]
-    return known[0], known[1], known[2]
+    found = [shape.search(line) for shape in (_EPOCH, _STEP, _OF_MANY)]
+    if not any(found):
+        found[1] = _PLAIN.search(line)
+    epoch, step, part = (float(each[each.lastindex or 1]) if each else 0.0 for each in found)
+    return (epoch, step, part) if any(found) else None

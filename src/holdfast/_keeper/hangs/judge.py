@@ -86,11 +86,10 @@ def wait_for(bound: dict[int, dict[str, Any]]) -> float | None:
     """How long to wait for a rank in a phase or a save; None if there is none."""
     waits = []
     for look in bound.values():
-        if look.get("stretch") in (PHASE, FIRST, OUTSIDE, WORK) and look.get("patience"):
-            left = look["patience"] - (look.get("stood") or 0.0)
+        left = (look.get("patience") or 0.0) - (look.get("stood") or 0.0)
+        if look.get("stretch") in (PHASE, FIRST, OUTSIDE, WORK) and left > 0:
             most = _WAIT_SECONDS if look["stretch"] == WORK else _LONGEST_WAIT_SECONDS
-            if left > 0:
-                waits.append(min(max(left, 1.0), most))
+            waits.append(min(max(left, 1.0), most))
     return min(waits, default=None)
 
 
@@ -99,13 +98,10 @@ def crowding(look: dict[str, Any]) -> float:
 
     Without the trainer's main thread: its patience already excludes the time it waits.
     """
-    shares = [0.0]
-    for number, process in enumerate(look.get("processes") or []):
-        threads = [
-            each for each in process.get("threads") or [] if number > 0 or not each.get("is_main")
-        ]
-        shares.append(waiting_share({"threads": threads}))
-    return min(_MOST_CROWDED, 1.0 / max(1.0 - max(shares), 1e-3))
+    trainer, *children = look.get("processes") or [{}]
+    others = [each for each in trainer.get("threads") or [] if not each.get("is_main")]
+    share = max(map(waiting_share, [{"threads": others}, *children]))
+    return min(_MOST_CROWDED, 1.0 / max(1.0 - share, 1e-3))
 
 
 def comes_back(lines: list[int]) -> bool:
