@@ -329,6 +329,8 @@ _HINTS = {
     "prints all keys). A + before it adds a new key.",
     r"EOF when reading a line": "It asked a question (input()) and its standard input had ended. "
     "Give the answer as an argument, or ask only if sys.stdin.isatty().",
+    r"resolve hostname to a \(local\)": "A host cannot resolve its own name: add it to "
+    "/etc/hosts, or name the interface: GLOO_SOCKET_IFNAME=…",
     r"socket\w*Connect: |no socket interface|none had completed": "NCCL connects by addresses of "
     "its own, after the ranks have met: a firewall, or an interface that the other nodes do not "
     "reach. NCCL_DEBUG=INFO shows which it takes, NCCL_SOCKET_IFNAME=… names another.",

@@ -14,6 +14,7 @@ from holdfast._diagnose.evidence.case import Case, Finding
 from holdfast._diagnose.evidence.evidence import LIVE_STATES
 from holdfast._diagnose.evidence.memory import last_use, moved, tell_memory
 from holdfast._diagnose.texts.exceptions import fault_of_error, fault_of_how
+from holdfast._diagnose.texts.sign import tells_progress
 from holdfast._diagnose.texts.signs import Sign, is_of_another, was_caught
 from holdfast._diagnose.verdict import Cause, Sure
 
@@ -356,6 +357,9 @@ _ADVICE = {
 _REQUEST = re.compile(
     r"(?i)^(?!.*(?:launch|credential|job id)).*(?:requ|invalid|specif|permit|limit)"
 )
+_STALLED = re.compile(  # Horovod's
+    r"stall_inspector.*\n(?:.*\n)?.*Missing ranks:.*\n.*?(?P<rank>\d+): \[(?P<tensor>[^\s,\]]+)"
+)
 _FACTS = {
     **{"state": "state", "exit_code": "exit code", "derived": "derived exit code"},
     **{"reason": "reason", "node": "on", "end": "end"},
@@ -418,13 +422,18 @@ def _by_signs(case: Case) -> Finding | None:
             sentence = f"SLURM refused the request: {said.rpartition(': ')[2]}"
         is_of_slurm = re.search("(?i)slurm|srun|sbatch|PBS|TERM_", said) is not None
         told = [said]
+        tasks = {(s.rank, s.details.get("node")) for s in own if s.rank is not None}
         if "OOMKilled" in said:
             at = sign.details.get("limit", "")
             names = [(what, sign.details.get(what)) for what in ("container", "pod")]
             which = " of ".join(f"the {what} {name}" for what, name in names if name)
             which = which or "a container"
-            sentence = f"Kubernetes ended {which} at its memory limit{at and f' ({at})'}"
+            by = "Docker" if '"OOMKilled":' in said and which == "a container" else "Kubernetes"
+            sentence = f"{by} ended {which} at its memory limit{at and f' ({at})'}"
             is_of_slurm |= sign.details.get("exitcode") == 137
+        elif kind == "slurm_oom" and len(tasks) == 1:
+            ((rank, node),) = tasks
+            sentence = sentence.replace("A process of the job", f"Rank {rank} on {node}")
         elif kind == "slurm_oom" and (killed := case.sign("killed_line")) is not None:
             told.append(f"it printed: {_text.one_line(killed.text, 240)}")
             if pid := _text.whole(killed.details.get("pid")):
@@ -437,10 +446,20 @@ def _by_signs(case: Case) -> Finding | None:
             sentence = f"{node} was shut down, and its pods with it"
         elif cause is Cause.PREEMPTED and re.search("(?i)instance|metadata|eventtype|spot", said):
             sentence = "The cloud took the machine back"
+        if cause is Cause.TIME_LIMIT and (stalled := _stalled_rank(case.evidence.output)):
+            sentence = f"{sentence}. Before that it had stalled: {stalled}"
         is_certain = is_of_slurm and kind not in ("slurm_step_cancelled", "slurm_cancelled")
         sure = Sure.CERTAIN if is_certain else Sure.LIKELY
         return _of_slurm(case, cause, sentence, sure, told)
     return None
+
+
+def _stalled_rank(output: str) -> str:
+    """The rank for which Horovod waited to the end, if it did; empty if not."""
+    match = next(iter([*_STALLED.finditer(output)][-1:]), None)
+    if match is None or any(tells_progress(line) for line in output[match.end() :].splitlines()):
+        return ""
+    return f"rank {match['rank']} did not come to {match['tensor']}, and the others waited for it"
 
 
 def _is_first(sign: Sign, case: Case) -> bool:

@@ -80,6 +80,7 @@ _NOT_ACTIVATED = re.compile(
     r"|^.*(?:Could not find conda environment|EnvironmentNameNotFound|Run 'conda init'"
     r"|Unable to locate a modulefile|module\(s\) are unknown).*"
 )
+_NO_INTERFACE = re.compile(r"\biface (\S+) not found")  # NCCL's
 _PORT_TAKEN = re.compile("(?i)address already in use|EADDRINUSE")
 _IN_USE = re.compile("already in use by process|busy or unavailable")
 _RELATIVE = re.compile("No such file or directory: '(?!/)")
@@ -148,6 +149,8 @@ def judge_python(case: Case) -> Finding | None:
             if failed := _NOT_ACTIVATED.search(case.evidence.output):
                 line = _text.one_line(failed[0], 160)
                 said = f"{said}; its environment was not activated: {line}"
+        elif missing := trouble.kind == "rendezvous" and _NO_INTERFACE.search(case.evidence.output):
+            said = f"{said}; this host has no network interface {missing[1]}"
         elif trouble.kind == "nan" and (since := trouble.details.get("since_line")):
             columns = trouble.details.get("columns")
             named = f", in the columns {', '.join(columns)}" if columns else ""
@@ -420,6 +423,7 @@ _LITTLE = 0.03
 _FIGURES = ("tried", "total", "free", "allocated", "reserved_unallocated", "needed")
 # The device, by its name in the message.
 _DEVICES = (("TPU", r"\bTPU|\bhbm\b"), ("NPU", r"\bNPU"), ("XPU", r"\bXPU"), ("HPU", r"\bHPU"))
+_OF_XLA = re.compile("Exception in device=(TPU)")
 
 
 def _judge_cuda_oom(case: Case, trouble: Trouble) -> Finding:
@@ -450,7 +454,8 @@ def _judge_cuda_oom(case: Case, trouble: Trouble) -> Finding:
         asked = f": it needs {_text.size(needed)}, and there are {_text.size(total)}"
     if _NO_ROOM_IN_NCCL in trouble.message:
         asked = ": NCCL got none for its buffers"
-    what = next((name for name, shape in _DEVICES if re.search(shape, trouble.message)), "GPU")
+    told = f"{trouble.message} {''.join(_OF_XLA.findall(case.evidence.output)[-1:])}"
+    what = next((name for name, shape in _DEVICES if re.search(shape, told)), "GPU")
     sentence = f"{case.opening} ran out of memory of its {what}{which}{asked}{of}."
     lines = advice.cuda_memory(case, is_fragmented=is_fragmented, keeps_graphs=bool(graphs))
     return Finding(Cause.CUDA_OOM, sentence, _how_sure(case, trouble), evidence, lines)

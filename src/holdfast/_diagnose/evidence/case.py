@@ -254,6 +254,9 @@ def ends_of(evidence: Evidence) -> list[End]:
         # A log that names one rank only: the others printed nothing.
         # What no line of it tells is not its own, if it only lost another.
         lost = {s.rank for s in evidence.signs if s.kind == "peer_lost"} if only.status else set()
+        # Nor is an exception without a rank, if it only waited for another.
+        if only.fault is not None and only.fault.kind != "timeout":
+            lost |= {s.rank for s in evidence.signs if s.kind in _TIMEOUTS}
         named = [*failures, *(spoken - lost)] if evidence.kind == "log" else []
         only.rank = named[0] if named else None
         return [only]
@@ -511,6 +514,7 @@ def _add_line(end: End) -> None:
         number = _text.whole(told.details.get("signal"))
         # A shell prints the same for several signals: its number decides.
         end.status = -number if number else _LINES[told.kind]
+        end.host = end.host or _text.text(told.details.get("node")) or None
 
 
 def is_ended_by_launcher(end: End) -> bool:

@@ -399,6 +399,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"Bootstrap Root : rank \d+ of \d+ ranks «has already checked in»",
         r"network addresses of \((?P<host>[^,)]+), (?P<port>\d+)\) «cannot be retrieved»",
         *(r"gloo.*«Unable to »(?:find address|resolve hostname)", "RendezvousConnectionError"),
+        r"«Unable to resolve hostname» to a \(local\) address: (?P<host>[^\s\]]+?)\.? ",
         *("Bootstrap : no socket interface found", "RendezvousClosedError"),
         *("DNS resolution failed for", "Error: «connect() timed out»", "Master init: Unavailable"),
         *("Timed out initializing process group in store based barrier", "ssh: connect to host "),
