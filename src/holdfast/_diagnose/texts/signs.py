@@ -67,6 +67,7 @@ _OF_ALL_STEPS = re.compile(
 _EARLY_STOP = re.compile(
     r"(?im)early ?stopping counter:? (\d+) (?:out of|/) \1\b|^(?:.{0,60}[\])|:] ?)?\W{0,4}early"
     r"[ -]?stopp(?:ing|ed)(?: (?:triggered|at|after|because|due)\b.*)?\W*$"
+    r"|did not improve in the last \d+ records\..* Signaling Trainer to stop\.$"
 )
 # No training goes on after these.
 _OF_AN_END = (
