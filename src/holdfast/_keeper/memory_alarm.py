@@ -89,40 +89,57 @@ class Episodes:
 
 
 class MemoryWatch:
-    """Samples the memory of one trainer. Raises nothing: saving must go on."""
+    """Samples the memory of one trainer and its children. Raises nothing: saving must go on."""
 
     def __init__(self, pid: int, counters: dict[str, Any] | None = None) -> None:
-        self._pid = pid
-        self._counters = counters  # from before the trainer could run out of memory
-        self._sight: _Sight | None = None  # from the first sample on
+        """`counters` are from before the trainer could run out of memory."""
+        self._sampler = Sampler(pid)
+        # The trainer may be dead already: the keeper starts in its cgroup.
+        self._sampler.cgroup = self._sampler.cgroup or MemoryCgroup.find(os.getpid())
+        self._family = Descendants(pid, self._sampler.tree)
+        self._history = MemoryHistory()
+        self._growth = Growth()
+        self._full_at = 0.0
+        self._counted = Counted(first_counters(counters, read_counters(self._sampler.cgroup)))
         self._episodes = Episodes()
+        self._forecast: Forecast | None = None
+        self.newest: dict[str, Any] | None = None
         self.next_at: float | None = 0.0
 
     @property
-    def newest(self) -> dict[str, Any] | None:
-        return None if self._sight is None else self._sight.newest
-
-    @property
-    def before(self) -> dict[str, Any] | None:
+    def before(self) -> dict[str, Any]:
         """The kernel's counters from some seconds ago."""
-        return None if self._sight is None else self._sight.counted.before
+        return self._counted.before
 
     def sample(self, now: float) -> None:
         """Take a sample, and set when the next one is due."""
         began = time.thread_time()
         try:
-            if self._sight is None:
-                self._sight = _Sight(self._pid, self._counters)
-            period = self._sight.sample(now)
+            period = self._sample(now)
         except Exception:  # noqa: BLE001  the keeper must go on
             traceback.print_exc()
             period = _BLIND_SECONDS
         self.next_at = now + max(period, (time.thread_time() - began) / _BUDGET)
 
+    def _sample(self, now: float) -> float:
+        """Returns the seconds until the next one."""
+        is_full = now >= self._full_at
+        sample = self._sampler.take(full=is_full)
+        if is_full:
+            self._full_at = now + _CALM_SECONDS
+            self._family.look(self._sampler.pids)
+            self._counted.add(read_counters(self._sampler.cgroup), now)
+        if not sample.get("rss"):
+            return _CALM_SECONDS  # it is dying: this sample says nothing
+        self.newest = sample
+        self._history.add(sample)
+        self._growth.add(sample)
+        self._forecast = self._growth.forecast()
+        return _PRESSED_SECONDS if self._growth.is_close() else _CALM_SECONDS
+
     def alarm(self, now: float, needed_seconds: float, *, is_busy: bool) -> Alarm | None:
         """An alarm if the limit will be reached soon and none was raised yet."""
-        forecast = None if self._sight is None else self._sight.forecast
-        return self._episodes.alarm(now, forecast, needed_seconds, is_busy=is_busy)
+        return self._episodes.alarm(now, self._forecast, needed_seconds, is_busy=is_busy)
 
     def stop(self) -> None:
         """The trainer is gone: take no more samples."""
@@ -131,77 +148,36 @@ class MemoryWatch:
     def wait_for_room(self) -> None:
         """The trainer is dead: wait until the kernel has freed its memory.
 
-        In a cgroup that is still full the kernel would kill the keeper next.
+        In a cgroup that is still full the kernel would kill the keeper next. It sleeps before each
+        look: opening a file takes memory, too.
         """
+        cgroup, sample = self._sampler.cgroup, self.newest or {}
+        used, limit = sample.get("cgroup"), sample.get("limit")
+        deadline = time.monotonic() + _FREED_SECONDS
         with contextlib.suppress(Exception):  # the trainer's last state is not saved yet
-            if self._sight is not None:
-                self._sight.wait_for_room()
+            while cgroup and used and limit and used > _FULL * limit:
+                if time.monotonic() >= deadline:
+                    return
+                time.sleep(_FREED_SECONDS / 20)
+                usage = cgroup.usage()
+                used = None if usage is None else usage.used
 
     def at_death(self) -> dict[str, Any]:
         """What a post-mortem contains of this."""
         found: dict[str, Any] = {"counters": {}, "memory": []}
         try:
-            if self._sight is not None:
-                found = {"counters": self._sight.counters(), "memory": self._sight.history.recent()}
+            death = read_counters(self._sampler.cgroup)
+            counters = {"start": self._counted.start, "before": self.before, "death": death}
+            found = {"counters": counters, "memory": self._history.recent()}
         except Exception:  # noqa: BLE001  the trainer's last state is not saved yet
             traceback.print_exc()
         return {**found, "children": self.ended()}
 
     def ended(self) -> list[dict[str, Any]]:
         """The descendants that have ended recently."""
+        since = time.time() - _ENDED_SECONDS
         try:
-            return [] if self._sight is None else self._sight.ended()
+            return [each for each in self._family.ended() if each["ended"] >= since]
         except Exception:  # noqa: BLE001  as above
             traceback.print_exc()
             return []
-
-
-class _Sight:
-    """The samples of one trainer and its children."""
-
-    def __init__(self, pid: int, counters: dict[str, Any] | None) -> None:
-        self._sampler = Sampler(pid)
-        # The trainer may be dead before the first sample: the keeper starts in its cgroup.
-        self._sampler.cgroup = self._sampler.cgroup or MemoryCgroup.find(os.getpid())
-        self._family = Descendants(pid, self._sampler.tree)
-        self.history = MemoryHistory()
-        self._growth = Growth()
-        self._full_at = 0.0
-        self.counted = Counted(first_counters(counters, read_counters(self._sampler.cgroup)))
-        self.newest: dict[str, Any] | None = None
-        self.forecast: Forecast | None = None
-
-    def sample(self, now: float) -> float:
-        """Take a sample; returns the seconds until the next one."""
-        is_full = now >= self._full_at
-        sample = self._sampler.take(full=is_full)
-        if is_full:
-            self._full_at = now + _CALM_SECONDS
-            self._family.look(self._sampler.pids)
-            self.counted.add(read_counters(self._sampler.cgroup), now)
-        if not sample.get("rss"):
-            return _CALM_SECONDS  # it is dying: this sample says nothing
-        self.newest = sample
-        self.history.add(sample)
-        self._growth.add(sample)
-        self.forecast = self._growth.forecast()
-        return _PRESSED_SECONDS if self._growth.is_close() else _CALM_SECONDS
-
-    def wait_for_room(self) -> None:
-        """Sleep before each look: opening a file takes memory, too."""
-        cgroup, sample = self._sampler.cgroup, self.newest or {}
-        used, limit = sample.get("cgroup"), sample.get("limit")
-        deadline = time.monotonic() + _FREED_SECONDS
-        while cgroup and used and limit and used > _FULL * limit and time.monotonic() < deadline:
-            time.sleep(_FREED_SECONDS / 20)
-            usage = cgroup.usage()
-            used = None if usage is None else usage.used
-
-    def counters(self) -> dict[str, Any]:
-        """The kernel's counters at the start, before the death and at it."""
-        death = read_counters(self._sampler.cgroup)
-        return {"start": self.counted.start, "before": self.counted.before, "death": death}
-
-    def ended(self) -> list[dict[str, Any]]:
-        since = time.time() - _ENDED_SECONDS
-        return [each for each in self._family.ended() if each["ended"] >= since]

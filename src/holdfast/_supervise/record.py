@@ -19,7 +19,6 @@ _LAST_BYTES = 4 * 1024 * 1024
 _LAST_WORDS_BYTES = 64 * 1024
 _BLOCK_BYTES = 4096
 _LINE_BYTES = 256
-_MOST_PROCESSES = 64
 _MOST_SIGNALS = 100
 
 
@@ -131,9 +130,8 @@ class SupervisionRecord:
             self.log.close()
         runs = self.runs()
         run = {key: runs[0].get(key) for key in ("folder", "attempt")} if runs else None
-        processes = _most_telling(seen.pop("processes", []))
         ended = {"ended": time.time(), "status": status, "maxrss": maxrss_bytes}
-        self.write(**ended, processes=processes, run=run, decision=None, **seen)
+        self.write(**ended, run=run, decision=None, **seen)
         self._copy_to_run()
 
     def write_hang(self, hang: dict[str, Any]) -> None:
@@ -202,13 +200,3 @@ def _here() -> str:
         return str(Path.cwd())
     except OSError:
         return ""
-
-
-def _most_telling(processes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """In the order of their ends; of too many, those with status 0 are left out first."""
-    left_out = len(processes) - _MOST_PROCESSES
-    if left_out <= 0:
-        return processes
-    well = [index for index, each in enumerate(processes) if each.get("status") == 0]
-    dropped = set(well[:left_out])
-    return [each for index, each in enumerate(processes) if index not in dropped][-_MOST_PROCESSES:]

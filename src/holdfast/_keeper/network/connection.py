@@ -33,6 +33,7 @@ _HEAD_BYTES = 4 + _MAC_BYTES
 # Two words: TCP allows a connection to itself, which must not be taken for a hub.
 _MAGIC = {True: b"hf1 hub\n", False: b"hf1 mem\n"}
 _LINE_SECONDS = 1.0
+_LAST_SECONDS = 0.002  # between two looks whether the other end has closed
 
 
 def keyed(key: bytes, purpose: bytes, data: bytes = b"") -> hashlib.blake2b:
@@ -112,8 +113,7 @@ class FrameChannel:
         self.is_open = True
         self.is_broken = False  # nothing can be sent any more; received bytes may still be read
         self.since = self.heard_at = self.sent_at = time.monotonic()
-        self._on_ready = self._ready
-        selector.register(link, selectors.EVENT_READ, self._on_ready)
+        selector.register(link, selectors.EVENT_READ, self._ready)
         self.flush()
 
     @property
@@ -156,7 +156,7 @@ class FrameChannel:
         if self.is_open and self._wants_to_write != bool(self._out and not self.is_broken):
             self._wants_to_write = not self._wants_to_write
             write = selectors.EVENT_WRITE if self._wants_to_write else 0
-            self._selector.modify(self._link, selectors.EVENT_READ | write, self._on_ready)
+            self._selector.modify(self._link, selectors.EVENT_READ | write, self._ready)
 
     # -- in ----------------------------------------------------------------------
 
@@ -244,43 +244,34 @@ class FrameChannel:
             self._selector.unregister(self._link)
             self._link.close()
 
-    def leave(self, selector: selectors.BaseSelector) -> None:
-        """Move to another selector, for `say_goodbye`."""
-        self._selector.unregister(self._link)
-        self._selector, self._on_ready = selector, self._say_last
-        self._wants_to_write = True
-        selector.register(self._link, selectors.EVENT_READ | selectors.EVENT_WRITE, self._on_ready)
+    def say_last(self) -> bool:
+        """Send the rest, then shut down; True while the other end is open.
 
-    def _say_last(self) -> None:
-        """Send the rest, then shut down; what the other end still sends is read and dropped.
-
-        Closing with unread bytes would reset the connection, and a reset destroys data that we
-        have sent and that has not arrived yet.
+        What it still sends is read and dropped. Closing with unread bytes would reset the
+        connection, and a reset destroys data that we have sent and that has not arrived yet.
         """
         self.flush()
         try:
-            if not self._wants_to_write:
+            if not self._out or self.is_broken:
                 self._link.shutdown(socket.SHUT_WR)
             if self._link.recv(_CHUNK_BYTES):
-                return
+                return True
         except (BlockingIOError, InterruptedError):
-            return
+            return True
         except OSError:
             pass
         self.close()
+        return False
 
 
 def say_goodbye(channels: list[FrameChannel], seconds: float) -> None:
     """Close connections so that sent data still arrives, within a time limit."""
     until = time.monotonic() + seconds
-    with selectors.DefaultSelector() as selector:
-        for channel in channels:
-            channel.leave(selector)
-        while selector.get_map() and (left := until - time.monotonic()) > 0:
-            for key, _ in selector.select(left):
-                key.data()
-        for channel in channels:
-            channel.close()
+    left = channels
+    while (left := [each for each in left if each.say_last()]) and time.monotonic() < until:
+        time.sleep(_LAST_SECONDS)
+    for channel in channels:
+        channel.close()
 
 
 def parse(payload: bytes) -> dict[str, Any]:

@@ -12,7 +12,6 @@ trainer ended. It asks no trainer, so a long call there delays no answer. Every 
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
 from typing import Any
 
 from holdfast import _errors
@@ -278,87 +277,71 @@ _END_SECONDS = 30.0
 _ORDER = ("asked", "hung", "died", "failed", "left", "victim")
 
 
-@dataclass
-class _Ending:
-    """The end of a run that not all ranks survived."""
-
-    causes: list[EndCause]
-    began: float
-    settles_at: float | None = None  # until then a better cause may be reported
-    has_saved: bool = False
-    is_told: bool = False
-
-
 class RunEnd:
     """Ends a run of several ranks: saves what all hold, then releases every rank."""
 
     def __init__(self, state: HubState, hub: Hub) -> None:
         self._state = state
         self._hub = hub
-        self._ending: _Ending | None = None  # of one that is not clean
+        self._causes: list[EndCause] = []  # of an end that not all ranks survived
+        self._began = 0.0
+        self._settles_at: float | None = None  # until then a better cause may be reported
+        self._has_saved = self._is_told = False
         self._requeued: dict[str, Any] | None = None  # what became of a requeue
         self._is_requeueing = False
 
     @property
     def is_under_way(self) -> bool:
-        return self._ending is not None
+        return bool(self._causes)
 
     def begin(self, cause: EndCause, *, waits: bool) -> None:
         """`waits`: wait a moment for reports of another rank, which may be the cause."""
         now = self._state.clock()
-        if self._ending is None:
-            self._ending = _Ending([cause], now)
-        else:
-            self._ending.causes.append(cause)
+        self._began = self._began if self._causes else now
+        self._causes.append(cause)
         self._hub.agreement.cancel()
         if not waits:
-            self._ending.settles_at = 0.0
-        elif self._ending.settles_at is None:
-            self._ending.settles_at = now + _SETTLE_SECONDS
+            self._settles_at = 0.0
+        elif self._settles_at is None:
+            self._settles_at = now + _SETTLE_SECONDS
         self._advance()
 
     def advance(self) -> None:
         """A checkpoint less is in progress, or a requeue is answered."""
-        if self._ending is not None:
-            self._advance()
+        self._advance()
         self.release_clean()
 
     def _advance(self) -> None:
-        ending, stop = self._ending, self._hub.stop
-        assert ending is not None
-        if ending.is_told or self._state.clock() < (ending.settles_at or 0.0):
+        stop, is_settled = self._hub.stop, self._state.clock() >= (self._settles_at or 0.0)
+        if not self._causes or self._is_told or not is_settled:
             return
-        if not ending.has_saved:
-            ending.has_saved = True
+        if not self._has_saved:
+            self._has_saved = True
             # First what can be saved: when nothing is in progress any more, the end is told.
             self._hub.commits.save_common("death" if stop is None else f"stop: {stop.reason}")
         self._hub.commits.forget_incomplete()
         if self._hub.commits.is_empty:
-            self._tell(ending)
+            self._tell()
 
     def tick(self) -> None:
-        ending = self._ending
-        if ending is None:
-            return
         self._advance()
         # How long the last checkpoint may take.
         seconds = _END_SECONDS + 3 * self._state.services.write_seconds()
-        if not ending.is_told and self._state.clock() - ending.began > seconds:
-            self._tell(ending)  # a keeper that holds a part is gone too
+        is_late = self._state.clock() - self._began > seconds
+        if self._causes and not self._is_told and is_late:
+            self._tell()  # a keeper that holds a part is gone too
 
     def next_at(self) -> float | None:
-        if self._ending is None or self._ending.is_told:
-            return None
-        return self._ending.settles_at or 0.0
+        return self._settles_at or 0.0 if self._causes and not self._is_told else None
 
-    def _tell(self, ending: _Ending) -> None:
-        cause, stop, step = worst(ending.causes), self._hub.stop, self._hub.commits.durable_step
+    def _tell(self) -> None:
+        cause, stop, step = worst(self._causes), self._hub.stop, self._hub.commits.durable_step
         status = cause.status or _errors.REQUEUE
         if stop is not None and stop.status:
             status = stop.status  # a rule that ends it well has none, and this is no good end
         if stop is not None and status == _errors.REQUEUE and self._requeue_first(step):
             return
-        ending.is_told = True
+        self._is_told = True
         reason = cause.sentence()
         self._state.services.note("end", reason=reason, rank=cause.rank, durable_step=step)
         kinds = {
@@ -389,7 +372,7 @@ class RunEnd:
             for entry in self._state.entries.values()
             if entry.ended and entry.ended.kind == "left" and not entry.released
         ]
-        if not leaving or self._ending is not None:
+        if not leaving or self._causes:
             return
         self._hub.commits.save_common_at_end()
         if not self._hub.commits.is_empty:
