@@ -66,7 +66,7 @@ def main() -> None:
             file.write(_GOES_FIRST)
 
     def answer(**values: object) -> None:
-        os.write(int(answers), (json.dumps(values) + "\n").encode())
+        os.write(int(answers), json.dumps(values).encode())
 
     for each in (orders, answers):
         os.set_inheritable(int(each), False)
@@ -98,7 +98,6 @@ def main() -> None:
         os.setpgid(0, group)
     with contextlib.suppress(OSError), open(_OOM_SCORE, "w") as file:  # noqa: PTH123  as above
         file.write(score)
-    answer(taken=True)
     for each in (orders, answers):
         os.close(int(each))
     if module:

@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import re
-import select
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +25,6 @@ from holdfast._text import size
 
 _PROGRAM = Path(__file__).with_name("spare_process.py")
 _LOOK_SECONDS = 0.5
-_ANSWER_SECONDS = 5.0  # it compares some files, which may be on a slow disk
 _END_SECONDS = 1.0
 _MOST_BYTES = 65536
 _PYTHON = re.compile(r"(python|pypy)(\d+(\.\d+)?)?t?")
@@ -94,7 +92,6 @@ class SpareProcess:
         orders, self._orders = os.pipe()
         self._answers, answers = os.pipe()
         os.set_blocking(self._answers, False)
-        self._received = b""
         words = command.running(str(_PROGRAM), str(orders), str(answers), str(modules))
         try:
             given = (orders, answers)
@@ -107,32 +104,21 @@ class SpareProcess:
             os.close(answers)
 
     def receive(self) -> dict[str, Any] | None:
-        """Its next answer; None if there is none yet, or if it has ended."""
-        with contextlib.suppress(BlockingIOError):
-            self._received += os.read(self._answers, _MOST_BYTES)
-        line, end, rest = self._received.partition(b"\n")
-        if not end:
-            return None
-        self._received = rest
-        with contextlib.suppress(ValueError):
-            found = json.loads(line)
-            if isinstance(found, dict):
-                return found
+        """Its answer; None if there is none yet, or if it has ended without one."""
+        with contextlib.suppress(BlockingIOError, ValueError):
+            found: dict[str, Any] = json.loads(os.read(self._answers, _MOST_BYTES))
+            return found
         return None
 
-    def order(self, record: SupervisionRecord) -> dict[str, Any] | None:
-        """Give it the attempt, and return its answer; None: it has ended, or does not answer."""
+    def run_script(self, record: SupervisionRecord) -> None:
+        """It becomes the attempt of this record."""
         self._record = record
         # In our group it has the keys of our terminal, as every command there.
         group = None if self.streams.has_own_session else os.getpgrp()
         self.streams.copy_terminal(self.pid)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # it has just died, which ends the attempt
             os.write(self._orders, json.dumps({"group": group}).encode())
-            poller = select.poll()
-            poller.register(self._answers, select.POLLIN)
-            poller.poll(_ANSWER_SECONDS * 1000)
-            return self.receive()
-        return None
+        self.close_pipes()
 
     def close_pipes(self) -> None:
         os.close(self._orders)
@@ -215,14 +201,12 @@ class WarmSpare:
         process = self._process
         if process is None:
             return None
-        answer = process.order(record) if self._is_ready else {"refused": "it is not ready yet"}
-        if answer is None or not answer.get("taken"):
-            why = "it does not answer" if answer is None else answer.get("refused")
-            self._say(f"not going on in the spare: {why}.")
+        if not self._is_ready:
+            self._say("not going on in the spare: it is not ready yet.")
             self.close()
             return None
         self._process = None
-        process.close_pipes()
+        process.run_script(record)
         return process.pid, process.streams
 
     def close(self) -> None:

@@ -129,12 +129,15 @@ class KeeperServices:
     """The hub's access to run folder, writer and scheduler."""
 
     def __init__(self, keeper: Keeper) -> None:
-        self.note = keeper.journal
+        self._job = job = keeper.time_limit.job
         self._policy = keeper.policy
         self._storage = keeper.storage
-        self._limit = keeper.time_limit
-        self._job = keeper.time_limit.job
         self._timers = keeper.timers
+        self.note = keeper.journal
+        self.write_seconds = keeper.storage.write_seconds
+        self.grace_of = keeper.time_limit.grace_of
+        # True if a scheduler can be asked why the run ends, and for a requeue.
+        self.has_job = job is not None
         self._began: dict[Key, float] = {}
         self._closing: set[str] = set()  # folders that get their manifest
 
@@ -178,41 +181,32 @@ class KeeperServices:
         for before, _ in set_aside_void(self._policy.layout):
             self.note("set-aside", name=before.name, why="called bad")
 
-    def write_seconds(self) -> float:
-        return self._storage.write_seconds()
-
-    def grace_of(self, number: int) -> float | None:
-        """The seconds that a signal leaves."""
-        return self._limit.grace_of(number)
-
     def preemption_seconds(self) -> float | None:
         """What is left of the grace of a preemption, if it is one."""
         return None if self._job is None else self._job.preemption_seconds()
-
-    @property
-    def has_job(self) -> bool:
-        """True if a scheduler can be asked why the run ends, and for a requeue."""
-        return self._job is not None
 
     def resolve_stop(self, wish: RankRequest, then: Callable[[RankRequest], None]) -> None:
         """Ask the scheduler why a stop is asked for, then continue with the answer."""
         job = self._job
         assert job is not None
 
-        def ask() -> None:
+        def ask() -> Callable[[], None]:
             reason, status = job.resolve_stop(wish.reason, wish.status, wish.signal)
-            settled = replace(wish, reason=reason, status=status)
-            self._timers.after(0.0, lambda: then(settled))
+            return lambda: then(replace(wish, reason=reason, status=status))
 
-        in_background(ask)
+        self._in_background(ask)
 
     def requeue(self, step: int | None, then: Callable[[str, int], None]) -> None:
         """Requeue the job, then continue with the result."""
         job = self._job
         assert job is not None
 
-        def ask() -> None:
+        def ask() -> Callable[[], None]:
             found = job.requeue(step)
-            self._timers.after(0.0, lambda: then(found.said, found.status))
+            return lambda: then(found.said, found.status)
 
-        in_background(ask)
+        self._in_background(ask)
+
+    def _in_background(self, ask: Callable[[], Callable[[], None]]) -> None:
+        """Ask in a thread; what follows is done in the keeper's loop."""
+        in_background(lambda: self._timers.after(0.0, ask()))
