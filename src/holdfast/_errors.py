@@ -77,13 +77,9 @@ _PLACE = re.compile(r"holdfast: (epoch \d+, batch \d+[^\n]*)")
 
 
 class HoldfastError(Exception):
-    """Base of all errors of holdfast; the facts of a message are attributes, too."""
+    """Base of all errors of holdfast."""
 
     __module__ = "holdfast"  # tracebacks name the public module
-
-    def __init__(self, message: str = "", **facts: Any) -> None:
-        super().__init__(message)
-        vars(self).update(facts)
 
     def __init_subclass__(cls) -> None:
         cls.__module__ = "holdfast"
@@ -156,8 +152,10 @@ class NotARun(FolderError):
 class RunIsLive(FolderError):
     """Another process trains in this folder now."""
 
-    pid: int
-    host: str
+    def __init__(self, message: str, *, pid: int, host: str) -> None:
+        super().__init__(message)
+        self.pid = pid
+        self.host = host
 
 
 class StateError(HoldfastError):
@@ -167,21 +165,34 @@ class StateError(HoldfastError):
 class UnstorableState(StateError, TypeError):
     """A value of a type that holdfast cannot store."""
 
-    path: str
+    def __init__(self, message: str, *, path: str) -> None:
+        super().__init__(message)
+        self.path = path
 
 
 class StateMismatch(StateError):
     """The checkpoint does not fit the objects of today."""
 
-    missing: tuple[str, ...] = ()
-    unexpected: tuple[str, ...] = ()
-    reshaped: tuple[str, ...] = ()
+    def __init__(
+        self,
+        message: str,
+        *,
+        missing: tuple[str, ...] = (),
+        unexpected: tuple[str, ...] = (),
+        reshaped: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(message)
+        self.missing = missing
+        self.unexpected = unexpected
+        self.reshaped = reshaped
 
 
 class RestoreDiffers(StateError):
     """An object did not take back what it had given."""
 
-    paths: tuple[str, ...]
+    def __init__(self, message: str, *, paths: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.paths = paths
 
 
 class CheckpointError(HoldfastError):
@@ -215,7 +226,9 @@ class RanksError(HoldfastError):
 class ProofError(HoldfastError):
     """A script that is interrupted does not end as it should; `proof` has all that is known."""
 
-    proof: Any
+    def __init__(self, message: str, *, proof: Any) -> None:
+        super().__init__(message)
+        self.proof = proof
 
 
 class Stopped(BaseException):
