@@ -233,26 +233,26 @@ def _slow(
     disturbed: list[str],
     reasons: list[Reason],
 ) -> HangFinding:
-    told = merge_looks(looks)[:_MOST_LINES] if looks else []
-    advice = [f"{reason.hint}." for reason in reasons]
-    sure = Sure.LIKELY
     measured = _times(pace) if pace.is_slow or pace.may_be_slow else ""
+    sure = Sure.LIKELY if reasons or not measured else Sure.UNKNOWN
     if reasons:
         because = f"{reasons[0].because}. {reasons[0].hint}."
         said = f"It is slow: {measured}; {because}" if measured else f"It is slow: {because}"
-        told = [*(reason.because for reason in reasons), *told]
-    elif measured:
-        said = f"It is slow: {measured}, and nothing is seen that would explain it."
-        sure = Sure.UNKNOWN
+        advice = [f"{reason.hint}." for reason in reasons]
     else:
-        said = "It was taken for hanging, and is at work."
-    if not reasons:
+        said = f"It is slow: {measured}, and nothing is seen that would explain it."
+        said = said if measured else "It was taken for hanging, and is at work."
         pid = next((look.get("pid") for look in looks), None)
-        advice.append(f"See where it spends its time: py-spy top --pid {pid or 'PID'}")
+        advice = [f"See where it spends its time: py-spy top --pid {pid or 'PID'}"]
+    told = [*(reason.because for reason in reasons), *_standings(looks)]
     told += _sizes(evidence, disturbed)
     if pace.measure:
         told.append(f"undisturbed, a step of it took {_text.duration(pace.measure)}")
     return HangFinding(Cause.SLOW, said, sure, told, advice)
+
+
+def _standings(looks: list[Record]) -> list[str]:
+    return merge_looks(looks)[:_MOST_LINES] if looks else []
 
 
 def _times(pace: _Pace) -> str:
@@ -280,8 +280,7 @@ def _running(
         said += f"; just now it {what_holds(looks[0]).words}"
         sure = Sure.LIKELY
     state = _text.one_line(_text.text(_text.record(evidence.process).get("state")), 80)
-    told = [f"its state is {state}"] if state else []
-    told += merge_looks(looks)[:_MOST_LINES] if looks else []
+    told = [*([f"its state is {state}"] if state else []), *_standings(looks)]
     advice = ["To look at it: holdfast status RUN"] if evidence.kind == "run" else []
     for size in _sizes(evidence, disturbed):
         said += f"; {size}"

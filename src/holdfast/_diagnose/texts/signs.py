@@ -103,14 +103,9 @@ def read_signs(text: str, first_line: int = 1) -> list[Sign]:
         whole = Text(trained, first_line)
     found = list(read_python(whole))
     found += read_launchers(whole, [each for each in found if each.kind == "python_exception"])
-    found += read_system(whole)
-    found += read_stacks(whole)
-    for row in PATTERNS:
-        for line in whole.hits(row.needle):
-            sign = sign_of(row, line)
-            if sign is not None:
-                found.append(sign)
-    found = _with_warnings(found)
+    found += [*read_system(whole), *read_stacks(whole)]
+    hits = (sign_of(row, line) for row in PATTERNS for line in whole.hits(row.needle))
+    found = _with_warnings([*found, *filter(None, hits)])
     if any(sign.kind in ("nccl_timeout", "gloo_timeout") for sign in found):
         found.append(_ranks_there(whole))
     marks = Marks(whole)
