@@ -212,6 +212,8 @@ class Loop:
 class NoBooks:
     """Nothing is written here."""
 
+    has_job = False
+
     def note(self, event: str, **fields: Any) -> None: ...
 
     def write_seconds(self) -> float:
