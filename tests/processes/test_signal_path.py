@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -174,6 +175,28 @@ def test_a_command_that_never_trains_is_said(place):
         assert (check.state, "there is no" in check.found) == ("fail", True), check
     assert try_out(place, "no-such-program")["signal path"].state == "fail"
     assert "cannot be started" in try_out(place, "./nothing", "train.py")["signal path"].found
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "RuntimeError: The server socket has failed to bind to 0.0.0.0:{} "
+        "(errno: 98 - Address already in use).",
+        "torch.distributed.DistNetworkError: The server socket has failed to listen on any local "
+        "network address. port: {}, useIpv6: false, code: -98, name: EADDRINUSE",
+    ],
+)
+def test_the_owner_of_the_port_that_a_launcher_wants_is_named(place, said):
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        job = write(place, "job.sh", f"echo '{said.format(port)}' >&2", "exit 1", "python train.py")
+        check = try_out(place, "bash", job)["signal path"]
+    assert check.state == "fail"
+    assert f"port {port} is in use by" in check.found
+    assert f"pid {os.getpid()}" in check.found
+    assert f"--master-port={port + 1}" in check.remedy
 
 
 @pytest.mark.parametrize("number", [INT, TERM, signal.SIGKILL])

@@ -31,6 +31,7 @@ from holdfast._environment.processes.threads import name_of
 from holdfast._environment.processes.tree import descendants
 from holdfast._environment.slurm.controller import scancel
 from holdfast._environment.slurm.job import rank_environment
+from holdfast._run.ranks.address import is_taken, port_owner
 from holdfast._tools.doctor.check import State, slow
 from holdfast._tools.doctor.signals import probe
 from holdfast._tools.doctor.signals.target import Target
@@ -46,6 +47,9 @@ _TERMINAL_END_SECONDS = 2.0
 _EXEC_SECONDS = 0.002
 _SET_ADOPTS_ORPHANS, _GET_ADOPTS_ORPHANS = 36, 37  # PR_*_CHILD_SUBREAPER
 _WORD = re.compile(r"\w")
+_IN_USE = re.compile(  # torch's store
+    r"\bport: (\d{1,5}),.*EADDRINUSE|:(\d{1,5}) \(errno: \d+ - Address already in use\)"
+)
 # Records what a script would ask of SLURM, and does not ask it.
 _SHIM = """#!/bin/sh
 case "{name} $1" in
@@ -72,6 +76,13 @@ except OSError as error:
     print(f"{sys.argv[2]}: cannot be started: {error.strerror}", flush=True)
     os._exit(127)
 """
+
+
+def _taken_port(output: str) -> int | None:
+    """The port of this host that a command wanted and another process has."""
+    found = _IN_USE.search(output)
+    port = int(found[1] or found[2]) if found is not None else 0
+    return port if 0 < port < 1 << 16 and is_taken(port) else None
 
 
 class ChainError(Exception):
@@ -337,10 +348,14 @@ class Chain:
         here = [each.here for each in self._reports()]
         skipped = sorted({each["script"] for each in here if each["what"] == "skipped"})
         passed_over = f" (not run: {', '.join(skipped)})" if skipped else ""
+        remedy = "start it by itself and see that it begins to train"
+        if port := _taken_port(self._read("output")):
+            passed_over += f"; port {port} is in use by {port_owner(port)}"
+            remedy = f"torchrun --standalone finds a free port; or --master-port={port + 1}"
         return ChainError(
             f"the command ended with status {self.process.returncode} before "
             f"{self.target.label} was reached{self._last_output()}{passed_over}",
-            "start it by itself and see that it begins to train",
+            remedy,
             "fail" if self.process.returncode else "warn",
         )
 
