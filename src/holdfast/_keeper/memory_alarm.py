@@ -93,28 +93,38 @@ class MemoryWatch:
 
     def __init__(self, pid: int, counters: dict[str, Any] | None = None) -> None:
         """`counters` are from before the trainer could run out of memory."""
-        self._sampler = Sampler(pid)
-        # The trainer may be dead already: the keeper starts in its cgroup.
-        self._sampler.cgroup = self._sampler.cgroup or MemoryCgroup.find(os.getpid())
-        self._family = Descendants(pid, self._sampler.tree)
-        self._history = MemoryHistory()
-        self._growth = Growth()
-        self._full_at = 0.0
-        self._counted = Counted(first_counters(counters, read_counters(self._sampler.cgroup)))
+        self._pid = pid
+        self._first = counters
+        self._has_begun = False
         self._episodes = Episodes()
         self._forecast: Forecast | None = None
         self.newest: dict[str, Any] | None = None
         self.next_at: float | None = 0.0
+        with contextlib.suppress(Exception):  # no descriptor is free, or /sys is closed: see sample
+            self._begin()
+
+    def _begin(self) -> None:
+        self._sampler = Sampler(self._pid)
+        # The trainer may be dead already: the keeper starts in its cgroup.
+        self._sampler.cgroup = self._sampler.cgroup or MemoryCgroup.find(os.getpid())
+        self._family = Descendants(self._pid, self._sampler.tree)
+        self._history = MemoryHistory()
+        self._growth = Growth()
+        self._full_at = 0.0
+        self._counted = Counted(first_counters(self._first, read_counters(self._sampler.cgroup)))
+        self._has_begun = True
 
     @property
-    def before(self) -> dict[str, Any]:
+    def before(self) -> dict[str, Any] | None:
         """The kernel's counters from some seconds ago."""
-        return self._counted.before
+        return self._counted.before if self._has_begun else None
 
     def sample(self, now: float) -> None:
         """Take a sample, and set when the next one is due."""
         began = time.thread_time()
         try:
+            if not self._has_begun:
+                self._begin()
             period = self._sample(now)
         except Exception:  # noqa: BLE001  the keeper must go on
             traceback.print_exc()
@@ -151,10 +161,11 @@ class MemoryWatch:
         In a cgroup that is still full the kernel would kill the keeper next. It sleeps before each
         look: opening a file takes memory, too.
         """
-        cgroup, sample = self._sampler.cgroup, self.newest or {}
+        sample = self.newest or {}
         used, limit = sample.get("cgroup"), sample.get("limit")
         deadline = time.monotonic() + _FREED_SECONDS
         with contextlib.suppress(Exception):  # the trainer's last state is not saved yet
+            cgroup = self._sampler.cgroup
             while cgroup and used and limit and used > _FULL * limit:
                 if time.monotonic() >= deadline:
                     return
@@ -166,9 +177,10 @@ class MemoryWatch:
         """What a post-mortem contains of this."""
         found: dict[str, Any] = {"counters": {}, "memory": []}
         try:
-            death = read_counters(self._sampler.cgroup)
-            counters = {"start": self._counted.start, "before": self.before, "death": death}
-            found = {"counters": counters, "memory": self._history.recent()}
+            if self._has_begun:
+                death = read_counters(self._sampler.cgroup)
+                counters = {"start": self._counted.start, "before": self.before, "death": death}
+                found = {"counters": counters, "memory": self._history.recent()}
         except Exception:  # noqa: BLE001  the trainer's last state is not saved yet
             traceback.print_exc()
         return {**found, "children": self.ended()}
@@ -177,7 +189,8 @@ class MemoryWatch:
         """The descendants that have ended recently."""
         since = time.time() - _ENDED_SECONDS
         try:
-            return [each for each in self._family.ended() if each["ended"] >= since]
+            found = self._family.ended() if self._has_begun else []
+            return [each for each in found if each["ended"] >= since]
         except Exception:  # noqa: BLE001  as above
             traceback.print_exc()
             return []

@@ -43,6 +43,22 @@ def mail(tmp_path):
     return tmp_path / "mail"
 
 
+def test_a_message_with_wrong_fields_does_not_end_the_keeper(begin, mail, capsys):
+    center = begin(hub(mail, 2))
+    other = begin(member(mail, 1, center.post.port))
+
+    def refuse(rank, message):
+        if message["kind"] == "strange":
+            message["mark"]
+
+    center.answer = refuse
+    other.send(0, "strange", value=1)
+    other.send(0, "known", value=2)
+    assert center.wait_for_values(2, 1) == [1, 2]
+    wait_until(lambda: not other.post.unacknowledged(), 5)
+    assert "KeyError: 'mark'" in capsys.readouterr().err
+
+
 def test_a_thousand_messages_arrive_in_order_both_ways(begin, mail):
     center = begin(hub(mail, 2))
     other = begin(member(mail, 1, center.post.port))

@@ -140,6 +140,24 @@ def _watch_of(cgroup: Path, monkeypatch) -> MemoryWatch:
     return watch
 
 
+def test_what_cannot_be_observed_at_the_start_neither_ends_the_keeper_nor_stays_unknown(
+    monkeypatch, capsys
+):
+    def refuse(*_: object) -> None:
+        raise PermissionError("/sys is closed")
+
+    with monkeypatch.context() as closed:
+        closed.setattr(MemoryCgroup, "find", refuse)
+        watch = MemoryWatch(os.getpid())
+        watch.sample(time.monotonic())
+        watch.wait_for_room()
+        assert watch.at_death() == {"counters": {}, "memory": [], "children": []}
+        assert (watch.before, watch.newest) == (None, None)
+    assert "/sys is closed" in capsys.readouterr().err
+    watch.sample(time.monotonic())
+    assert watch.newest["rss"]
+
+
 def test_after_a_death_the_keeper_waits_until_a_full_cgroup_has_room(tmp_path, monkeypatch):
     used = tmp_path / "memory.current"
     used.write_text("990\n")

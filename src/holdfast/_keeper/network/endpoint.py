@@ -21,6 +21,7 @@ import re
 import selectors
 import socket
 import time
+import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -275,7 +276,7 @@ class Post:
                 self._mail.withdraw_note(peer.rank)
         if ledgers:
             for rank, message in self._mail.look(ledgers, connected):
-                self._owner.hear(rank, message)
+                self._hear(rank, message)
                 if self._is_closed:
                     return
             if self._mail.is_behind:
@@ -335,7 +336,14 @@ class Post:
         self._owing.add(peer)
         self._acknowledge_at = min(self._acknowledge_at, time.monotonic() + _ACKNOWLEDGE_SECONDS)
         if peer.ledger.take(channel.life, number):
-            self._owner.hear(peer.rank, message)
+            self._hear(peer.rank, message)
+
+    def _hear(self, rank: int, message: dict[str, Any]) -> None:
+        try:
+            self._owner.hear(rank, message)
+        except (AttributeError, LookupError, TypeError, ValueError):
+            # It has wrong fields. It would be sent again to the next keeper, and end that one too.
+            traceback.print_exc()
 
     def _acknowledged(self, peer: Peer, number: int) -> None:
         if number >= peer.ledger.first:

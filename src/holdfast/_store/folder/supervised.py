@@ -157,7 +157,9 @@ def tell_leader_of_modules(place: Path) -> None:
     specs = ((name, getattr(each, "__spec__", None)) for name, each in list(sys.modules.items()))
     # An alias, such as os.path, cannot be imported under its own name.
     known = {name: spec for name, spec in specs if spec is not None and spec.name == name}
-    files = {name: getattr(spec, "origin", None) for name, spec in known.items() if "." not in name}
+    origins = {name: getattr(each, "origin", None) for name, each in known.items()}
+    # A loader of the script may give something that is no text.
+    files = {name: each for name, each in origins.items() if "." not in name and type(each) is str}
     changed = variables.changed_since_start()
     record = {"modules": list(known), "files": files, "environment": changed}
     with contextlib.suppress(OSError):

@@ -60,6 +60,8 @@ class FolderStore:
         found = {}
         for folder, _, names in os.walk(self._folder / prefix, onerror=_refuse_unlisted):
             for path in (Path(folder) / name for name in names):
+                if path.name.startswith(".") and path.suffix != ".part":
+                    continue  # of the file system, such as .nfs0001: it may refuse a removal
                 with contextlib.suppress(FileNotFoundError):  # removed in between
                     key = path.relative_to(self._folder).as_posix()
                     found[key] = StoredObject(path.stat().st_size)
