@@ -70,8 +70,8 @@ def module_state(
     places = {name: _place(now) for name, now in live.items()}
     # The stored value of each live tensor first: files may have tied weights only once.
     for name, place in places.items():
-        if place is not None and names[name] in by_name:
-            known.setdefault(place, by_name[names[name]])
+        if place is not None and isinstance(then := by_name.get(names[name]), torch.Tensor):
+            known.setdefault(place, then)
     made = OrderedDict()
     for name, now in live.items():
         if names[name] in by_name:

@@ -10,7 +10,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="pip install 'holdfast[torch]'")
 
+from holdfast._adapters.adapter import Unfit
 from holdfast._errors import HoldfastError
+from holdfast._state.restore_adopted import _Overlay
 from holdfast._tools.convert.adoption import adopt_files
 from holdfast._tools.convert.foreign import Adoption
 
@@ -85,3 +87,20 @@ def test_an_epoch_that_is_none_is_not_believed(tmp_path, epoch):
 def test_noise_is_told_in_our_own_words(tmp_path, data):
     (tmp_path / "a.pt").write_bytes(data)
     assert "weights_only" not in _refused(tmp_path, tmp_path / "a.pt")
+
+
+def test_weights_that_are_arrays_of_numpy_fit_a_module():
+    module = torch.nn.Linear(2, 1, bias=False)
+    overlay = _Overlay({"model": module})
+    made = overlay.value(module, {"weight": torch.ones(1, 2).numpy()}, "model")
+    assert torch.equal(made.state["weight"], torch.ones(1, 2))
+    assert overlay.unfit == Unfit()
+
+
+def test_weights_that_are_no_arrays_are_told_for_tied_ones_too():
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    module[1].weight = module[0].weight
+    stored = {**module.state_dict(), "0.weight": "none"}
+    overlay = _Overlay({"model": module})
+    overlay.value(module, stored, "model")
+    assert overlay.unfit.changed == ["model.0.weight (was a str, is a Tensor)"]
