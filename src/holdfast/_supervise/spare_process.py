@@ -19,7 +19,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from types import ModuleType, TracebackType
+    from types import CodeType, ModuleType, TracebackType
 
 _GIVEN = 4  # words before those of the script: this file, two descriptors, a file of names
 _OOM_SCORE = "/proc/self/oom_score_adj"
@@ -54,9 +54,11 @@ def _take_place() -> tuple[str, ...]:
 
 def main() -> None:
     orders, answers, names, module = _take_place()
+    environment = dict(os.environ)
     import builtins
     import contextlib
     import json
+    import warnings
 
     score = ""
     with contextlib.suppress(OSError):
@@ -81,6 +83,10 @@ def main() -> None:
         _name_script(main_module)
     files = open_files()
     try:
+        with warnings.catch_warnings():  # of the script: it gets them when it runs
+            warnings.simplefilter("ignore")
+            if not module:
+                _compile(main_module)  # refused if it is no text of Python, such as a zip file
         with open(names, "rb") as listed:  # noqa: PTH123  as above
             import_packages(json.load(listed))
         if why := found_alive(files):
@@ -89,6 +95,7 @@ def main() -> None:
         kind = "" if isinstance(error, SpareRefused) else f"{type(error).__name__}: "
         answer(refused=f"{kind}{error}")
         os._exit(0)
+    stamps = package_stamps()
     answer(ready=_private_bytes())
     order = os.read(int(orders), 4096)
     if not order:
@@ -100,9 +107,10 @@ def main() -> None:
         file.write(score)
     for each in (orders, answers):
         os.close(int(each))
-    if module:
-        _name_module(module, main_module)
-    _run(main_module)
+    if package_stamps() != stamps:
+        # A package was updated meanwhile: what is imported from now on would not fit to what is.
+        os.execve(sys.executable, sys.orig_argv, environment)
+    _run(_name_module(module, main_module) if module else _compile(main_module), main_module)
 
 
 def import_packages(listed: dict[str, Any]) -> None:
@@ -160,6 +168,19 @@ def is_installed(path: str) -> bool:
     here = __file__.rpartition("_supervise")[0]
     inside = path.startswith((_STANDARD, here)) and "/site-packages/" not in path
     return inside or "/site-packages/" in path or "/dist-packages/" in path
+
+
+def package_stamps() -> dict[str, int]:
+    """When one file of each package that is imported was changed."""
+    found: dict[str, int] = {}
+    for name, each in list(sys.modules.items()):
+        path = getattr(each, "__file__", None)
+        if "." not in name and isinstance(path, str):
+            try:
+                found[path] = os.stat(path).st_ctime_ns  # noqa: PTH116  as above
+            except OSError:
+                continue  # it has no file, or none any more
+    return found
 
 
 def found_alive(before: dict[int, str]) -> str:
@@ -230,11 +251,19 @@ def _name_script(main_module: ModuleType) -> None:
     main_module.__dict__.update(__file__=path, __loader__=loader)
 
 
-def _name_module(name: str, main_module: ModuleType) -> None:
-    """As `python -m` does; also for a package that has a `__main__`."""
+def _compile(main_module: ModuleType) -> CodeType:
+    path = str(main_module.__file__)
+    with open(path, "rb") as file:  # noqa: PTH123  as above
+        code: CodeType = compile(file.read(), path, "exec", dont_inherit=True)
+    return code
+
+
+def _name_module(name: str, main_module: ModuleType) -> CodeType:
+    """As `python -m` does; also for a package that has a `__main__`, or a module without source."""
     import runpy
 
-    _, spec, _ = runpy._get_module_details(name)  # type: ignore[attr-defined]  # private
+    code: CodeType
+    _, spec, code = runpy._get_module_details(name)  # type: ignore[attr-defined]  # private
     sys.argv[0] = spec.origin
     main_module.__dict__.update(
         __file__=spec.origin,
@@ -243,12 +272,10 @@ def _name_module(name: str, main_module: ModuleType) -> None:
         __package__=spec.parent,
         __spec__=spec,
     )
+    return code
 
 
-def _run(main_module: ModuleType) -> None:
-    path = str(main_module.__file__)
-    with open(path, "rb") as file:  # noqa: PTH123  as above
-        code = compile(file.read(), path, "exec", dont_inherit=True)
+def _run(code: CodeType, main_module: ModuleType) -> None:
     hook = sys.excepthook
 
     def show(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:

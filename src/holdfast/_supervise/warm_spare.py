@@ -110,15 +110,16 @@ class SpareProcess:
             return found
         return None
 
-    def run_script(self, record: SupervisionRecord) -> None:
-        """It becomes the attempt of this record."""
+    def run_script(self, record: SupervisionRecord) -> bool:
+        """It becomes the attempt of this record; False if it has just died."""
         self._record = record
         # In our group it has the keys of our terminal, as every command there.
         group = None if self.streams.has_own_session else os.getpgrp()
         self.streams.copy_terminal(self.pid)
-        with contextlib.suppress(OSError):  # it has just died, which ends the attempt
+        with contextlib.suppress(OSError):
             os.write(self._orders, json.dumps({"group": group}).encode())
-        self.close_pipes()
+            return True
+        return False
 
     def close_pipes(self) -> None:
         os.close(self._orders)
@@ -201,12 +202,13 @@ class WarmSpare:
         process = self._process
         if process is None:
             return None
-        if not self._is_ready:
-            self._say("not going on in the spare: it is not ready yet.")
+        if not self._is_ready or not process.run_script(record):
+            why = "it has just ended" if self._is_ready else "it is not ready yet"
+            self._say(f"not going on in the spare: {why}.")
             self.close()
             return None
         self._process = None
-        process.run_script(record)
+        process.close_pipes()
         return process.pid, process.streams
 
     def close(self) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 from holdfast._environment import variables
 from holdfast._store.folder.supervised import led_modules, tell_leader_of_modules
 from holdfast._supervise.spare_process import SpareRefused, import_packages, is_installed
-from holdfast._supervise.warm_spare import PythonCommand, parse_command
+from holdfast._supervise.warm_spare import PythonCommand, SpareProcess, parse_command
 from holdfast._tools.cli import _led_command
 
 
@@ -138,3 +140,39 @@ def test_the_option_on_the_command_line():
     words = ["run", "--spare", "--max-restarts=2", "a", "--spare"]
     assert _led_command(words) == (["a", "--spare"], {"--spare": "", "--max-restarts": "2"})
     assert _led_command(["run", "--spare=yes", "--", "a"]) == ([], {})
+
+
+def test_what_is_no_text_of_python_has_no_spare_and_a_dead_one_takes_no_order(tmp_path):
+    """A zip file runs as a script too, but a spare could not run it."""
+    script, modules = tmp_path / "train.pyz", tmp_path / "modules"
+    script.write_bytes(b"PK\x03\x04\0\0")
+    modules.write_text(json.dumps({"modules": [], "files": {}, "environment": {}}))
+    command = PythonCommand(sys.executable, (), (str(script),))
+    spare = SpareProcess(command, os.environ, {}, set(), modules)
+    os.waitpid(spare.pid, 0)
+    answer = spare.receive()
+    assert answer is not None
+    assert "null bytes" in answer["refused"]
+    record: Any = None
+    assert not spare.run_script(record)
+    spare.close()
+
+
+def test_after_an_update_of_a_package_it_begins_anew(package, tmp_path):
+    script, modules, out = (tmp_path / name for name in ("train.py", "modules", "out"))
+    package.write_text("word = 'old'")
+    act = f"import pathlib, sys, {package.parent.name} as package"
+    script.write_text(f"{act}\npathlib.Path(sys.argv[1]).write_text(package.word)")
+    modules.write_text(json.dumps(_listed(package)))
+    command = PythonCommand(sys.executable, ("-B",), (str(script), str(out)))
+    given = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sys.path))}
+    record: Any = None
+    spare = SpareProcess(command, given, {}, set(), modules)
+    while (answer := spare.receive()) is None:
+        time.sleep(0.01)
+    assert "ready" in answer
+    package.write_text("word = 'updated'")
+    assert spare.run_script(record)
+    os.waitpid(spare.pid, 0)
+    spare.close()
+    assert out.read_text() == "updated"
