@@ -71,7 +71,7 @@ class Callback(RunCallback, callback_class()):  # type: ignore[misc]  # of one p
         self.refuse_another(trainer.callbacks)
         _refuse_version(trainer)
         _refuse_strategy(trainer)
-        self.teardown()
+        Callback.teardown(self)  # a subclass may have its own
         self._training = Fit(self, trainer)
 
     def teardown(self, *_: Any, **__: Any) -> None:
