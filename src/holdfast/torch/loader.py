@@ -113,6 +113,8 @@ def draws_by_itself(loader: DataLoader[Any]) -> bool:
 
     torch's own samplers draw only when a pass begins.
     """
+    if loader.batch_sampler is None:
+        return True  # positions that are stored for a loader without batches rely on it
     return not all(type(s).__module__.startswith(_TORCHS_OWN) for s in samplers_of(loader))
 
 
