@@ -88,6 +88,17 @@ def test_a_stop_at_the_very_moment_a_keeper_is_killed(jobs, undisturbed, rank):
     _check(jobs, job, undisturbed)
 
 
+# Over 5 s: a step lasts longer than the pulse, which replaces the keeper, and a second run follows.
+def test_a_keeper_that_dies_while_its_rank_is_in_a_collective_is_replaced(jobs, undisturbed):
+    """Rank 1 waits for rank 0 in a collective; rank 0 then waits for rank 1's keeper to answer."""
+    job = jobs.start(total=_TOTAL, pauses=0.0, events=[(0, 4, "sleep", 4.0), (1, 5, "sleep", 0.0)])
+    job.wait_for("holding", 0)
+    job.wait_for("step 5", 1)  # it is behind the boundary at which rank 0 will stop
+    job.keeper(1).kill()
+    job.send(signal.SIGTERM, 0)
+    _check(jobs, job, undisturbed)
+
+
 @pytest.mark.parametrize(
     ("rank", "stage"),
     [

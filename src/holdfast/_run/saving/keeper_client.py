@@ -32,7 +32,14 @@ from holdfast._store.commit.write import Policy
 from holdfast._store.folder import journal
 from holdfast._store.folder.attempts import BEAT_SECONDS, write_json
 from holdfast._store.folder.requests import stop_from_file, take_requests
-from holdfast._store.memory.control import OPENS, SAVES, WORK, at_work, private_words
+from holdfast._store.memory.control import (
+    BOUNDARY_NS,
+    OPENS,
+    SAVES,
+    WORK,
+    at_work,
+    private_words,
+)
 from holdfast._text import say
 
 if TYPE_CHECKING:
@@ -44,6 +51,7 @@ if TYPE_CHECKING:
 _LOOK_SECONDS = 0.1
 _GIVE_UP_AFTER = 3
 _SOON_SECONDS = 5.0
+_LONG_STEP_NS = 10**9
 _ANSWER_LOOK_SECONDS = 0.05
 
 
@@ -120,6 +128,7 @@ class KeeperClient:
         self._count = 0
         self._salvaging: tuple[str, int] | None = None
         self._lock = threading.Lock()
+        self._replacing = threading.RLock()
         self._started: list[float] = []
         self._quit = threading.Event()
         self._leaving: KeeperLink | None = None
@@ -140,7 +149,7 @@ class KeeperClient:
             self._start()
             if self.policy.rank == 0:
                 self.logged = Logged(ready)
-            self._pulse = Pulse(self.words, self._send_logged)
+            self._pulse = Pulse(self.words, self._at_pulse)
         else:
             say(
                 "the keeper and snapshots in memory need Linux: here the trainer writes "
@@ -271,6 +280,29 @@ class KeeperClient:
         """Replace a keeper that died, and give the new one all open orders."""
         if self._pulse is not None:
             self._pulse.note()
+        with self._replacing:
+            self._replace_if_dead()
+
+    def _at_pulse(self) -> None:
+        """In the pulse's thread, about once a second."""
+        self._send_logged()
+        words = self.words
+        stands = time.monotonic_ns() - words[BOUNDARY_NS] > _LONG_STEP_NS and not words[WORK]
+        if not (self._is_one_of_many and stands and self._replacing.acquire(blocking=False)):
+            return
+        # A step may wait in a collective for a rank that waits for this one's keeper to answer:
+        # no boundary would come that replaces it.
+        try:
+            if not self._quit.is_set() and not self._dies_often():
+                self._replace_if_dead()
+        finally:
+            self._replacing.release()
+
+    def _dies_often(self) -> bool:
+        recent = [at for at in self._started if time.monotonic() - at < _SOON_SECONDS]
+        return len(recent) >= _GIVE_UP_AFTER
+
+    def _replace_if_dead(self) -> None:
         link = self._link
         if link is None:
             return
@@ -280,8 +312,7 @@ class KeeperClient:
         how = f"the keeper (pid {link.pid}) {link.how_it_died()}"
         link.close()
         self._link = None
-        recent = [at for at in self._started if time.monotonic() - at < _SOON_SECONDS]
-        if len(recent) >= _GIVE_UP_AFTER:
+        if self._dies_often():
             how = f"{how}, and so were the ones before it"
             if not self._is_one_of_many:
                 self._go_on_alone(how)
@@ -316,7 +347,8 @@ class KeeperClient:
         """Let the keeper finish and go; with `leaving` it stays until this process is gone."""
         self._quit.set()
         self._send_logged()
-        link, self._link = self._link, None
+        with self._replacing:
+            link, self._link = self._link, None
         if link is not None:
             if leaving is None:
                 # One of several goes when the others need it no more: all is known to be durable.
