@@ -160,7 +160,7 @@ class _TimeoutType(click.ParamType[str]):
 @click.option(
     "--spare",
     is_flag=True,
-    help="Have a second process ready that has done the imports: a restart goes on in it.",
+    help="Have a second process ready, with installed packages imported: a restart goes on in it.",
 )
 def run(
     command: tuple[str, ...], max_restarts: int | None, hang_timeout: str | None, *, spare: bool
