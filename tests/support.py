@@ -7,6 +7,7 @@ import json
 import mmap
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -199,6 +200,11 @@ def keepers(folder: Path) -> list[psutil.Process]:
 
 def wait_for_keeper_gone(folder: Path, seconds: float = 30.0) -> None:
     wait_until(lambda: not keepers(folder), seconds, "the keeper's end")
+
+
+def copy_living(folder: Path, copy: Path) -> None:
+    """Copy a folder whose run goes on: files that are being written have names of their own."""
+    shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("*.part"))
 
 
 def kill_both(folder: Path, trainer: Trainer) -> None:

@@ -14,7 +14,7 @@ import pytest
 from holdfast._store.folder.attempts import read_json
 from holdfast._store.folder.layout import RunLayout
 from tests.cli.command import TRAIN_NUMPY, environment, holdfast, holdfast_process, succeed
-from tests.support import keepers, wait_for_keeper_gone, wait_until
+from tests.support import copy_living, keepers, wait_for_keeper_gone, wait_until
 
 KEYS = [
     *("subject", "kind", "attempt", "cause", "sentence", "sure", "evidence", "advice", "rank"),
@@ -93,7 +93,7 @@ def test_a_copy_that_stops_in_the_middle_was_lost_with_its_machine(folder, tmp_p
     trainer.ready()
     wait_until(lambda: (folder / "attempts" / "0001" / "heartbeat.json").exists())
     copy = tmp_path / "copy"
-    shutil.copytree(folder, copy)
+    copy_living(folder, copy)
     lease, beat = (copy / "attempts" / "0001" / f"{n}.json" for n in ("lease", "heartbeat"))
     process = json.loads(lease.read_text())
     process["process"] |= {"host": "far", "boot": "other"}

@@ -19,6 +19,7 @@ from tests.processes.conftest import EAGER
 from tests.support import (
     arena_files,
     checkpoint_steps,
+    copy_living,
     journal_events,
     kill_both,
     run_id,
@@ -238,7 +239,7 @@ def test_a_process_whose_run_was_taken_over_writes_nothing_more_and_leaves(folde
     in_memory = int(trainer.wait_for("holding").split()[1])
     wait_until(lambda: checkpoint_steps(folder)[2:] == [in_memory], what="the last three")
     before = checkpoint_steps(folder)
-    shutil.copytree(folder / "attempts/0001", folder / ".newer")
+    copy_living(folder / "attempts/0001", folder / ".newer")
     (folder / ".newer").rename(folder / "attempts/0002")
     gate.touch()
     assert trainer.wait() == 1
@@ -262,7 +263,7 @@ def test_a_process_in_a_long_step_hears_of_the_takeover_too(folder, gate, light)
         return found if isinstance(found, int) else 0  # else it has no keeper yet
 
     wait_until(beats)
-    shutil.copytree(folder / "attempts/0001", folder / ".newer")
+    copy_living(folder / "attempts/0001", folder / ".newer")
     (folder / ".newer").rename(folder / "attempts/0002")
     first = beats()
     wait_until(lambda: beats() > first + 1)

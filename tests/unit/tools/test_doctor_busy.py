@@ -74,9 +74,14 @@ def test_a_question_that_waits_for_a_processor_has_its_time(is_busy, tmp_path):
 
 
 def test_stacks_that_are_not_read(is_busy, monkeypatch):
+    def read_none(pids: list[int], *_: object) -> dict[int, Dump]:
+        time.sleep(0.05)  # much more than between two looks at the clock
+        return {pids[0]: Dump()}
+
     monkeypatch.setattr(machine, "_STACKS_SECONDS", 0.1)
     monkeypatch.setattr(machine, "find_pyspy", lambda: "py-spy")
-    monkeypatch.setattr(machine, "dump_stacks", lambda pids, *_: {pids[0]: Dump()})
+    monkeypatch.setattr(machine, "children", lambda _: [])
+    monkeypatch.setattr(machine, "dump_stacks", read_none)
     check = machine.try_stacks()
     assert check is not None
     check_words(check, is_busy, "warn", "it saw no frames")
