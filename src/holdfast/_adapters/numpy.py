@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -85,7 +86,8 @@ class NumpyAdapter(Adapter):
             raise ValueError("an array of Python objects cannot be stored; use numbers or a list.")
         if dtype.names is not None:
             raise ValueError("a structured array cannot be stored; store its fields one by one.")
-        if isinstance(value, np.ma.MaskedArray):
+        # Importing numpy.ma takes a tenth of a run's opening, and without it nothing is masked.
+        if "numpy.ma" in sys.modules and isinstance(value, np.ma.MaskedArray):
             raise ValueError("a masked array cannot be stored; store its data and its mask.")
         native = dtype.isnative and dtype.byteorder != ">"
         in_order = isinstance(value, np.generic) or value.flags.c_contiguous
