@@ -19,7 +19,7 @@ from holdfast._store.commit.write import Policy, is_replaced
 from holdfast._store.format.checksum import digest
 from holdfast._store.format.image import PAGE, header_bytes, read_extents
 from holdfast._store.format.threads import start_thread
-from holdfast._store.memory.arena import Arena, NotAnArena, SlotRecord
+from holdfast._store.memory.arena import HASHED_SOON, NOW, Arena, NotAnArena, SlotRecord
 
 _DYING_SECONDS = 10.0
 _LOOK_SECONDS = 0.02
@@ -133,12 +133,12 @@ class HeldArena:
 
         def work(priority: _Priority) -> None:
             with priority():
-                hashing.work(until=lambda: self.arena.is_wanted(record.slot))
+                hashing.work(until=lambda: self.arena.wanted(record.slot) == NOW)
 
         workers, is_hurried = _start(work, PRIORITY.background, most), False
         while working := [each for each in workers if each.is_alive()]:
             working[0].join(_LOOK_SECONDS)
-            if not is_hurried and self.arena.is_wanted_hashed(record.slot):
+            if not is_hurried and self.arena.wanted(record.slot) == HASHED_SOON:
                 is_hurried = True
                 PRIORITY.raise_threads()
                 workers += _start(work, PRIORITY.hurry, most)

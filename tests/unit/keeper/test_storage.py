@@ -56,7 +56,7 @@ def test_a_slot_that_the_trainer_waits_for_is_let_go_and_the_newest_is_not(
     image = arena.image(newest.slot)
     assert arena.digests(newest.slot) == [digest(image[a : a + n]) for _, a, n in PLAN.extents()]
     assert arena.begin() == older.slot  # and from now on nothing is wanted
-    assert not any(arena.is_wanted(slot) for slot in range(2))
+    assert not any(arena.wanted(slot) for slot in range(2))
 
 
 @pytest.mark.parametrize("is_asked_for", [True, False])
@@ -90,7 +90,7 @@ def test_a_snapshot_that_waits_for_checksums_gets_them_at_full_priority(
     held.unpin(newest.slot)
     assert arena.whole()[0].is_hashed
     arena.begin()
-    assert not any(arena.is_wanted_hashed(slot) for slot in range(2))
+    assert not any(arena.wanted(slot) for slot in range(2))
 
 
 def test_a_hashing_that_was_left_goes_on_later_to_the_same_checksums(arena):

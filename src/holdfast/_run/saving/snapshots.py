@@ -205,17 +205,19 @@ class Snapshots:
         if generation.memory.is_unsharing:
             return False
         self._give_third_back(generation)
-        has_free = generation.arena.has_free(
+        slot = generation.arena.lock_free(
             self._held(),
             self._common(),
             keep_hashed=not is_counted and self._keeps_hashed(generation),
             overwrite=generation.memory.overwrites,
         )
-        if not has_free:
-            if self._promised:
-                generation.memory.grow()
-            generation.arena.want_hashed()
-        return has_free
+        if slot is not None:
+            generation.arena.unlock(slot)
+            return True
+        if self._promised:
+            generation.memory.grow()
+        generation.arena.want_hashed()
+        return False
 
     @property
     def is_busy(self) -> bool:

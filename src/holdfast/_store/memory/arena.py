@@ -46,7 +46,7 @@ _EMPTY, _WRITING, _WHOLE, _ABSENT = 0, 1, 2, 3
 _MAP_FIXED = 0x10
 _RECORD_WORDS = 8
 _STATE, _SEQUENCE, _MARK, _TIME, _HASHED, _HASHED_NS, _WANTED = range(7)
-_NOW, _HASHED_SOON = 1, 2  # how a slot is wanted; 0: not
+NOW, HASHED_SOON = 1, 2  # how a slot is wanted; 0: not
 DIGEST_BYTES = 16
 MAX_SLOTS = 8
 _WAITS_UNTIL = MAX_SLOTS * _RECORD_WORDS  # a time in nanoseconds; 0: its attempt goes on
@@ -248,7 +248,7 @@ class Arena:
         with `keep_hashed` none: it is what remains after a kill of trainer and keeper.
         `overwrite`: there is one slot only, and a kill during the copy leaves none.
         """
-        slot = self._lock_free(held, mark, keep_hashed=keep_hashed, overwrite=overwrite)
+        slot = self.lock_free(held, mark, keep_hashed=keep_hashed, overwrite=overwrite)
         if slot is not None:
             self._set(slot, _STATE, _WRITING)
             self._set(slot, _HASHED, 0)
@@ -259,37 +259,22 @@ class Arena:
     def want(self) -> None:
         """The trainer waits for a slot: a keeper that hashes an older one lets it go."""
         for record in self.whole()[1:]:
-            self._set(record.slot, _WANTED, _NOW)
-
-    def is_wanted(self, slot: int) -> bool:
-        return self._word(slot, _WANTED) == _NOW
+            self._set(record.slot, _WANTED, NOW)
 
     def want_hashed(self) -> None:
         """A snapshot is due, and none can be made until a slot is hashed."""
         for record in self.whole():
-            if self._word(record.slot, _WANTED) != _NOW:
-                self._set(record.slot, _WANTED, _HASHED_SOON)
+            if self.wanted(record.slot) != NOW:
+                self._set(record.slot, _WANTED, HASHED_SOON)
 
-    def is_wanted_hashed(self, slot: int) -> bool:
-        return self._word(slot, _WANTED) == _HASHED_SOON
+    def wanted(self, slot: int) -> int:
+        """How the trainer wants a slot: NOW, HASHED_SOON, or 0 if not."""
+        return self._word(slot, _WANTED)
 
-    def has_free(
-        self,
-        held: Collection[int] = (),
-        mark: int = -1,
-        *,
-        keep_hashed: bool = False,
-        overwrite: bool = False,
-    ) -> bool:
-        """True if `begin` would find a slot now; only while nothing is being written."""
-        slot = self._lock_free(held, mark, keep_hashed=keep_hashed, overwrite=overwrite)
-        if slot is not None:
-            self.unlock(slot)
-        return slot is not None
-
-    def _lock_free(
+    def lock_free(
         self, held: Collection[int], mark: int, *, keep_hashed: bool, overwrite: bool
     ) -> int | None:
+        """Lock the slot that `begin` would mark; only while this process writes to none."""
         whole = self.whole()
         newest = set() if overwrite else {record.slot for record in whole[:1]}
         hashed = {record.slot for record in [r for r in whole if r.is_hashed][:1]}
@@ -364,8 +349,7 @@ class Arena:
         return [slot for slot in range(self.slots) if self._word(slot, _STATE) != _ABSENT]
 
     def newest(self) -> SlotRecord | None:
-        whole = self.whole()
-        return whole[0] if whole else None
+        return next(iter(self.whole()), None)
 
     # -- between two attempts -----------------------------------------------
 
