@@ -116,7 +116,9 @@ def assemble(
     ends = _ends(known, histories, run)
     cuts = _cuts(known, histories, run)
     segments, held = goodput.tile(histories, cuts, now, live)
-    silent = [end.history for end in ends if end.outcome == "lost" and not end.history.has_exit]
+    silent = [
+        end.history for end in ends if end.outcome == "lost" and not end.history.exit.is_recorded
+    ]
     silences = [_silence(each) for each in silent if each.last_seen is not None]
     hangs = _hangs(known, histories, run, now)
     kept: set[str] = set()
@@ -151,14 +153,14 @@ def assemble(
 
 def _add_saved_points(histories: Sequence[AttemptHistory], events: Sequence[Counted]) -> None:
     """Where there is no series, the checkpoints show how far it was."""
-    bare = {history.number: history for history in histories if not history.points}
+    bare = {history.number: history for history in histories if not history.timeline.points}
     found: dict[int, list[Point]] = {number: [] for number in bare}
     for event, _ in events if bare else ():
         number, t, step = whole(event.get("attempt")), real(event.get("time")), event.get("step")
         if number in found and t is not None and isinstance(step, int):
             found[number].append(Point(t, step))
     for number, history in bare.items():
-        history.saved = found[number]
+        history.timeline.saved = found[number]
         if found[number]:
             newest = max(point.step for point in found[number])
             history.last_step = max(newest, history.last_step or 0)
@@ -196,7 +198,7 @@ def to_be_judged(histories: Sequence[AttemptHistory], run: RunSummary) -> list[A
         is_newest = history.number == run.attempt
         outcome = outcomes.by_record(history, is_live=run.is_live and is_newest)
         # A verdict would wait for the keeper, which still writes its records.
-        is_open = is_newest and not history.has_exit and run.process.keeper_pid is not None
+        is_open = is_newest and not history.exit.is_recorded and run.process.keeper_pid is not None
         if outcome not in outcomes.QUIET and not is_open:
             found.append(history)
     return found[-verdicts.MOST :]
@@ -240,10 +242,10 @@ def _attempt(known: Records, end: AttemptEnd, live: int | None, now: float) -> v
         origin=origin,
         outcome=end.outcome,
         how=end.how,
-        status=history.status,
-        host=history.host,
-        pid=history.pid,
-        job=history.job,
+        status=history.exit.status,
+        host=history.process.host,
+        pid=history.process.pid,
+        job=history.process.job,
     )
 
 
@@ -260,7 +262,7 @@ def _cuts(
             continue
         kept = [found[history.number], history.bad_step]
         if history.number != live and found[history.number] is None:
-            safe = [run.safe.memory_step, run.safe.disk_step, history.durable_step]
+            safe = [run.safe.memory_step, run.safe.disk_step, history.exit.durable_step]
             newest = max((each for each in safe if each is not None), default=0)
             # Values logged after the last step, as by an evaluation, are safe with that step.
             kept.append(newest if newest < (history.last_step or 0) else None)
@@ -272,13 +274,13 @@ def _hangs(
     known: Records, histories: Sequence[AttemptHistory], run: RunSummary, now: float
 ) -> list[view.Hang]:
     hangs = []
-    for history in [history for history in histories if history.stuck][-verdicts.MOST :]:
+    for history in [history for history in histories if history.timeline.stuck][-verdicts.MOST :]:
         found = known.verdicts.hang(history.number)
         if found is None:
             continue
         is_live = run.is_live and history.number == run.attempt
         until = now if is_live else history.ended or history.last_seen
-        if history.stuck[-1].end == float("inf") and until is not None:
+        if history.timeline.stuck[-1].end == float("inf") and until is not None:
             # The record is of the moment when it was found, and the hang has gone on since.
             seconds = max(found["seconds"] or 0.0, until - found["t"])
             sentence = parts.tell_duration(found["sentence"], seconds)
@@ -300,7 +302,7 @@ def _run(
         "name": Path(run.folder).absolute().name or run.folder,
         "id": run.run_id,
         "headline": headline_of(run, how),
-        "ranks": max([1, len(run.ranks), *(each.ranks for each in histories[-1:])]),
+        "ranks": max([1, len(run.ranks), *(each.process.ranks for each in histories[-1:])]),
         "job": job,
         "warnings": warnings_of(run),
         "config": read_config(known.layout, run.attempt),
@@ -363,7 +365,7 @@ def _step_time(times: Times) -> view.StepTime:
 def _ranks(known: Records, histories: Sequence[AttemptHistory], run: RunSummary) -> list[view.Rank]:
     """Each with how long it waits for the others; of very many, those that wait least."""
     newest = histories[-1] if histories else None
-    waits = newest.waits if newest is not None else {}
+    waits = newest.timeline.waits if newest is not None else {}
     late = {rank for _, rank in known.stragglers}
     late |= {run.trouble.straggler.rank} if run.trouble.straggler is not None else set()
     histogram = known.rows.times.of.get(newest.number) if newest is not None else None

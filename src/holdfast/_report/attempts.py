@@ -43,21 +43,37 @@ class Stretch(NamedTuple):
 
 
 @dataclass
-class AttemptHistory:
-    """One attempt: where it ran, how it ended, its steps over time, and what held them up."""
+class AttemptProcess:
+    """Where an attempt ran, by its lease, and by its start."""
 
-    number: int
     pid: int | None = None
     host: str | None = None
     job: str | None = None
     job_started: float | None = None
     ranks: int = 1
-    began: float | None = None  # took the folder
-    started: float | None = None  # had opened, with its state loaded
-    first_step: int | None = None
-    source: str = ""
-    looped: float | None = None  # came to its first loop
-    left_loop: float | None = None  # finished, or stops
+
+    def take(self, found: Record) -> None:
+        self.pid = whole(found.get("pid")) or self.pid
+        self.host = text(found.get("host"), 200) or self.host
+        self.job = _name(found.get("job")) or self.job
+        self.job_started = real(found.get("job_started")) or self.job_started
+        self.ranks = max(1, whole(found.get("ranks")) or self.ranks)
+
+
+@dataclass(frozen=True)
+class AttemptExit:
+    """How an attempt left, by its own record."""
+
+    is_recorded: bool = False
+    status: int | None = None
+    how: str = ""
+    durable_step: int | None = None
+
+
+@dataclass
+class StepTimeline:
+    """The steps of an attempt over time, and what held them up."""
+
     points: list[Point] = field(default_factory=list)  # by its series
     noted: list[Point] = field(default_factory=list)  # by the journal, which was read before
     saved: list[Point] = field(default_factory=list)  # by its checkpoints, if there is nothing else
@@ -66,98 +82,17 @@ class AttemptHistory:
     stuck: list[Stretch] = field(default_factory=list)  # the end of one that is not over: inf
     paused: list[Stretch] = field(default_factory=list)
     waits: dict[int, float] = field(default_factory=dict)  # by rank, in one recent step
-    died_at: float | None = None  # by its keeper
-    is_finished: bool = False
-    is_requeued: bool = False
-    lost_ranks: list[str] = field(default_factory=list)  # how each of them died
-    bad_step: int | None = None  # from which on it is bad, by a rule
-    ended: float | None = None
-    has_exit: bool = False
-    status: int | None = None
-    how: str = ""
-    durable_step: int | None = None
-    last_step: int | None = None
-    last_seen: float | None = None
-    events: deque[Record] = field(default_factory=lambda: deque(maxlen=_KEPT_EVENTS))
 
-    def take(self, kind: str, t: float, event: Record) -> None:
-        """An event of the journal."""
-        self.events.append(event)
-        self.see(t, whole(event.get("step")) if kind in _AT_STEP else None)
-        if kind == "start":
-            self._start(t, event)
-        elif kind == "adopted":
-            self.began = self.began or t
-            self.first_step = whole(event.get("step"))
-        elif kind == "loop":  # a script may have several, one after the other
-            self.is_finished, self.left_loop, self.looped = False, None, self.looped or t
-        elif kind in ("finished", "stop"):
-            self.is_finished = self.is_finished or kind == "finished"
-            self.left_loop = self.left_loop or t
-        elif kind == "hang":
-            stood = max(0.0, real(event.get("stood")) or 0.0)
-            _open(self.stuck, t - stood, text(event.get("sentence"), 400))
-        elif kind == "paused":
-            _open(self.paused, t, text(event.get("by"), 200))
-        elif kind in ("hang-over", "resumed"):
-            _close(self.paused if kind == "resumed" else self.stuck, t)
-        elif kind in ("exit", "death"):
-            self.end(event, t)
-        elif kind == "rank-died":
-            self.lost_ranks.append(text(event.get("how"), 300))
-            del self.lost_ranks[8:]
-        elif kind == "requeue":
-            self.is_requeued = whole(event.get("status")) in (None, _errors.REQUEUE)
-        elif kind == "rule" and (bad := whole(event.get("void_from"))) is not None:
-            self.bad_step = bad if self.bad_step is None else min(bad, self.bad_step)
+    def note(self, t: float, step: int) -> None:
+        last = self.noted[-1] if self.noted else Point(t, step)
+        if t >= last.t and step >= last.step:
+            self.noted.append(Point(t, step))
+            _thin(self.noted)
 
-    def _start(self, t: float, event: Record) -> None:
-        self.started = t
-        self.first_step = whole(event.get("step"))
-        self.source = text(event.get("source"), 40)
-        self.pid = whole(event.get("pid")) or self.pid
-        self.host = text(event.get("host"), 200) or self.host
-        self.job = _name(event.get("job")) or self.job
-        self.job_started = real(event.get("job_started"))
-        self.ranks = max(1, whole(event.get("ranks")) or 1)
-        self.see(t, self.first_step)
-
-    def take_lease(self, lease: Record) -> None:
-        process = record(lease.get("process"))
-        self.pid = whole(process.get("pid")) or self.pid
-        self.host = text(process.get("host"), 200) or self.host
-        self.job = self.job or _name(record(lease.get("job")).get("number"))
-        since = real(lease.get("since"))
-        if since is not None:
-            self.began = since
-            self.see(since, None)
-
-    def end(self, found: Record, t: float | None) -> None:
-        """By the record of its exit, or by an event of the journal."""
-        self.has_exit = True
-        self.status = whole(found.get("status"))
-        self.how = text(found.get("how"), 1000)
-        self.durable_step = whole(found.get("durable_step"))
-        if t is not None:
-            self.ended = t
-            step = whole(found.get("step"))
-            self.see(t, None if self.how.startswith("could not start") else step)
-
-    def see(self, t: float, step: int | None) -> None:
-        """It lived at this moment."""
-        self._extend(t, step)
-        if step is not None:
-            last = self.noted[-1] if self.noted else Point(t, step)
-            if t >= last.t and step >= last.step:
-                self.noted.append(Point(t, step))
-                _thin(self.noted)
-
-    def take_row(self, t: float, step: int, row: Mapping[str, Any]) -> None:
-        """A row of its series."""
-        began = t if self.started is None else min(t, self.started)
-        last = self.points[-1] if self.points else Point(began, self.first_step or 0)
+    def take_row(self, first: Point, t: float, step: int, row: Mapping[str, Any]) -> None:
+        """A row of its series; `first` is the point before all rows."""
+        last = self.points[-1] if self.points else first
         t = max(t, last.t)  # a clock may have been set back
-        self._extend(t, step)
         span = t - last.t
         save, agree = _within(row.get("save"), span), _within(row.get("agree"), span)
         if rest := _within(row.get("rest"), span):
@@ -205,6 +140,93 @@ class AttemptHistory:
         ]
         return [*before, *self.points, *after]
 
+
+@dataclass
+class AttemptHistory:
+    """One attempt: where it ran, how it ended, its steps over time, and what held them up."""
+
+    number: int
+    process: AttemptProcess = field(default_factory=AttemptProcess)
+    began: float | None = None  # took the folder
+    started: float | None = None  # had opened, with its state loaded
+    first_step: int | None = None
+    source: str = ""
+    looped: float | None = None  # came to its first loop
+    left_loop: float | None = None  # finished, or stops
+    timeline: StepTimeline = field(default_factory=StepTimeline)
+    died_at: float | None = None  # by its keeper
+    is_finished: bool = False
+    is_requeued: bool = False
+    lost_ranks: list[str] = field(default_factory=list)  # how each of them died
+    bad_step: int | None = None  # from which on it is bad, by a rule
+    ended: float | None = None
+    exit: AttemptExit = field(default_factory=AttemptExit)
+    last_step: int | None = None
+    last_seen: float | None = None
+    events: deque[Record] = field(default_factory=lambda: deque(maxlen=_KEPT_EVENTS))
+
+    def take(self, kind: str, t: float, event: Record) -> None:
+        """An event of the journal."""
+        self.events.append(event)
+        self.see(t, whole(event.get("step")) if kind in _AT_STEP else None)
+        if kind == "start":
+            self.started, self.first_step = t, whole(event.get("step"))
+            self.source = text(event.get("source"), 40)
+            self.process.take(event)
+            self.see(t, self.first_step)
+        elif kind == "adopted":
+            self.began = self.began or t
+            self.first_step = whole(event.get("step"))
+        elif kind == "loop":  # a script may have several, one after the other
+            self.is_finished, self.left_loop, self.looped = False, None, self.looped or t
+        elif kind in ("finished", "stop"):
+            self.is_finished = self.is_finished or kind == "finished"
+            self.left_loop = self.left_loop or t
+        elif kind == "hang":
+            stood = max(0.0, real(event.get("stood")) or 0.0)
+            _open(self.timeline.stuck, t - stood, text(event.get("sentence"), 400))
+        elif kind == "paused":
+            _open(self.timeline.paused, t, text(event.get("by"), 200))
+        elif kind in ("hang-over", "resumed"):
+            _close(self.timeline.paused if kind == "resumed" else self.timeline.stuck, t)
+        elif kind in ("exit", "death"):
+            self.end(event, t)
+        elif kind == "rank-died":
+            self.lost_ranks.append(text(event.get("how"), 300))
+            del self.lost_ranks[8:]
+        elif kind == "requeue":
+            self.is_requeued = whole(event.get("status")) in (None, _errors.REQUEUE)
+        elif kind == "rule" and (bad := whole(event.get("void_from"))) is not None:
+            self.bad_step = bad if self.bad_step is None else min(bad, self.bad_step)
+
+    def take_lease(self, lease: Record) -> None:
+        job = record(lease.get("job")).get("number")
+        self.process.take({**record(lease.get("process")), "job": self.process.job or job})
+        if (since := real(lease.get("since"))) is not None:
+            self.began = since
+            self.see(since, None)
+
+    def end(self, found: Record, t: float | None) -> None:
+        """By the record of its exit, or by an event of the journal."""
+        status, durable_step = whole(found.get("status")), whole(found.get("durable_step"))
+        self.exit = AttemptExit(True, status, text(found.get("how"), 1000), durable_step)
+        if t is not None:
+            self.ended = t
+            step = whole(found.get("step"))
+            self.see(t, None if self.exit.how.startswith("could not start") else step)
+
+    def see(self, t: float, step: int | None) -> None:
+        """It lived at this moment."""
+        self._extend(t, step)
+        if step is not None:
+            self.timeline.note(t, step)
+
+    def take_row(self, t: float, step: int, row: Mapping[str, Any]) -> None:
+        """A row of its series."""
+        began = t if self.started is None else min(t, self.started)
+        self.timeline.take_row(Point(began, self.first_step or 0), t, step, row)
+        self._extend(self.timeline.points[-1].t, step)
+
     def _extend(self, t: float, step: int | None) -> None:
         self.last_seen = t if self.last_seen is None else max(t, self.last_seen)
         if step is not None:
@@ -213,11 +235,7 @@ class AttemptHistory:
     @property
     def has_died(self) -> bool:
         """Whether it, or one of its ranks, ended without leaving by itself."""
-        return bool(self.lost_ranks) or (self.status is None and not self.is_finished)
-
-    @property
-    def has_stepped(self) -> bool:
-        return (self.last_step or 0) > (self.first_step or 0)
+        return bool(self.lost_ranks) or (self.exit.status is None and not self.is_finished)
 
 
 def at_step(course: list[Point], step: int) -> Point:
@@ -323,17 +341,17 @@ def by_record(history: AttemptHistory, *, is_live: bool) -> Outcome:
     """By its own records, without a verdict."""
     if is_live:
         return "running"
-    if history.is_finished and history.status in (0, None):
+    if history.is_finished and history.exit.status in (0, None):
         return "finished"
     # When a rank dies, the launcher ends the others by a signal that they answer.
-    if history.lost_ranks and history.status in (None, *_errors.ASKED):
+    if history.lost_ranks and history.exit.status in (None, *_errors.ASKED):
         return _of_death(history.lost_ranks[0])
-    if history.status is not None:
-        found = _BY_STATUS.get(history.status, "failed")
+    if history.exit.status is not None:
+        found = _BY_STATUS.get(history.exit.status, "failed")
         # A job is ended by the scheduler, and comes back.
-        is_job = history.status == _errors.TERMINATED and history.job is not None
+        is_job = history.exit.status == _errors.TERMINATED and history.process.job is not None
         return "interrupted" if is_job else found
-    return _of_death(history.how)
+    return _of_death(history.exit.how)
 
 
 def _of_death(how: str) -> Outcome:
@@ -359,14 +377,14 @@ def by_verdict(cause: str, otherwise: Outcome, *, has_died: bool = False) -> Out
 
 
 def sentence(history: AttemptHistory, outcome: Outcome, state: str = "training") -> str:
-    how = history.how.partition("\n")[0]
+    how = history.exit.how.partition("\n")[0]
     why = "." if how in ("", "closed", "died", "left") else _text.sentence(f": {how}")
     if outcome == "running":
         return _NOW.get(state, "It trains.")
     if outcome in _SENTENCES:
         return _SENTENCES[outcome].format(why=why)
-    if history.status is not None:
-        return f"It left with status {history.status}{why}"
+    if history.exit.status is not None:
+        return f"It left with status {history.exit.status}{why}"
     if why != ".":
         return f"It {_text.sentence(how)}" if how.startswith("was ") else f"It died{why}"
     return "It ended without a message: its end was not recorded."

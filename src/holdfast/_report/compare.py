@@ -163,7 +163,7 @@ def _clock(view: View, histories: Mapping[int, AttemptHistory]) -> tuple[Clock, 
         spans[attempt["number"]] = total, attempt["start"]
         end = view["made_at"] if attempt["end"] is None else attempt["end"]
         total += max(0.0, end - attempt["start"])
-    courses = {number: history.steps() for number, history in histories.items()}
+    courses = {number: history.timeline.steps() for number, history in histories.items()}
 
     def seconds(attempt: int, step: int) -> float | None:
         if attempt not in spans or not (course := courses.get(attempt)):

@@ -85,7 +85,7 @@ def tile(
     for at, (history, (start, end)) in enumerate(zip(histories, spans, strict=True)):
         if at:
             found += _gap(histories[at - 1], history, spans[at - 1][1], start)
-        course = history.steps()
+        course = history.timeline.steps()
         cut = _cut(history, course, cuts)
         layers = _layers(history, start, cut, is_live=history.number == live)
         for kind, low, high, text in paint(start, end, layers):
@@ -106,7 +106,7 @@ def _spans(
         known = [
             history.began,
             history.started,
-            *(each.t for each in history.points[:1]),
+            *(each.t for each in history.timeline.points[:1]),
             history.last_seen,
         ]
         begin = next((each for each in known if each is not None), None)
@@ -139,13 +139,13 @@ def _layers(
 ) -> list[Layer]:
     opened, over = history.started, float("inf")
     layers = [Layer("training", start, over)]
-    layers += (Layer("phase", each.start, each.end, each.what) for each in history.phases)
-    layers += (Layer("saving", each.start, each.end) for each in history.saves)
+    layers += (Layer("phase", each.start, each.end, each.what) for each in history.timeline.phases)
+    layers += (Layer("saving", each.start, each.end) for each in history.timeline.saves)
     if cut is not None:
         layers.append(Layer("lost", cut.t, over))
-    layers += (Layer("stuck", each.start, each.end, each.what) for each in history.stuck)
-    layers += (Layer("paused", each.start, each.end, each.what) for each in history.paused)
-    if opened is None or not history.has_stepped:
+    layers += (Layer("stuck", each.start, each.end, each.what) for each in history.timeline.stuck)
+    layers += (Layer("paused", each.start, each.end, each.what) for each in history.timeline.paused)
+    if opened is None or (history.last_step or 0) <= (history.first_step or 0):
         layers.append(Layer("starting", start, over))
     elif (begins := max(opened, history.looped or opened)) > start:
         layers.append(Layer("starting", start, begins))
@@ -160,20 +160,20 @@ def _layers(
 def _gap(before: AttemptHistory, after: AttemptHistory, start: float, end: float) -> list[Segment]:
     if not end > start:
         return []
-    began = after.job_started
+    began = after.process.job_started
     outcome = by_record(before, is_live=False)
     kind: SegmentKind = "down"
     # A hangup stops nothing on purpose: the connection to the terminal may have been lost.
-    if outcome in ("finished", "closed", "stopped") and before.status != _errors.HUNG_UP:
+    if outcome in ("finished", "closed", "stopped") and before.exit.status != _errors.HUNG_UP:
         kind = "stopped"
-    elif after.job is not None and began is not None and start < began < end:
+    elif after.process.job is not None and began is not None and start < began < end:
         return [
             Segment(kind="queue", start=start, end=began, attempt=None),
             Segment(kind="starting", start=began, end=end, attempt=after.number),
         ]
-    elif after.job is not None:
+    elif after.process.job is not None:
         # Both the same job and another one come through the queue.
-        comes_by_queue = before.job is not None or before.is_requeued
+        comes_by_queue = before.process.job is not None or before.is_requeued
         if comes_by_queue if began is None else began >= end:
             kind = "queue"
     return [Segment(kind=kind, start=start, end=end, attempt=None)]

@@ -187,11 +187,11 @@ class RunModel:
 
     def _read_end(self, history: AttemptHistory) -> bool:
         """How it ended, where the journal does not say; and until when it lived."""
-        if history.died_at is None and history.status is None:
+        if history.died_at is None and history.exit.status is None:
             history.died_at = real(
                 attempts.read_json(self._layout.death(history.number)).get("time")
             )
-        if history.has_exit and history.ended is not None:
+        if history.exit.is_recorded and history.ended is not None:
             return False
         path = self._layout.exit(history.number)
         record = attempts.read_json(path)

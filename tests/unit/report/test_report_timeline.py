@@ -57,8 +57,8 @@ def lives(draw):
             draw(maybe),
             draw(moments),
         )
-        life.job = draw(st.none() | st.just("7"))
-        life.job_started = draw(maybe)
+        life.process.job = draw(st.none() | st.just("7"))
+        life.process.job_started = draw(maybe)
         life.is_requeued = draw(st.booleans())
         steps = sorted(draw(st.lists(st.integers(0, 100), max_size=6)))
         times = sorted(draw(st.lists(moments, min_size=len(steps), max_size=len(steps))))
@@ -66,10 +66,10 @@ def lives(draw):
             row = {"save": draw(st.floats(0, 50)), "agree": draw(st.floats(0, 50))}
             row["rest"] = draw(st.floats(0, 50))
             life.take_row(t, step, row)
-        life.stuck = sorted(draw(st.lists(stretches, max_size=2)))
-        if life.stuck and draw(st.booleans()):
-            life.stuck[-1] = life.stuck[-1]._replace(end=math.inf)
-        life.paused = sorted(draw(st.lists(stretches, max_size=2)))
+        life.timeline.stuck = sorted(draw(st.lists(stretches, max_size=2)))
+        if life.timeline.stuck and draw(st.booleans()):
+            life.timeline.stuck[-1] = life.timeline.stuck[-1]._replace(end=math.inf)
+        life.timeline.paused = sorted(draw(st.lists(stretches, max_size=2)))
         found.append(life)
     return found
 
@@ -103,10 +103,10 @@ def test_segments_tile_the_time_and_goodput_is_all_of_it(found, data):
 def story() -> list[AttemptHistory]:
     """Trained 100 s at a step a second, lost 20 of them, was down, and made them again."""
     first = AttemptHistory(1, began=0.0, started=10.0, died_at=110.0, ended=112.0, last_step=100)
-    first.points = [Point(10.0 + step, step) for step in range(101)]
+    first.timeline.points = [Point(10.0 + step, step) for step in range(101)]
     second = AttemptHistory(2, began=200.0, started=205.0, ended=306.0, last_step=180)
     second.left_loop = 305.0
-    second.points = [Point(205.0 + step, 80 + step) for step in range(101)]
+    second.timeline.points = [Point(205.0 + step, 80 + step) for step in range(101)]
     return [first, second]
 
 
@@ -140,7 +140,7 @@ def test_an_attempt_of_another_history_is_lost_as_a_whole():
 
 def test_the_queue_is_told_from_being_down():
     first, second = story()
-    second.job, second.job_started = "7", 190.0
+    second.process.job, second.process.job_started = "7", 190.0
     segments, held = tile([first, second], {1: None, 2: None}, 1000.0, None)
     told = [(each["kind"], each["end"] - each["start"], each["attempt"]) for each in segments]
     assert ("queue", 78.0, None) in told
