@@ -62,7 +62,6 @@ class End:
     pid: int | None = None
     time: float | None = None
     step: int | None = None
-    durable_step: int | None = None
     status: int | None = None  # as subprocess gives it
     fault: Fault | None = None
     how: str = ""  # in the journal's words
@@ -163,9 +162,10 @@ class Case:
     def durable_step(self) -> int | None:
         events = self.evidence.journal
         steps = [each.get("step") for each in events if each.get("event") == "checkpoint"]
-        records = (self.evidence.exit, self.evidence.beat, *events)
+        of_ranks = [r for rank in self.evidence.ranks for r in (rank.death, rank.exit, vars(rank))]
+        records = (self.evidence.exit, self.evidence.beat, *events, *of_ranks)
         told = map(_text.whole, [*steps, *(each.get("durable_step") for each in records)])
-        found = (self.evidence.durable_step, self.end.durable_step, *told)
+        found = (self.evidence.run.durable_step, *told)
         return max((step for step in found if step is not None), default=None)
 
     @property
@@ -398,7 +398,6 @@ def _end_of(evidence: Evidence, found: RankEvidence, rank: int | None) -> End:
         pid=_first(_text.whole, "pid", death, error, found.process) or found.pid,
         time=_first(_text.real, "time", error, death, exit_record),
         step=_first(_text.whole, "step", error, death, left, vars(found), exit_record),
-        durable_step=_first(_text.whole, "durable_step", death, exit_record, vars(found)),
         status=_text.whole(death.get("status")),
         asked=_text.text(death.get("asked")),
         was_sent_away=death.get("left_status") is not None,

@@ -43,6 +43,7 @@ class RunFacts:
     """Facts of a run folder that few rules use."""
 
     newest: int | None = None  # the newest attempt
+    durable_step: int | None = None  # on disk, by this attempt or the one that it resumed
     ranks_planned: int | None = None
     requeue: Record = field(default_factory=dict)
     is_here: bool = False  # it ran on this machine since its last boot, in any container
@@ -64,7 +65,6 @@ class Evidence:
     is_live: bool = False
     kind: str = ""  # "run", "led", "log", "pid" or "slurm"
     attempt: int | None = None
-    durable_step: int | None = None  # on disk, by this attempt or the one that it resumed
     lease: Record = field(default_factory=dict)
     exit: Record = field(default_factory=dict)
     hang: Record = field(default_factory=dict)  # hang.json: the findings of the watch over hangs

@@ -96,7 +96,7 @@ def gather_run(
     found.led = read_json(layout.led(number)) or None
     found.hang = read_json(layout.hang(number))
     found.journal = _events(layout, {number})[number] if events is None else events
-    found.durable_step = _durable_step(layout, number)
+    found.run.durable_step = _durable_step(layout, number)
     beats = found.beat.get("ranks")
     beats = beats if isinstance(beats, list) else []
     numbers = _rank_numbers(layout, number, len(beats))
