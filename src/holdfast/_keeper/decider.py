@@ -50,6 +50,7 @@ class Alone:
     """Decides for one trainer."""
 
     is_trainer_gone = False  # the keeper is done as soon as it is
+    link = None  # to a hub: the judge of hangs is in this keeper
 
     def __init__(self) -> None:
         self.stop: StopRequest | None = None
@@ -322,9 +323,6 @@ class Alone:
         raise AssertionError("only several ranks write a manifest by itself")
 
     # -- hangs ------------------------------------------------------------------
-
-    def judge_link(self) -> None:
-        return None  # the judge is in this keeper, for one rank
 
     def on_hang(self, rank: int | None, *, restart: bool) -> None:  # noqa: ARG002  the one
         if restart:

@@ -225,7 +225,7 @@ class Boundary:
             say_leaving(stopped, self.step, in_job=session.attempt.in_job)
         if job is not None:
             job.requeue(stopped)
-        session.guard.call_users_handler(request.number)
+        session.guard.handlers.call_users(request.number)
 
 
 # -- Why a session is to stop, and what it leaves with ---------------------------------------------

@@ -175,7 +175,8 @@ class Session:
     def _watch_signals(self, cadence: Cadence) -> None:
         spec, attempt = self.spec, self.attempt
         stacks = attempt.layout.stacks(attempt.number, attempt.rank)
-        numbers, wakeup = spec.settings.signal_numbers, self.keeper.wakeup
+        plan, numbers = self.keeper.plan, spec.settings.signal_numbers
+        wakeup = -1 if plan is None else plan.signals_write  # signals reach the keeper there
         self.guard = Guard(numbers, wakeup, stacks, in_job=attempt.in_job)
         if attempt.group is not None:
             self.guard.leaves_when_nudged = True
@@ -279,7 +280,7 @@ class Session:
             phase=None if error is None else self.phases.was_left_by(error),
             where="loop" if is_in_loop and not self.boundary.words[DONE] else "outside",
             state=self.spec.state,
-            counters=self.keeper.first_counters,
+            counters=self.keeper.plan.counters if self.keeper.plan else None,
             threads=thread_errors(),
         )
 
@@ -399,7 +400,7 @@ class Session:
         if self.job is not None:
             self.job.requeue(stopped)
         if number:
-            self.guard.call_users_handler(number)
+            self.guard.handlers.call_users(number)
 
     def _answer_late(self, error: BaseException | None, durable: bool) -> Stopped | None:
         """The stop that came after the last boundary, if one did; says what is durable."""
@@ -416,7 +417,7 @@ class Session:
         if stopped is not None and error is not None:
             self.exit_record().write_trouble(error)
         elif request is not None:
-            self.guard.call_users_handler(request.number)
+            self.guard.handlers.call_users(request.number)
         return stopped
 
     def _release(self, error: BaseException | None) -> None:
@@ -434,7 +435,8 @@ class Session:
         self.guard.remove()
         self.boundary.close()
         self.log.keeper_log = None
-        self.keeper.release()
+        if self.keeper.plan is not None:
+            self.keeper.plan.close()
         self.found.release()
         if self.keeper.durable_step is not None:
             self.found.clear_memory()

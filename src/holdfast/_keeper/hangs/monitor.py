@@ -413,7 +413,7 @@ class HangMonitor:
         return {**found, "hang": judged["hang"], "paused": judged["held"] or found["paused"]}
 
     def _post(self, kind: str, /, **fields: Any) -> None:
-        link = self._decider.judge_link()
+        link = self._decider.link
         if link is None:
             self.receive(0, kind, **fields)
         else:
@@ -427,11 +427,11 @@ class HangMonitor:
     # -- what the judge has done --------------------------------------------------------------
 
     def ranks(self) -> list[int]:
-        link = self._decider.judge_link()
+        link = self._decider.link
         return [0] if link is None else link.training_ranks()
 
     def keeper(self, rank: int) -> protocol.FromHub:
-        link = self._decider.judge_link()
+        link = self._decider.link
         post = functools.partial(protocol.receive_call, self)
         found: protocol.FromHub = protocol.sender(
             post if link is None else functools.partial(link.from_hub, rank)

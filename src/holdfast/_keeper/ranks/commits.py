@@ -67,6 +67,10 @@ class Commits:
     def durable_step(self) -> int | None:
         return None if self.durable is None else self.durable[1] // 2
 
+    @property
+    def common_step(self) -> int | None:
+        return None if self.common is None else self.common[1] // 2
+
     def _is_void(self, key: Key) -> bool:
         return key[1] // 2 >= self._invalid_from
 

@@ -22,7 +22,7 @@ from holdfast._keeper.network.endpoint import HubPost, MemberPost, PostOwner
 from holdfast._keeper.ranks.agent import RankAgent
 from holdfast._keeper.ranks.hub import Hub, looks_like_a_lost_peer
 from holdfast._keeper.ranks.state import EndCause, HubState, KeeperServices
-from holdfast._keeper.storage import HeldArena
+from holdfast._keeper.storage import HeldArena, Storage
 from holdfast._keeper.trainer import PostMortem, SignalArrival
 from holdfast._keeper.writer import Closing, WriteOutcome
 from holdfast._store.commit.write_queue import CADENCE
@@ -68,7 +68,12 @@ class Member:
         self._trainer = keeper.trainer
         if policy.rank == 0:
             services = KeeperServices(keeper)
-            state = HubState(policy.size, policy.attempt, self._send_from_hub, services)
+            state = HubState(
+                policy.size,
+                policy.attempt,
+                lambda *to, **what: self.link.from_hub(*to, **what),
+                services,
+            )
             self.hub = Hub(state, self._config.unreachable_seconds)
         self.link = HubLink(keeper, self._config, self)
         self.agent = RankAgent(keeper, self.link.hub, self)
@@ -80,9 +85,6 @@ class Member:
             self._trainer.tell.joined()
         watch_launcher(keeper, self, self._config)
         self.agent.greet()
-
-    def _send_from_hub(self, rank: int, kind: str, /, **fields: Any) -> None:
-        self.link.from_hub(rank, kind, **fields)
 
     def tick(self, now: float) -> float:
         self.link.tick(now)
@@ -208,9 +210,6 @@ class Member:
 
     # -- hangs ------------------------------------------------------------------
 
-    def judge_link(self) -> HubLink:
-        return self.link
-
     def on_hang(self, rank: int | None, *, restart: bool) -> None:
         assert self.hub is not None  # the judge is in rank 0's keeper
         if restart:
@@ -236,14 +235,11 @@ class Member:
 
     # -- what others read -------------------------------------------------------
 
-    def _memory_step(self, hub: Hub) -> int | None:
-        return None if hub.commits.common is None else hub.commits.common[1] // 2
-
     def row_facts(self) -> dict[str, Any]:
         if self.hub is None:
             return {}
         waits = {rank: list(each) for rank, each in self.hub.comparison.waits.items()}
-        return {"mem_step": self._memory_step(self.hub), "waits": waits}
+        return {"mem_step": self.hub.commits.common_step, "waits": waits}
 
     def publish_beat(self, beat: dict[str, Any]) -> None:
         mine = {k: beat[k] for k in ("step", "memory_step", "boundary_age_seconds", "phase")}
@@ -257,7 +253,7 @@ class Member:
         ranks = [{**entry.beat, "ended": entry.ended and entry.ended.how} for entry in entries]
         held = next((s.beat["paused"] for s in entries if s.beat.get("paused")), None)
         beat["paused"] = beat["paused"] or held
-        beat["memory_step"] = self._memory_step(self.hub)
+        beat["memory_step"] = self.hub.commits.common_step
         self._keeper.write_beat(
             {**beat, "ranks": ranks, "straggler": self.hub.comparison.straggler}
         )
@@ -362,7 +358,9 @@ class Member:
         if now < self._linger_until and not is_followed:
             return
         self._storage.writer.wait_idle()  # an old checkpoint may be half removed
-        self._storage.release(is_needed=not self.is_released or self._is_memory_needed())
+        common = int(self._trainer.words[control.COMMON]) - 1
+        is_needed = not self.is_released or _is_memory_needed(self._storage, common)
+        self._storage.release(is_needed=is_needed)
         link.close()
         keeper.finish()
 
@@ -379,15 +377,6 @@ class Member:
             return 0.0
         self._storage.holdings.hash_newest()
         return now + _LINGER_SECONDS
-
-    def _is_memory_needed(self) -> bool:
-        """Only a state that all ranks hold is of use to the next start."""
-        storage = self._storage
-        if not storage.has_failed() or storage.holdings.salvages:
-            return storage.has_failed()
-        common = int(self._trainer.words[control.COMMON]) - 1
-        durable = -1 if storage.durable_step is None else storage.durable_step
-        return durable < common // 2 < storage.invalid_from
 
 
 class HubLink:
@@ -487,6 +476,14 @@ class HubLink:
             self._hub_beat, self._lost_since = beat, now
         elif self.is_hub_gone(now):
             self._member.leave_without_hub()
+
+
+def _is_memory_needed(storage: Storage, common: int) -> bool:
+    """Only a state that all ranks hold is of use to the next start."""
+    if not storage.has_failed() or storage.holdings.salvages:
+        return storage.has_failed()
+    durable = -1 if storage.durable_step is None else storage.durable_step
+    return durable < common // 2 < storage.invalid_from
 
 
 def watch_launcher(keeper: Keeper, member: Member, config: protocol.RankConfig) -> None:

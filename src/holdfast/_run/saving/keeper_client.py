@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import InitVar, asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from holdfast import _errors
@@ -43,7 +44,7 @@ from holdfast._store.memory.control import (
 from holdfast._text import say
 
 if TYPE_CHECKING:
-    from holdfast._run.saving.launch import KeeperLink
+    from holdfast._run.saving.launch import KeeperLink, KeeperPlan
     from holdfast._run.saving.snapshots import Snapshots, Taken
     from holdfast._store.memory.arena import Arena
     from holdfast._store.memory.backing import Backing
@@ -109,25 +110,27 @@ class Handle:
         self._done.set()
 
 
-@dataclass(eq=False)
 class KeeperClient:
     """The connection to the keeper of one attempt, and the orders that are open."""
 
-    policy: Policy
-    grace_seconds: float | None  # after a SIGTERM
-    numbers: InitVar[tuple[int, ...]]  # of the signals that ask for a stop
-    hear_run: Callable[[dict[str, Any]], None]
-    ranks: InitVar[dict[str, Any] | None] = None
-
-    def __post_init__(self, numbers: tuple[int, ...], ranks: dict[str, Any] | None) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        grace_seconds: float | None,  # after a SIGTERM
+        numbers: tuple[int, ...],  # of the signals that ask for a stop
+        hear_run: Callable[[dict[str, Any]], None],
+        ranks: dict[str, Any] | None = None,
+    ) -> None:
+        self.policy = policy
+        self.grace_seconds = grace_seconds
+        self.hear_run = hear_run
         self._is_one_of_many = ranks is not None
         self.snapshots: Snapshots | None = None
         self._link: KeeperLink | None = None
         # The slots that are being written, and the handles that wait for them.
         self._orders: dict[int, tuple[Taken, list[Handle]]] = {}
-        self._count = 0
+        self._numbers = itertools.count(1)  # of orders, which any thread may give
         self._salvaging: tuple[str, int] | None = None
-        self._lock = threading.Lock()
         self._replacing = threading.RLock()
         self._started: list[float] = []
         self._quit = threading.Event()
@@ -138,16 +141,16 @@ class KeeperClient:
         self.words: Any = private_words()
         self._pulse: Pulse | None = None
         self.logged: Logged | None = None  # metrics for the keeper
-        self._plan: Any = None
+        self.plan: KeeperPlan | None = None
         if sys.platform == "linux":
             from holdfast._run.saving.launch import KeeperPlan
 
             job = find_job(variables.of_job())
-            self._plan = KeeperPlan(self.policy, self.grace_seconds, numbers, ranks, job)
-            self.words = self._plan.control.words
+            self.plan = KeeperPlan(policy, grace_seconds, numbers, ranks, job)
+            self.words = self.plan.control.words
             self.words[WORK] = OPENS
             self._start()
-            if self.policy.rank == 0:
+            if policy.rank == 0:
                 self.logged = Logged(ready)
             self._pulse = Pulse(self.words, self._at_pulse)
         else:
@@ -162,18 +165,8 @@ class KeeperClient:
         return self._link is not None
 
     @property
-    def wakeup(self) -> int:
-        """The descriptor by which signals reach the keeper; -1 without one."""
-        return -1 if self._plan is None else int(self._plan.signals_write)
-
-    @property
     def keeper_pid(self) -> int | None:
         return self._link.pid if self._link else None
-
-    @property
-    def first_counters(self) -> dict[str, Any] | None:
-        """The kernel's counters of OOM kills when the run was opened."""
-        return None if self._plan is None else self._plan.counters
 
     def keeper_pids(self) -> list[int]:
         """For a FairDeadline, which does not count the time in which these wait for a processor."""
@@ -197,10 +190,8 @@ class KeeperClient:
 
     def order(self, taken: Taken, handles: list[Handle]) -> None:
         """Have the keeper make a slot durable; then the handles are settled."""
-        with self._lock:
-            self._count += 1
-            number = self._count
-            self._orders[number] = taken, handles
+        number = next(self._numbers)
+        self._orders[number] = taken, handles
         self._send_order(number, taken, handles)
 
     def record_written(self, step: int, sequence: int) -> None:
@@ -361,13 +352,8 @@ class KeeperClient:
         if self._pulse is not None:
             self._pulse.stop()
         self._oom_score.take_back()
-        if leaving is None and self._plan is not None:
-            self._plan.dump.remove()  # a run that could not be opened is not released
-
-    def release(self) -> None:
-        """Close what the signal handlers used."""
-        if self._plan is not None:
-            self._plan.close()
+        if leaving is None and self.plan is not None:
+            self.plan.dump.remove()  # a run that could not be opened is not released
 
     def cancel_leaving(self) -> None:
         """The process goes on: the keeper need not wait for its end."""
@@ -381,7 +367,8 @@ class KeeperClient:
 
         self._started.append(time.monotonic())
         self._oom_score.take_back()  # the keeper inherits the score from before
-        self._link = KeeperLink(self._plan, self._hear)
+        assert self.plan is not None
+        self._link = KeeperLink(self.plan, self._hear)
         self._oom_score.offer()
 
     def _send_order(self, number: int, taken: Taken, handles: list[Handle]) -> None:
@@ -404,8 +391,7 @@ class KeeperClient:
                 self.snapshots.release_slot(order[0].sequence)
             return
         if number is not None:
-            with self._lock:
-                order = self._orders.pop(number, None)
+            order = self._orders.pop(number, None)
             if order is not None:
                 self._resolve(*order, message)
         if not self._quit.is_set():

@@ -18,6 +18,7 @@ import contextlib
 import errno
 import faulthandler
 import functools
+import math
 import os
 import signal
 import stat
@@ -74,12 +75,103 @@ def _is_uninterruptible(frame: FrameType | None) -> bool:
     return frame is not None
 
 
+class InstalledHandlers:
+    """Our handlers and wakeup descriptor, and what they have replaced; none before `install`."""
+
+    def __init__(self, handler: Callable[[int, FrameType | None], None]) -> None:
+        # One object: each access to a method makes a new one, and they are compared by identity.
+        self._handler = handler
+        self.replaced: dict[int, _Handler] = {}
+        self.quit: int | None = None
+        self._replaced_quit: _Handler = None  # only of a process 1
+        self._at_c_level: dict[int, bytes] = {}
+        self._wakeup = self._replaced_wakeup = -1
+
+    def install(
+        self, numbers: tuple[int, ...], wakeup: int, stacks: IO[bytes], quit_as_first: _Handler
+    ) -> None:
+        for number in numbers:
+            former = signal.getsignal(number)
+            # A signal that was ignored stays so: Ctrl-C of a background job, SIGHUP under nohup.
+            is_ignored = former is signal.SIG_IGN and number in (signal.SIGINT, _SIGHUP)
+            if number == _SIGQUIT or is_ignored:
+                continue
+            self.replaced[number] = former
+            self._set(number)
+        if wakeup >= 0:
+            self._wakeup = wakeup
+            self._replaced_wakeup = signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+        if _SIGQUIT is not None and _SIGQUIT in numbers:
+            self.quit = _SIGQUIT
+            if os.getpid() == 1:
+                # Process 1 cannot die of a signal, and its end would end the keeper. So Python
+                # tells the keeper, which saves and ends it.
+                self._replaced_quit = signal.signal(_SIGQUIT, quit_as_first)
+            # At C level: it works while a call holds the GIL. With `chain` the process then dies
+            # of the signal, as Ctrl-\ should do. Only this thread's stack: the others change
+            # meanwhile, and reading them can be a SIGSEGV.
+            faulthandler.register(_SIGQUIT, file=stacks, all_threads=False, chain=True)
+
+    def _set(self, number: int) -> None:
+        signal.signal(number, self._handler)
+        self._at_c_level[number] = c_handler(number)
+
+    def call_users(self, number: int, frame: FrameType | None = None) -> bool:
+        """Call the user's handler: the state is durable, or no boundary will come. False: none."""
+        former = self.replaced.get(number)
+        if not callable(former) or former is signal.default_int_handler:
+            return False
+        former(number, frame)
+        return True
+
+    def reinstall(self) -> None:
+        """Reinstall what another library has replaced, and say so."""
+        if not _in_main_thread():
+            return
+        taken = []
+        # IPython installs these around each cell and prompt: no user asked for them.
+        defaults = (signal.default_int_handler, signal.SIG_IGN, -1) if is_interactive() else ()
+        for number in tuple(self.replaced):
+            found = signal.getsignal(number)
+            if found is self._handler and c_handler(number) == self._at_c_level[number]:
+                continue
+            if found is not self._handler and callable(found):
+                self.replaced[number] = found  # the user's newest handler, called at the boundary
+            if number != signal.SIGINT or found not in defaults:
+                taken.append(f"the handler of {signal.Signals(number).name}")
+            self._set(number)
+        if self._wakeup >= 0:
+            descriptor = signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
+            if descriptor != self._wakeup:
+                self._replaced_wakeup = descriptor
+                if descriptor not in defaults:
+                    taken.append("the wakeup descriptor")
+        for what in taken:
+            say(f"{what} had been replaced by another library; it is restored now.")
+
+    def put_back(self) -> None:
+        if self._wakeup >= 0:
+            try:
+                signal.set_wakeup_fd(self._replaced_wakeup)
+            except (ValueError, OSError):  # closed meanwhile by its owner
+                signal.set_wakeup_fd(-1)
+        for number, former in self.replaced.items():
+            if signal.getsignal(number) is self._handler:
+                signal.signal(number, signal.SIG_DFL if former is None else former)
+        self.replaced.clear()
+        if self.quit is not None:
+            faulthandler.unregister(self.quit)
+            if self._replaced_quit is not None:
+                signal.signal(self.quit, self._replaced_quit)
+
+
 class Guard:
     """Handles the signals of one run while it is open, if it was opened in the main thread."""
 
     def __init__(
         self, numbers: tuple[int, ...], wakeup: int, stacks: Path, *, in_job: bool = False
     ) -> None:
+        global _installed
         self.noted: list[int] = []
         self.leave: Callable[[int], BaseException] | None = None  # set: raised at once
         self.leaves_when_nudged = False  # True: all ranks decide together when to leave
@@ -90,23 +182,16 @@ class Guard:
         self._holds_warnings = False  # True: a scheduler's warning is only recorded
         self._is_nudged = False  # the next SIGINT comes from our own thread
         self._ends_the_step = False  # True: the nudge does not wait for the boundary
-        self._pressed_at: float | None = None
-        self._former: dict[int, _Handler] = {}
+        self._pressed_at = math.inf  # the first Ctrl-C
+        self.handlers = InstalledHandlers(self._note)
         self._is_main = _in_main_thread()
         if not self._is_main:
             _tell_of_thread()
             return
         self._path = stacks
         self._stacks = os.fdopen(open_plain(stacks, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb")
-        self._quit = _SIGQUIT if _SIGQUIT in numbers else None
-        self._wakeup = wakeup
-        self._former_wakeup = -1
-        self._former_quit: _Handler = None  # only of a process 1
-        self._at_c_level: dict[int, bytes] = {}
-        # One object: each access to a method makes a new one, and they are compared by identity.
-        self._handler = self._note
-        self._outer: Guard | None = None  # of a run around this one
-        self._install(tuple(n for n in numbers if n != _SIGQUIT))
+        self.handlers.install(numbers, wakeup, self._stacks, self._quit_as_first)
+        self._outer, _installed = _installed, self  # of a run around this one
         _guard_output()
         self._crashes = CrashStacks(self._stacks)
         self._unshield = _shield_children(self, numbers)
@@ -116,34 +201,11 @@ class Guard:
                 target=_reap_orphans, args=(self._is_over,), name="holdfast-reaper", daemon=True
             ).start()
 
-    def _install(self, numbers: tuple[int, ...]) -> None:
-        global _installed
-        for number in numbers:
-            former = signal.getsignal(number)
-            # A signal that was ignored stays so: Ctrl-C of a background job, SIGHUP under nohup.
-            if former is signal.SIG_IGN and number in (signal.SIGINT, _SIGHUP):
-                continue
-            self._former[number] = former
-            signal.signal(number, self._handler)
-            self._at_c_level[number] = c_handler(number)
-        if self._wakeup >= 0:
-            self._former_wakeup = signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
-        if self._quit is not None:
-            if os.getpid() == 1:
-                # Process 1 cannot die of a signal, and its end would end the keeper. So Python
-                # tells the keeper, which saves and ends it.
-                self._former_quit = signal.signal(self._quit, self._quit_as_first)
-            # At C level: it works while a call holds the GIL. With `chain` the process then dies
-            # of the signal, as Ctrl-\ should do. Only this thread's stack: the others change
-            # meanwhile, and reading them can be a SIGSEGV.
-            faulthandler.register(self._quit, file=self._stacks, all_threads=False, chain=True)
-        self._outer, _installed = _installed, self
-
     def defer(self, defers: bool, *, holds_warnings: bool = False) -> None:
         """True: signals wait for a boundary. False: they act at once, but for warnings if asked."""
         self._defers, self._holds_warnings = defers, holds_warnings
         if defers and is_interactive():  # the run may be open since an earlier cell
-            self._take_back()
+            self.handlers.reinstall()
 
     def nudge(self, *, ends_the_step: bool = False) -> None:
         """From another thread: act in the main thread as if (a second) Ctrl-C had come."""
@@ -156,34 +218,8 @@ class Guard:
             _thread.interrupt_main(signal.SIGINT)
 
     def reinstall(self, is_alone: bool) -> None:
-        """Reinstall handlers that another library has replaced, and say so."""
         self._is_alone = is_alone
-        self._take_back()
-
-    def _take_back(self) -> None:
-        if not (self._is_main and _in_main_thread()):
-            return
-        replaced = []
-        # IPython installs these around each cell and prompt: no user asked for them.
-        defaults = (signal.default_int_handler, signal.SIG_IGN, -1) if is_interactive() else ()
-        for number in tuple(self._former):
-            found = signal.getsignal(number)
-            if found is self._handler and c_handler(number) == self._at_c_level[number]:
-                continue
-            if found is not self._handler and callable(found):
-                self._former[number] = found  # the user's newest handler, called at the boundary
-            if number != signal.SIGINT or found not in defaults:
-                replaced.append(f"the handler of {signal.Signals(number).name}")
-            signal.signal(number, self._handler)
-            self._at_c_level[number] = c_handler(number)
-        if self._wakeup >= 0:
-            descriptor = signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
-            if descriptor != self._wakeup:
-                self._former_wakeup = descriptor
-                if descriptor not in defaults:
-                    replaced.append("the wakeup descriptor")
-        for what in replaced:
-            say(f"{what} had been replaced by another library; it is restored now.")
+        self.handlers.reinstall()
 
     def request(self, asked: StopRequest | None) -> StopRequest | None:
         """The stop that a signal has asked for, or `asked`.
@@ -195,27 +231,20 @@ class Guard:
             return asked
         return request_from_signal(self.noted[0])
 
-    def call_users_handler(self, number: int) -> None:
-        """The state is durable: call the handler that the user had for this signal."""
-        handler = self._users_handler(number)
-        if handler is not None:
-            handler(number, None)
-
-    def _users_handler(self, number: int) -> Callable[[int, Any], Any] | None:
-        former = self._former.get(number)
-        return former if callable(former) and former is not signal.default_int_handler else None
-
     def ignore_from_now(self, number: int) -> None:
         """Make `remove` ignore this signal: the process leaves already."""
-        if number in self._former:
-            self._former[number] = signal.SIG_IGN
+        if number in self.handlers.replaced:
+            self.handlers.replaced[number] = signal.SIG_IGN
 
     def remove(self) -> None:
+        global _installed
         if not self._is_main:
             return
         self._unshield()
         if _in_main_thread():
-            self._put_back()
+            if _installed is self:
+                _installed = self._outer
+            self.handlers.put_back()
             if os.getpid() == 1:
                 die_by_signals()  # from now on no handler of ours answers them
         self._is_over.set()
@@ -225,32 +254,18 @@ class Guard:
             if self._path.stat().st_size == 0:
                 self._path.unlink()
 
-    def _put_back(self) -> None:
-        global _installed
-        if _installed is self:
-            _installed = self._outer
-        if self._wakeup >= 0:
-            try:
-                signal.set_wakeup_fd(self._former_wakeup)
-            except (ValueError, OSError):  # closed meanwhile by its owner
-                signal.set_wakeup_fd(-1)
-        for number, former in self._former.items():
-            if signal.getsignal(number) is self._handler:
-                signal.signal(number, signal.SIG_DFL if former is None else former)
-        self._former.clear()
-        if self._quit is not None:
-            faulthandler.unregister(self._quit)
-            if self._former_quit is not None:
-                signal.signal(self._quit, self._former_quit)
-
     def _note(self, number: int, frame: FrameType | None) -> None:
         global _is_asked
         _is_asked = True
         if self._defers:
             nudged, self._is_nudged = self._is_nudged, False
-            again = not nudged and self._is_pressed_again(number)
+            again = False
             if not nudged:
                 self.noted.append(number)
+            if number == signal.SIGINT and not nudged:
+                now = time.monotonic()
+                self._pressed_at = min(self._pressed_at, now)
+                again = now - self._pressed_at > SAME_PRESS_SECONDS
             if self.leave is not None and (nudged or not self.leaves_when_nudged):
                 raise self.leave(number)
             if again and self._is_alone:
@@ -262,9 +277,7 @@ class Guard:
         if self._holds_warnings and _errors.status_of_signal(number) == _errors.REQUEUE:
             self.noted.append(number)
             return
-        handler = self._users_handler(number)
-        if handler is not None:  # no boundary will come that could call it
-            handler(number, frame)
+        if self.handlers.call_users(number, frame):
             return
         if number == signal.SIGINT:
             raise KeyboardInterrupt
@@ -274,21 +287,13 @@ class Guard:
         if not self._defers or self._is_alone:
             os._exit(128 + number)
 
-    def _is_pressed_again(self, number: int) -> bool:
-        if number != signal.SIGINT:
-            return False
-        first, now = self._pressed_at, time.monotonic()
-        if first is None:
-            self._pressed_at = now
-        return first is not None and now - first > SAME_PRESS_SECONDS
-
 
 def _block_signals() -> None:
     # What reaches a child before its handlers are put back would be noted by ours and
     # lost, and be told to the keeper as if it had come for the trainer.
     if _installed is not None and _installed._defers:
-        quit_number = () if _installed._quit is None else (_installed._quit,)
-        numbers = {*_installed._former, *quit_number}
+        handlers = _installed.handlers
+        numbers = {*handlers.replaced, *(() if handlers.quit is None else (handlers.quit,))}
         _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
 
 
@@ -306,10 +311,10 @@ def _undo_in_child() -> None:
     if guard is not None:
         with contextlib.suppress(ValueError, OSError):
             signal.set_wakeup_fd(-1)
-            for number, former in guard._former.items():
+            for number, former in guard.handlers.replaced.items():
                 signal.signal(number, signal.SIG_DFL if former is None else former)
-            if guard._quit is not None:
-                faulthandler.unregister(guard._quit)
+            if guard.handlers.quit is not None:
+                faulthandler.unregister(guard.handlers.quit)
     _unblock_signals()
 
 
