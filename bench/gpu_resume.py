@@ -111,7 +111,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     chosen = parser.parse_args()
     if chosen.piece_megabytes:
-        receive._PIECE_BYTES = chosen.piece_megabytes << 20
+        receive.PIECE_BYTES = chosen.piece_megabytes << 20
     if chosen.threads:
         receive._MOST_THREADS = chosen.threads
     device = torch.device(chosen.device)

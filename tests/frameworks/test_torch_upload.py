@@ -27,7 +27,7 @@ DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("threads", [1, 2, 7])
 def test_every_byte_arrives_wherever_it_lies(device, threads, monkeypatch):
-    monkeypatch.setattr(receive, "_PIECE_BYTES", 1 << 16)
+    monkeypatch.setattr(receive, "PIECE_BYTES", 1 << 16)
     monkeypatch.setattr(receive, "_TAKEN_BYTES", 1 << 12)
     chance = random.Random(threads)
     whole = memoryview(bytearray(chance.randbytes(1 << 20)))
@@ -88,7 +88,8 @@ def as_device(monkeypatch):
     """Everything was on a device, and the CPU's memory is that device."""
     here = torch.device("cpu")
 
-    def send(self, _, specs, views, *, hashed):
+    def send(self, _, specs, views, *, hashed, slot):
+        assert slot is None
         batch = receive.OnDevice(receive.upload(views, here, hashed=hashed), specs)
         self._batches.append(batch)
         self.tensors.update(enumerate(batch.tensors))

@@ -198,3 +198,50 @@ def test_frozen_weights_are_held_once_until_they_change(tmp_path):
         assert arena.shared == []
         assert torch.equal(newest(), model["base"].cpu())
         assert used_bytes(arena.descriptor) > 1.9 * STATE_BYTES
+
+
+def test_a_slot_that_was_sent_stays_registered_for_the_next_copy_into_it(tmp_path):
+    from holdfast._state.capture import capture
+    from holdfast._store.format.image import plan_image
+    from holdfast._store.memory.arena import Arena, arena_bytes
+    from holdfast.torch import receive
+    from holdfast.torch.adapter import ADAPTER
+    from holdfast.torch.device import Devices
+
+    state = {f"w{i}": torch.randn(20_000_003, device="cuda") for i in range(3)}
+    captured = capture(state)
+    plan = plan_image(captured.specs, 100)
+    with (tmp_path / "arena").open("w+b") as file:
+        file.truncate(arena_bytes(plan.size_bytes, len(plan.specs) + 2, 2))
+        (tmp_path / "arena").chmod(0o600)
+        arena = Arena.create(
+            file.fileno(), run_id="a" * 32, attempt=1, generation=1, slots=2, plan=plan
+        )
+        places = list(zip(plan.specs, plan.offsets, strict=True))
+        for slot in (0, 1):
+            image = arena.image(slot)
+            for (spec, at), value in zip(places, captured.values, strict=True):
+                image[at : at + spec.size_bytes] = ADAPTER.bytes_of(value)
+        image = arena.image(1)
+        views = [image[at : at + spec.size_bytes] for spec, at in places]
+        sent = receive.upload(views, torch.device("cuda:0"), slot=image)
+        sizes = dict(receive.left_registered)
+        assert sum(sizes.values()) >= 3 * 80_000_012
+        devices = Devices(arena.mapped, places, [arena.slot_offset(slot) for slot in (0, 1)])
+        assert devices._registered == {1: sizes}
+        assert receive.left_registered == {}
+        sent.host.unregister()  # another owner has them
+        for number, (view, value) in enumerate(zip(views, captured.values, strict=True)):
+            assert torch.equal(sent.raw[number].view(torch.float32), value)
+            view[:] = bytes(len(view))
+        # The device copies there; it may register what is left of the slot.
+        assert devices.begin(1, list(captured.values), careful=False).wait()
+        for view, value in zip(views, captured.values, strict=True):
+            assert bytes(view) == bytes(ADAPTER.bytes_of(value))
+        devices.close()
+        assert devices._registered == {}
+        # Without a new owner, the registration ends with the upload.
+        again = receive.upload(views, torch.device("cuda:0"), slot=image)
+        assert receive.left_registered
+        again.host.unregister()
+        assert receive.left_registered == {}

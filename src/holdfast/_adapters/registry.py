@@ -79,13 +79,18 @@ def adapter_of(kind: str) -> Adapter:
 
 
 def send_to_device(
-    device: str, specs: Sequence[TensorSpec], views: Sequence[memoryview], *, hashed: bool
+    device: str,
+    specs: Sequence[TensorSpec],
+    views: Sequence[memoryview],
+    *,
+    hashed: bool,
+    slot: memoryview | None = None,
 ) -> DeviceBatch | None:
     """Send stored tensors to the device that they were on; None if that is not possible."""
     if {spec.kind for spec in specs} != {"torch"}:
         return None
     found: DeviceBatch | None = (
-        adapter_of("torch").receiving().send(device, specs, views, hashed=hashed)
+        adapter_of("torch").receiving().send(device, specs, views, hashed=hashed, slot=slot)
     )
     return found
 

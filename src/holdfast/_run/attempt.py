@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -23,12 +24,12 @@ from holdfast._environment.slurm.job import find_job
 from holdfast._errors import RunIsLive, SettingsError, is_interactive
 from holdfast._run.ranks.meeting import RankGroup, come_together, leave_again, stopped_before
 from holdfast._run.ranks.world import Launcher, World, find_launcher
-from holdfast._run.resume.start import LateLine
 from holdfast._run.signals.handlers import uninterruptible
 from holdfast._settings import Settings
 from holdfast._store.folder import journal
 from holdfast._store.folder.attempts import claim, read_json, write_json
 from holdfast._store.folder.layout import RunLayout
+from holdfast._store.format.threads import start_thread
 from holdfast._text import cut, say, text
 from holdfast._text import record as record_in
 from holdfast.rules import Rule
@@ -138,34 +139,71 @@ def close_forgotten(folder: Path) -> None:
 _MOST_BYTES = 64 << 10  # of a command, or of all variables
 _MOST_NAMES = 100
 _MOST_SHOWN = 80
+_QUIET_SECONDS = 1.0  # after the opening
+_LAST_SECONDS = 2.0  # for which a run that ends waits
 
 
-class StartRecord(LateLine):
-    """Writes the record of one attempt, and says what differs from an earlier one."""
+def write_start(attempt: RunAttempt, config: dict[str, Any]) -> None:
+    """Write the record of this attempt."""
+    layout, number = attempt.layout, attempt.number
+    facts = _facts(str(layout.folder), attempt.size, config)
+    write_json(layout.start(number), facts, durable=False)
+    if sys.platform != "linux":  # there is no keeper that would do it
+        from holdfast._keeper.start_facts import complete_start
 
-    before: int | None = None  # the attempt that it goes on from
+        complete_start(layout, number)
 
-    def __init__(self, attempt: RunAttempt, config: dict[str, Any]) -> None:
-        self._layout, self._number = attempt.layout, attempt.number
-        self._ranks, self._config = attempt.size, config
-        super().__init__(is_needed=attempt.rank == 0)
 
-    def _find_line(self) -> str:
-        facts = _facts(str(self._layout.folder), self._ranks, self._config)
-        write_json(self._layout.start(self._number), facts, durable=False)
-        if sys.platform != "linux":  # there is no keeper that would do it
-            from holdfast._keeper.start_facts import complete_start
+def line_of_changes(attempt: RunAttempt, before: int) -> str:
+    """What differs from the start of the attempt that this one goes on from."""
+    layout = attempt.layout
+    changes = find_changes(*(read_json(layout.start(n)) for n in (before, attempt.number)))
+    if not changes:
+        return ""
+    return (
+        f"changed since attempt {before}: {', '.join(changes)}. "
+        "After such a change the result may differ."
+    )
 
-            complete_start(self._layout, self._number)
-        if not self.may_speak.wait(600) or self.before is None:
-            return ""
-        changes = find_changes(read_json(self._layout.start(self.before)), facts)
-        if not changes:
-            return ""
-        return (
-            f"changed since attempt {self.before}: {', '.join(changes)}. "
-            "After such a change the result may differ."
-        )
+
+class LateLines:
+    """Writes the record of an attempt, and says lines that take long to find, in threads.
+
+    To find them competes with the trainer for the interpreter. So it begins when the run is open
+    and its first snapshot should be over.
+    """
+
+    def __init__(self) -> None:
+        self.finders: list[Callable[[], str]] = []
+        self._is_ending = threading.Event()
+        self._writing: threading.Thread | None = None
+        self._finding: threading.Thread | None = None
+
+    def write(self, work: Callable[[], None]) -> None:
+        def write() -> None:
+            with contextlib.suppress(Exception):  # no run fails because of it
+                work()
+
+        self._writing = start_thread(write, name="holdfast-record")
+
+    def begin(self) -> None:
+        if self._finding is None and self.finders:
+            self._finding = start_thread(self._find, name="holdfast-lines")
+
+    def finish(self) -> None:
+        self._is_ending.set()
+        for thread in (self._writing, self._finding):
+            if thread is not None:
+                thread.join(_LAST_SECONDS)
+
+    def _find(self) -> None:
+        self._is_ending.wait(_QUIET_SECONDS)
+        if self._writing is not None:
+            self._writing.join()
+        for find in self.finders:
+            with contextlib.suppress(Exception):
+                if line := find():
+                    say(line)
 
 
 def _facts(run_folder: str, ranks: int, config: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,15 @@ from holdfast import _errors
 from holdfast._environment import variables
 from holdfast._environment.slurm.job import is_lonely_task
 from holdfast._errors import HoldfastError, Stopped, is_interactive
-from holdfast._run.attempt import RunAttempt, RunSpec, StartRecord, note_closed, note_open
+from holdfast._run.attempt import (
+    LateLines,
+    RunAttempt,
+    RunSpec,
+    line_of_changes,
+    note_closed,
+    note_open,
+    write_start,
+)
 from holdfast._run.boundary import Boundary, StopState
 from holdfast._run.exit import leaving
 from holdfast._run.exit.leaving import ErrorContext, ExitRecord, reason_of, status_of, thread_errors
@@ -26,7 +34,7 @@ from holdfast._run.metric_log import MetricLog
 from holdfast._run.progress.line import Progress
 from holdfast._run.ranks.world import find_world
 from holdfast._run.resume.from_mirror import MirrorClient
-from holdfast._run.resume.start import Resumed, Start, resume
+from holdfast._run.resume.start import Resumed, Start, line_of_death, resume
 from holdfast._run.ruling import Ruling
 from holdfast._run.saving import keeper_client
 from holdfast._run.saving.cadence import Cadence, begin_cadence
@@ -50,7 +58,6 @@ class Session:
     # Made by `open`, in this order:
     mirror: MirrorClient
     attempt: RunAttempt
-    record: StartRecord
     found: Resumed
     log: MetricLog
     ruling: Ruling
@@ -65,6 +72,7 @@ class Session:
     def __init__(self, spec: RunSpec) -> None:
         self.spec = spec
         self.stops = StopState()
+        self.late = LateLines()
         self.ranks: RankAgreement | None = None  # where there are several
         self.job: JobClient | None = None  # where a scheduler has started this one process
         self.observer: RunObserver | None = None  # while `holdfast prove` watches
@@ -84,7 +92,8 @@ class Session:
         try:
             state = self.spec.state
             self.attempt.claim(world, state, lambda last: start.read_ahead(last, state))
-            self.record = StartRecord(self.attempt, self.spec.config)
+            if not self.attempt.rank:
+                self.late.write(lambda: write_start(self.attempt, self.spec.config))
             self._restore(start)
             self._start_keeper()
             cadence = self._start_saving()
@@ -93,13 +102,13 @@ class Session:
             led = variables.led_folder()
             if led is not None and variables.text("HOLDFAST_SPARE") == "1":
                 tell_leader_of_modules(led)
+            self.late.begin()
         except BaseException as error:
             start.close()
             if self.attempt.group is not None:
                 self.attempt.group.fail(error)
-            if hasattr(self, "record"):
-                self.record.may_speak.set()  # its thread waits for nothing any more
             if self.attempt.number:
+                self.late.begin()
                 self._abort(error)
             if isinstance(error, OSError):
                 raise cannot_write(folder, error) from error
@@ -115,11 +124,12 @@ class Session:
             self.mirror.fetch(start, attempt.group)
             found = resume(start, attempt.number, spec.state, attempt.group)
         self.found = found
-        if found.found is None:
-            self.record.may_speak.set()  # there is nothing to compare with, or to wait for
-        else:
-            self.record.before = found.found.attempt
-            self.record.tell()
+        if not attempt.rank:
+            dead = attempt.layout, spec.folder, attempt.number
+            self.late.finders.append(lambda: line_of_death(*dead))
+            if found.found is not None:
+                before = found.found.attempt
+                self.late.finders.append(lambda: line_of_changes(attempt, before))
         spec.metrics.restore(found.metrics, found.best)
         self.ruling = Ruling(self, found, found.step)
         self.log = MetricLog(spec.metrics, self.ruling.judge)
@@ -249,6 +259,7 @@ class Session:
             self.guard.remove()
             self.is_open = False
             note_closed(self.spec.folder)
+        self.late.finish()
 
     # -- while it is open -------------------------------------------------------------
 
@@ -445,6 +456,7 @@ class Session:
             self.observer.close()
         if self.attempt.group is not None:
             self.attempt.group.close()
+        self.late.finish()
         self.is_open = False
         note_closed(self.spec.folder)
 

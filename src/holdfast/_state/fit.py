@@ -441,7 +441,7 @@ def kept_by_objects(stored: Mapping[str, Any], state: Mapping[str, Any]) -> Iter
 
 def made_ahead(specs: tuple[TensorSpec, ...], numbers: Collection[int]) -> dict[int, Any]:
     """New tensors; several threads make them, since an allocator may touch the memory."""
-    wanted = [number for number in numbers if specs[number].kind == "torch"]
+    wanted = [n for n in numbers if specs[n].kind == "torch" and not specs[n].device]
     found: dict[int, Any] = {}
     if wanted:
         fresh = adapter_of("torch").receiving().fresh

@@ -83,7 +83,9 @@ class _Loader:
 
         Several threads fill them: the first touch of new memory costs more than the copy into it.
         """
-        loaded = self._loaded
+        loaded, numbers = self._loaded, list(numbers)
+        if sent := [loaded.sent.tensors[n] for n in numbers if n in loaded.sent.tensors]:
+            adapter_of("torch").receiving().reserve(sent)
         self._owned = {} if loaded.placement is None else dict(loaded.placement.tensors)
         known = loaded.sent.tensors.keys() | self._owned.keys()
         fresh = made_ahead(loaded.plan.specs, [n for n in numbers if n not in known])

@@ -32,7 +32,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from holdfast._store.format.image import TensorSpec
 from holdfast._store.memory.pages import PIECE_BYTES, Piece, pieces_of, split
 from holdfast._text import say
-from holdfast.torch.receive import differ, register
+from holdfast.torch.receive import differ, left_registered, register
 
 _ALIGNMENT = 512  # like the allocator: a kernel copies aligned memory faster
 _LEAST_ROOM_BYTES = 1 << 30
@@ -79,7 +79,7 @@ class Devices:
         self._slots = list(slots)
         self._slot_bytes = len(mapped) - self._slots[-1]
         self._host = torch.frombuffer(mapped, dtype=torch.uint8)
-        self._registered: dict[int, dict[int, int]] = {}  # by slot: bytes by address
+        self._registered = self._take_registered()  # by slot: bytes by address
         self._registering = threading.Lock()
         by_device: dict[str, list[int]] = {}
         for index, (spec, _) in enumerate(places):
@@ -95,6 +95,16 @@ class Devices:
             _OneDevice(torch.device(name), [places[i] for i in ones])
             for name, ones in by_device.items()
         ]
+
+    def _take_registered(self) -> dict[int, dict[int, int]]:
+        """The pieces that an upload from this arena has left registered."""
+        found: dict[int, dict[int, int]] = {}
+        for slot, start in enumerate(self._slots) if left_registered else ():
+            for at, size_bytes in pieces_of(start, self._slot_bytes):
+                address = self._host.data_ptr() + at
+                if left_registered.get(address) == size_bytes:
+                    found.setdefault(slot, {})[address] = left_registered.pop(address)
+        return found
 
     @property
     def cost_seconds(self) -> float:

@@ -4,6 +4,9 @@ Two threads register the memory of the host with the driver, piece by piece, and
 each piece, which the device does by itself. The other threads hash the tensors meanwhile. Memory
 that cannot be registered is copied through buffers of the driver. The bytes stay in one allocation
 on the device, laid out as on the host: they are only copied from.
+
+A slot of an arena stays registered, in the pieces in which it is written to: the next attempt
+takes its first snapshot there (see _run/saving/arena_builder.py).
 """
 
 from __future__ import annotations
@@ -11,8 +14,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,18 +24,23 @@ import xxhash
 
 from holdfast._store.format.image import TensorSpec
 from holdfast._store.format.threads import by_threads
+from holdfast._store.memory.pages import PIECE_BYTES
 from holdfast.torch.adapter import ADAPTER, dtype_of, repeated_axes, typed
 
 _SPARE_BYTES = 256 << 20
 _MOST_THREADS = 12  # measured with 16 cores: more threads only wait for each other
 _SENDERS = 2  # measured: the driver registers one piece at a time
-_PIECE_BYTES = 32 << 20
 _TAKEN_BYTES = 4 << 20  # of small tensors, which one thread hashes before it takes more
 _ALIGNMENT = 512  # of each span on the device
+_COMPARED_BYTES = 256 << 20  # at once: the result takes an eighth of it
 _PAGE = 4096
 _PORTABLE = 1  # registered for every device
 _POPULATE_READ = 22
+_LEAST_RESERVED_BYTES = 1 << 20  # the allocator takes smaller tensors from other blocks
 _libc = ctypes.CDLL(None)
+
+#: Pieces of slots that an upload has left registered with the driver: bytes by address.
+left_registered: dict[int, int] = {}
 
 
 class OnDevice:
@@ -55,9 +64,14 @@ class OnDevice:
         """The addresses on the device where they begin and end."""
         return self._whole.data_ptr(), self._whole.data_ptr() + self._whole.nbytes
 
-    def leave_host(self) -> None:
-        """Return when the memory that they were sent from may be closed."""
-        self._host.unregister()
+    def leave_host(self) -> HostMemory:
+        """Return when the memory that they were sent from may be closed, except for a slot.
+
+        A slot may be closed when the returned object is gone.
+        """
+        if not self._host.is_slot:
+            self._host.unregister()
+        return self._host
 
 
 def _typed(raw: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
@@ -67,16 +81,24 @@ def _typed(raw: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
 
 
 def send(
-    name: str, specs: Sequence[TensorSpec], views: Sequence[memoryview], *, hashed: bool
+    name: str,
+    specs: Sequence[TensorSpec],
+    views: Sequence[memoryview],
+    *,
+    hashed: bool,
+    slot: memoryview | None = None,
 ) -> OnDevice | None:
-    """Send tensors to the device that they were on; None if it is not there, or has no room."""
+    """Send tensors to the device that they were on; None if it is not there, or has no room.
+
+    `slot`: all views are of this slot, which stays registered.
+    """
     device = _device(name)
     size_bytes = sum(spec.size_bytes for spec in specs)
     # There must also be room for those that an optimizer will keep.
     if device is None or _room(device) < 2 * size_bytes + _SPARE_BYTES:
         return None
     try:
-        return OnDevice(upload(views, device, hashed=hashed), specs)
+        return OnDevice(upload(views, device, hashed=hashed, slot=slot), specs)
     except torch.cuda.OutOfMemoryError:
         return None
 
@@ -92,6 +114,18 @@ def _room(device: torch.device) -> int:
     free, _ = torch.cuda.mem_get_info(device)
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return int(free + cached)
+
+
+def reserve(tensors: Iterable[torch.Tensor]) -> None:
+    """Take memory of the device for copies of these tensors at once: it is slow in parts."""
+    sizes: dict[torch.device, int] = {}
+    for tensor in tensors:
+        if tensor.nbytes >= _LEAST_RESERVED_BYTES:
+            size = -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+            sizes[tensor.device] = sizes.get(tensor.device, 0) + size
+    with contextlib.suppress(torch.cuda.OutOfMemoryError):
+        for device, size in sizes.items():
+            torch.empty(size, dtype=torch.uint8, device=device)  # the allocator keeps it
 
 
 def own_of(stored: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
@@ -143,6 +177,8 @@ def is_comparable(live: Any, stored: torch.Tensor) -> bool:
 @torch.no_grad()
 def differing(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[bool]:
     """For each pair, whether any bit differs; computed on the device, and read once."""
+    if _are_equal(pairs):
+        return [False] * len(pairs)
     found = [differ(live, stored) for live, stored in pairs]
     by_device: dict[torch.device, list[int]] = {}
     for number, flag in enumerate(found):
@@ -153,6 +189,32 @@ def differing(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[bool]:
         for number, flag in zip(numbers, flags, strict=True):
             answers[number] = flag
     return answers
+
+
+def _are_equal(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> bool:
+    """Whether all are equal, found with few kernels; False also if it cannot be found so.
+
+    All that was sent is one allocation. The live tensors are copied into a copy of it.
+    """
+    sent, device = pairs[0][1].untyped_storage(), pairs[0][1].device
+    for _, stored in pairs:
+        if stored.untyped_storage().data_ptr() != sent.data_ptr():
+            return False  # it was not aligned
+        if repeated_axes(stored.shape, stored.stride()):
+            return False
+    if device.type == "cuda" and _room(device) < 2 * sent.nbytes():
+        return False
+    whole = torch.empty(0, dtype=torch.uint8, device=device).set_(sent)
+    copy = whole.clone()
+    targets = [
+        torch.empty(0, dtype=stored.dtype, device=device).set_(
+            copy.untyped_storage(), stored.storage_offset(), stored.size(), stored.stride()
+        )
+        for _, stored in pairs
+    ]
+    torch._foreach_copy_(targets, [live for live, _ in pairs])
+    chunks = zip(copy.split(_COMPARED_BYTES), whole.split(_COMPARED_BYTES), strict=True)
+    return not bool(torch.stack([differ(one, other) for one, other in chunks]).any())
 
 
 def _bits(value: torch.Tensor) -> torch.Tensor:
@@ -202,14 +264,16 @@ def upload(
     *,
     hashed: bool = True,
     threads: int | None = None,
+    slot: memoryview | None = None,
 ) -> SentTensors:
     """Send the bytes of each view to a device; OutOfMemoryError of torch if they do not fit.
 
-    With `hashed` their digests are found meanwhile.
+    With `hashed` their digests are found meanwhile. `slot`: see `send`.
     """
     addresses = [_address(view) if view.nbytes else 0 for view in views]
     spans, places, total = _lay_out(addresses, views)
-    pieces = [piece for span in spans for piece in _cut(span)]
+    start = 0 if slot is None else _address(slot)
+    pieces = [piece for span in spans for piece in _cut(span, start)]
     groups = _groups(views) if hashed else []
     whole = torch.empty(total, dtype=torch.uint8, device=device)
     if device.type == "cuda":
@@ -220,7 +284,7 @@ def upload(
     digests = [xxhash.xxh3_128_digest(b"")] * (len(views) if hashed else 0)
     lock, errors = threading.Lock(), list[BaseException]()
     sending, hashing = iter(pieces), iter(groups)
-    host = HostMemory(device)
+    host = HostMemory(device, None if slot is None else (start, start + slot.nbytes))
 
     def work(number: int) -> None:
         if number < _SENDERS:
@@ -236,7 +300,8 @@ def upload(
     except BaseException:
         host.unregister()
         raise
-    host.begin_unregister()
+    if slot is None:
+        host.begin_unregister()
     raw = [whole[place : place + view.nbytes] for place, view in zip(places, views, strict=True)]
     return SentTensors(whole, raw, digests, host)
 
@@ -283,11 +348,15 @@ def _lay_out(
     return spans, places, total
 
 
-def _cut(span: _HostSpan) -> Iterator[_HostSpan]:
-    """The pieces of a span, none of which shares a page with another."""
+def _cut(span: _HostSpan, start: int) -> Iterator[_HostSpan]:
+    """The pieces of a span, none of which shares a page with another.
+
+    Their edges are whole pieces away from `start`, or from the first page of the span if that is 0.
+    """
     at, end = span.address, span.address + span.size_bytes
+    start = start or at // _PAGE * _PAGE
     while at < end:
-        following = min(end, at // _PAGE * _PAGE + _PIECE_BYTES)
+        following = min(end, at + PIECE_BYTES - (at - start) % PIECE_BYTES)
         yield _HostSpan(at, following - at, span.place + at - span.address)
         at = following
 
@@ -308,12 +377,22 @@ def _groups(views: Sequence[memoryview]) -> list[list[int]]:
 
 
 class HostMemory:
-    """Registers memory of the host with the driver for as long as an upload takes."""
+    """Registers memory of the host with the driver: for an upload, or a slot for longer."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, slot: tuple[int, int] | None = None) -> None:
         self._device = device
+        self._slot = slot  # the addresses where it begins and ends
         self._registered: list[int] = []  # addresses
+        self._registering = threading.Lock()
         self._thread: threading.Thread | None = None
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self.unregister()
+
+    @property
+    def is_slot(self) -> bool:
+        return self._slot is not None
 
     @contextlib.contextmanager
     def copying(self) -> Iterator[Callable[[_HostSpan, torch.Tensor], None]]:
@@ -328,12 +407,23 @@ class HostMemory:
 
     def _queue_copy(self, piece: _HostSpan, target: torch.Tensor) -> None:
         start = piece.address // _PAGE * _PAGE
-        size_bytes = -(-(piece.address + piece.size_bytes - start) // _PAGE) * _PAGE
+        end = -(-(piece.address + piece.size_bytes) // _PAGE) * _PAGE
+        if self._slot is not None:
+            start -= (start - self._slot[0]) % PIECE_BYTES
+            end = min(start + PIECE_BYTES, self._slot[1])
         # Without this, the driver would map each page by itself. An older kernel refuses.
-        _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(size_bytes), _POPULATE_READ)
-        if register(start, size_bytes):
-            self._registered.append(start)
+        _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _POPULATE_READ)
+        self._register(start, end - start)
         target.copy_(_tensor_at(piece.address, piece.size_bytes), non_blocking=True)
+
+    def _register(self, start: int, size_bytes: int) -> None:
+        with self._registering:
+            if self._slot is not None and start in left_registered:
+                return  # by another span
+            if register(start, size_bytes):
+                self._registered.append(start)
+                if self._slot is not None:
+                    left_registered[start] = size_bytes
 
     def begin_unregister(self) -> None:
         """Unregister in a thread: it takes a third as long as the upload."""
@@ -346,13 +436,17 @@ class HostMemory:
                 self.unregister()
 
     def unregister(self) -> None:
-        """End the registration; also the end of one that has begun."""
+        """End the registration; also the end of one that has begun.
+
+        That of a slot's piece may have another owner by now.
+        """
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
-        if self._registered:
-            with torch.cuda.device(self._device):
-                while self._registered:
-                    torch.cuda.cudart().cudaHostUnregister(self._registered.pop())
+        while self._registered:
+            address = self._registered.pop()
+            if self._slot is None or left_registered.pop(address, None) is not None:
+                with torch.cuda.device(self._device):
+                    torch.cuda.cudart().cudaHostUnregister(address)
 
 
 def register(address: int, size_bytes: int) -> bool:

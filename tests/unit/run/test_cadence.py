@@ -138,3 +138,17 @@ def test_a_rest_is_afforded_by_its_cost_and_always_where_all_time_may_go_into_it
     assert not careful.affords_rest(10.1)
     assert careful.affords_rest(20.1)
     assert generous.affords_rest(10.1)
+
+
+def test_pauses_of_about_a_second_are_shorter_at_first_so_that_a_kill_costs_less():
+    cadence, now, pauses = make(max_overhead=0.01), 0.0, []
+    for _ in range(200):
+        now += 0.009
+        cadence.took_snapshot(now, 0.009)
+        began = now
+        while not cadence.snapshot_due(now):
+            now += 0.01
+        pauses.append(now - began)
+    assert max(pauses[:40]) < 0.77
+    assert min(pauses[100:]) > 0.89
+    assert 0.01 * now + 0.1 + 0.05 >= 200 * 0.009

@@ -27,41 +27,16 @@ from holdfast._store.folder.attempts import known_origins, note_origin, read_jso
 from holdfast._store.folder.layout import RunLayout
 from holdfast._store.folder.lineage import is_on_line, trace_line, void_steps, without_void
 from holdfast._store.format.checksum import digest_all
-from holdfast._store.format.threads import start_thread
 from holdfast._store.read import find
 from holdfast._store.read.find import Candidate, Found, Leftover
 from holdfast._store.read.verify import check_file, read_manifest
 from holdfast._text import count, say
-
-_PATIENCE_SECONDS = 0.02  # so that a line mostly follows the one that it belongs to
 
 if TYPE_CHECKING:
     from holdfast._run.ranks.meeting import RankGroup
     from holdfast._run.saving.arena_builder import WaitingArena
     from holdfast._run.saving.keeper_client import KeeperClient
     from holdfast._run.saving.snapshots import Snapshots
-
-
-class LateLine:
-    """A line that a thread finds; it is said once the line that it belongs to is out."""
-
-    def __init__(self, *, is_needed: bool) -> None:
-        self.may_speak = threading.Event()
-        self._thread = start_thread(self._work, name="holdfast-line") if is_needed else None
-
-    def tell(self) -> None:
-        """Say it, now or as soon as it is known."""
-        self.may_speak.set()
-        if self._thread is not None:
-            self._thread.join(_PATIENCE_SECONDS)
-
-    def _work(self) -> None:
-        with contextlib.suppress(Exception):  # no run fails because of it
-            if (line := self._find_line()) and self.may_speak.wait(60):
-                say(line)
-
-    def _find_line(self) -> str:
-        raise NotImplementedError
 
 
 class Start:
@@ -241,7 +216,6 @@ def resume(
     layout = start.layout
     is_first = group is None or group.rank == 0
     which = f"attempt {attempt}" + ("" if group is None else f", {group.size} ranks")
-    before = PreviousDeath(layout, start.folder, attempt) if is_first else None
     if is_first:
         find.set_aside_unfinished(layout, say)
         find.set_aside_bad(layout, say)
@@ -264,10 +238,9 @@ def resume(
     if ahead is not None:
         began -= ahead[2]
     if found is None:
-        if before is not None:
+        if is_first:
             note_origin(layout, attempt, None)
             say(f"{start.folder}: a new run ({which}).")
-            before.tell()
             tell_of_removed(start.folder, start.run_id)
         return Resumed(start, attempt, {attempt: None})
     # The objects are filled while the disk flushes.
@@ -298,10 +271,8 @@ def resume(
         f"{start.folder}: resumed at step {found.step} from {resumed.source} in "
         f"{time.monotonic() - began:.2f} s ({which})."
     )
-    if before is not None:
-        before.tell()
-        for sentence in sentences:
-            say(sentence)
+    for sentence in sentences if is_first else ():
+        say(sentence)
     size = 1 if group is None else group.size
     if size != found.loaded.world:
         now = "is 1" if size == 1 else f"are {size}"
@@ -460,40 +431,34 @@ def _check_share(folder: Path, rank: int, size: int) -> None:
 
 
 # -- Why the previous attempt died, in one line ----------------------------------------------------
-# The diagnosis is slow to import, so a thread makes the line while the state is restored.
 
 
 # Exit statuses of a run that has finished, or was asked to stop.
 _WANTED = (_errors.FINISHED, *_errors.ASKED)
 
 
-class PreviousDeath(LateLine):
-    """Says why the previous attempt was lost or failed; nothing if it was asked to stop."""
+def line_of_death(layout: RunLayout, folder: Path, attempt: int) -> str:
+    """Why the attempt before this one was lost or failed; empty if it was asked to stop."""
+    number = max((n for n in layout.attempt_numbers() if n < attempt), default=0)
+    # Under `holdfast run` the supervisor has said it.
+    if not number or variables.whole_number("HOLDFAST_RESTART"):
+        return ""
+    if read_json(layout.exit(number)).get("status") in _WANTED:
+        return ""
+    # Slow to import.
+    from holdfast._diagnose.deaths.judge import judge
+    from holdfast._diagnose.evidence.gather import gather_run
+    from holdfast._diagnose.verdict import Cause
 
-    def __init__(self, layout: RunLayout, folder: Path, attempt: int) -> None:
-        self._layout, self._folder, self._number = layout, folder, 0
-        was_wanted = True
-        with contextlib.suppress(OSError):  # no start fails for an old death
-            self._number = max((n for n in layout.attempt_numbers() if n < attempt), default=0)
-            was_wanted = read_json(layout.exit(self._number)).get("status") in _WANTED
-        # Under `holdfast run` the supervisor has said it.
-        is_said = variables.whole_number("HOLDFAST_RESTART")
-        super().__init__(is_needed=bool(self._number and not was_wanted and not is_said))
-
-    def _find_line(self) -> str:
-        from holdfast._diagnose.deaths.judge import judge
-        from holdfast._diagnose.evidence.gather import gather_run
-        from holdfast._diagnose.verdict import Cause
-
-        verdict = judge(gather_run(self._layout.folder, self._number))
-        if verdict.cause in (
-            *(Cause.RUNNING, Cause.FINISHED, Cause.ASKED, Cause.PREEMPTED, Cause.TIME_LIMIT),
-            Cause.UNKNOWN,
-        ):
-            return ""
-        at = "" if verdict.step is None else f" at step {verdict.step}"
-        more = f"holdfast why {self._folder} --attempt {self._number}"
-        return f"the previous attempt ended{at}. {verdict.sentence} More: {more}"
+    verdict = judge(gather_run(layout.folder, number))
+    if verdict.cause in (
+        *(Cause.RUNNING, Cause.FINISHED, Cause.ASKED, Cause.PREEMPTED, Cause.TIME_LIMIT),
+        Cause.UNKNOWN,
+    ):
+        return ""
+    at = "" if verdict.step is None else f" at step {verdict.step}"
+    more = f"holdfast why {folder} --attempt {number}"
+    return f"the previous attempt ended{at}. {verdict.sentence} More: {more}"
 
 
 # -- A run folder that was removed while its run trained: the state is in memory alone -------------

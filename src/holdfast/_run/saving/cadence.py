@@ -194,11 +194,12 @@ _MOST_QUIET_STEPS = 64  # after a window; more of them take time, and say little
 _ENOUGH_QUIET_STEPS = 8  # to know what the building of the slots has cost
 _MEASURED = 32
 _ENOUGH = 4
-_TRIMMED = 8  # this fraction at each end is left out: other things make a step long, too
+_TRIMMED = 8  # this fraction at each end is left out: other things make a step long, too,
+_LEAST_TRIMMED = 1  # at the beginning of an attempt most of all
 
 
 def _without_extremes(values: Collection[float]) -> list[float]:
-    trimmed = len(values) // _TRIMMED
+    trimmed = max(_LEAST_TRIMMED, len(values) // _TRIMMED)
     return sorted(values)[trimmed : len(values) - trimmed]
 
 
@@ -226,20 +227,12 @@ class SlowdownMeter:
     def __init__(self, time_of: Callable[[int], float]) -> None:
         self._time_of = time_of  # of the boundary of a step, one of the last 256
         self._found: deque[float] = deque(maxlen=_MEASURED)
+        # Training time lost per snapshot; None while too few were measured. Minus the standard
+        # error, so that noisy steps do not exaggerate it.
+        self.cost_seconds: float | None = None
         self._snapshot: _Window | None = None
         self._building: _Window | None = None
         self._quiet_steps, self._quiet_seconds = 0, 0.0  # since the slots are built
-
-    @property
-    def cost_seconds(self) -> float | None:
-        """Training time lost per snapshot; None while too few were measured.
-
-        Minus the standard error, so that noisy steps do not exaggerate it.
-        """
-        if len(self._found) < _ENOUGH:
-            return None
-        found = _without_extremes(self._found)
-        return statistics.fmean(found) - statistics.stdev(found) / math.sqrt(len(found))
 
     def begin_snapshot(self, step: int) -> None:
         """A snapshot was taken at this boundary, the newest one."""
@@ -251,6 +244,10 @@ class SlowdownMeter:
         self._quiet_seconds += seconds
         if steps:
             self._found.append(window.excess(seconds / steps))
+            if len(self._found) >= _ENOUGH:
+                found = _without_extremes(self._found)
+                error = statistics.stdev(found) / math.sqrt(len(found))
+                self.cost_seconds = statistics.fmean(found) - error
 
     def end_snapshot(self, step: int, ended: float) -> None:
         """The last snapshot was copied and hashed at this moment; the newest boundary is `step`."""
@@ -265,6 +262,7 @@ class SlowdownMeter:
     def begin_building(self, step: int) -> None:
         if self._building is None:
             self._building = _Window(step, self._time_of(step))
+            self._snapshot = None  # the building disturbs its steps too
 
     def end_building(self, step: int) -> None:
         """At this boundary, the newest one, all slots have their memory."""
@@ -307,6 +305,9 @@ _PAY_SECONDS = 60.0  # in which a small debt is paid off
 _SHORT_PAUSE_SECONDS, _SHORT_STRETCHED_SECONDS = 0.4, 0.48  # a shorter pause grows to that at most
 _STRETCHED_SECONDS = 0.85  # a longer one at most to this, so that a kill costs less than a second,
 _LONGEST_STRETCH = 1.25  # or by this
+# For the same reason a pause that is not much longer is this short at first.
+_SOON_SECONDS, _NEAR_SECONDS = 0.75, 1.35
+_SOON_STALL_SECONDS = 0.1  # of an attempt: what that may cost beyond its share
 _REMEMBERED = 8
 _MANY = 16
 _REMEMBERED_LONG = 64
@@ -349,6 +350,7 @@ class Cadence:
         self._long: deque[float] = deque(maxlen=_REMEMBERED_LONG)
         self._told_seconds: list[float] | None = []  # the costs, until the meter knows more
         self._debt_seconds = 0.0
+        self._soon_stall_seconds = 0.0  # beyond the share, by pauses that are shorter
         self._earned_at = now  # until when the debt is paid off
         self._last_snapshot = now
         self._last_checkpoint = now
@@ -448,6 +450,9 @@ class Cadence:
         wanted = pause * (1.0 + beyond / (_PAY_SECONDS * self._max_overhead))
         if pause <= _SHORT_PAUSE_SECONDS:
             return min(wanted, _SHORT_STRETCHED_SECONDS)
+        if pause <= _NEAR_SECONDS and self._soon_stall_seconds < _SOON_STALL_SECONDS:
+            self._soon_stall_seconds += self._max_overhead * max(0.0, pause - _SOON_SECONDS)
+            return min(wanted, _SOON_SECONDS)
         return min(wanted, max(_STRETCHED_SECONDS, _LONGEST_STRETCH * pause))
 
     def forget_snapshots(self) -> None:

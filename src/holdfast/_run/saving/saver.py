@@ -329,11 +329,13 @@ class Saver:
         assert self.snapshots is not None
         # Others wait until the one before is hashed; a checkpoint that is due by count is exact.
         is_counted = self._cadence.counts_steps and self._cadence.checkpoint_due(0.0, step)
+        meter = self._cadence.meter
         if patience_seconds == 0 and not self.snapshots.can_take(is_counted=is_counted):
+            if self.snapshots.is_building:
+                meter.begin_building(step)
             self._cadence.missed_snapshot(time.monotonic())
             return None
         began = time.perf_counter()
-        meter = self._cadence.meter
         with at_work(self._keeper.words, SAVES):
             captured, head = self._capture(step), self._head()
             capturing = time.perf_counter() - began

@@ -18,6 +18,7 @@ memory is absent for every process (see _store/memory/arena.py).
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 import time
@@ -28,7 +29,14 @@ from holdfast._store.commit.fault_points import fault_point
 from holdfast._store.format.threads import start_thread
 from holdfast._store.memory.arena import Arena
 from holdfast._store.memory.backing import NO_ROOM, Backing, has_memory, has_plenty
-from holdfast._store.memory.pages import Piece, give_memory, pieces_of, take_memory, touch
+from holdfast._store.memory.pages import (
+    Piece,
+    for_pieces,
+    give_memory,
+    pieces_of,
+    take_memory,
+    touch,
+)
 
 if TYPE_CHECKING:
     from holdfast.torch.device import Devices
@@ -58,7 +66,7 @@ class SlotMemory:
         self._thread: threading.Thread | None = None
         self._asked = 0.0
         self._is_closed = False
-        self.is_unsharing = False  # no slot can be written to meanwhile
+        self.is_changing = False  # the slots: none can be written to meanwhile
 
     @property
     def overwrites(self) -> bool:
@@ -95,6 +103,8 @@ class SlotMemory:
         """Give the other usual slots their memory, in the background; only the first call does."""
         work, self._rest = self._rest, None
         if work is not None and (self._missing() or work != self._build_missing):
+            # A device's copy would register the slot too, and training waits longer for two.
+            self.is_changing = work != self._build_missing and self.registry is not None
             self._start(work)
 
     def take_over(self) -> None:
@@ -105,11 +115,14 @@ class SlotMemory:
         """
 
         def work() -> None:
-            for slot in self._arena.present():
-                place = self._arena.slot_offset(slot), self._arena.slot_bytes
-                for piece in pieces_of(*place, self._shared_of(slot)):
-                    touch(self._arena.mapped, *piece)
-                    self._register(slot, *piece)
+            try:
+                for slot in self._arena.present():
+                    place = self._arena.slot_offset(slot), self._arena.slot_bytes
+                    pieces = pieces_of(*place, self._shared_of(slot))
+                    register = functools.partial(self._register, slot)
+                    for_pieces(pieces, lambda piece: touch(self._arena.mapped, *piece), register)
+            finally:
+                self.is_changing = False
             self._build_missing()
 
         self._rest = work
@@ -137,7 +150,7 @@ class SlotMemory:
         """A tensor in a shared range has changed: end the sharing, in the background."""
         if self.is_at_work:
             return  # the next boundary tries again
-        self.is_unsharing = True
+        self.is_changing = True
         self._start(self._unshare)
 
     def _unshare(self) -> None:
@@ -167,7 +180,7 @@ class SlotMemory:
         finally:
             for slot in others:
                 arena.unlock(slot)
-            self.is_unsharing = False
+            self.is_changing = False
 
     def _copy_shared(self, slot: int) -> bool:
         """Give a slot memory of its own for the shared ranges; False if there is no room.

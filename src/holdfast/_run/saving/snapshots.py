@@ -153,7 +153,7 @@ class Snapshots:
     def _begin(
         self, generation: Generation, captured: Captured, keeps_hashed: bool, is_asked_for: bool
     ) -> int | None:
-        if generation.memory.is_unsharing:
+        if generation.memory.is_changing:
             return None
         slot = generation.arena.begin(
             self._held(),
@@ -202,7 +202,7 @@ class Snapshots:
         generation = self._current
         if generation is None or self._builder.built is not None:
             return True
-        if generation.memory.is_unsharing:
+        if generation.memory.is_changing:
             return False
         self._give_third_back(generation)
         slot = generation.arena.lock_free(

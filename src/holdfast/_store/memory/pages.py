@@ -70,26 +70,36 @@ def give_memory(
 
     OSError if the system refuses it for another reason. After any error the range has no memory.
     """
-    passing = threading.Lock()
 
-    def work(piece: Piece) -> None:
+    def give(piece: Piece) -> None:
         if not touch(mapped, *piece):
             # An older kernel, or no room: this says which.
             os.posix_fallocate(descriptor, *piece)
             touch(mapped, *piece)
-        with passing:
-            then(*piece)
 
-    pieces = pieces_of(start, size_bytes, without)
-    threads = min(_MOST_THREADS, max(1, (os.cpu_count() or 1) // 2))
     try:
-        run_all([functools.partial(work, piece) for piece in pieces], threads)
+        for_pieces(pieces_of(start, size_bytes, without), give, then)
     except BaseException as error:
         take_memory(descriptor, start, size_bytes)
         if isinstance(error, OSError) and error.errno in NO_ROOM:
             return False
         raise
     return True
+
+
+def for_pieces(
+    pieces: Sequence[Piece], work: Callable[[Piece], object], then: Callable[[int, int], None]
+) -> None:
+    """Call `work` with each piece, in several threads, and after it `then`, in one at a time."""
+    passing = threading.Lock()
+
+    def both(piece: Piece) -> None:
+        work(piece)
+        with passing:
+            then(*piece)
+
+    threads = min(_MOST_THREADS, max(1, (os.cpu_count() or 1) // 2))
+    run_all([functools.partial(both, piece) for piece in pieces], threads)
 
 
 def touch(mapped: mmap.mmap, start: int, size_bytes: int) -> bool:

@@ -262,7 +262,9 @@ def read_candidate(
     assert candidate.leftover is not None
     record = candidate.record
     where = f"the snapshot of step {record.step} in memory"
-    loaded = verify_image(*_slot(candidate.leftover, record, where), where, send, choose_here)
+    slot = _slot(candidate.leftover, record, where)
+    is_slot = not (candidate.peers or candidate.leftover.arena.shared)
+    loaded = verify_image(*slot, where, send, choose_here, is_slot=is_slot)
     world = loaded.head.get("world", 1)
     if world != max(1, len(candidate.peers)):
         raise DamagedCheckpoint(f"{where}: it is a part of {world}, and not all of them are here.")

@@ -53,12 +53,18 @@ class DeviceBatch(Protocol):
     def memory(self) -> tuple[int, int]:
         """Their addresses on the device, from the first to behind the last."""
 
-    def leave_host(self) -> None:
-        """Return when the memory that they were sent from may be closed."""
+    def leave_host(self) -> object:
+        """Return when the memory that they were sent from may be closed, except for a slot.
+
+        A slot may be closed when the returned object is gone.
+        """
 
 
 class SendToDevice(Protocol):
-    """Sends stored tensors to a device; None if it is missing or full. An adapter does it."""
+    """Sends stored tensors to a device; None if it is missing or full. An adapter does it.
+
+    A slot that they are in stays prepared for copies by the device.
+    """
 
     def __call__(
         self,
@@ -67,6 +73,7 @@ class SendToDevice(Protocol):
         views: Sequence[memoryview],
         *,
         hashed: bool,
+        slot: memoryview | None = None,
     ) -> DeviceBatch | None: ...
 
 
@@ -79,6 +86,7 @@ class SentAhead:
     def __init__(self) -> None:
         self.tensors: dict[int, Any] = {}
         self._batches: list[DeviceBatch] = []
+        self._hosts: list[object] = []  # prepared memory of slots
 
     def send(
         self,
@@ -87,14 +95,14 @@ class SentAhead:
         views: Sequence[memoryview],
         *,
         hashed: bool,
+        slot: memoryview | None = None,
     ) -> dict[int, bytes]:
         """Send what was on a device; with `hashed`, returns the digests of what was sent."""
         digests: dict[int, bytes] = {}
         for device in sorted({spec.device for spec in specs if spec.device}):
             numbers = [n for n, spec in enumerate(specs) if spec.device == device]
-            batch = send(
-                device, [specs[n] for n in numbers], [views[n] for n in numbers], hashed=hashed
-            )
+            of = [specs[n] for n in numbers], [views[n] for n in numbers]
+            batch = send(device, *of, hashed=hashed, slot=slot)
             if batch is not None:
                 self._batches.append(batch)
                 self.tensors.update(zip(numbers, batch.tensors, strict=True))
@@ -118,7 +126,7 @@ class SentAhead:
         """Free their memory, and let go of that of the host."""
         self.tensors.clear()
         while self._batches:
-            self._batches.pop().leave_host()
+            self._hosts.append(self._batches.pop().leave_host())
 
 
 @dataclass(frozen=True)
@@ -187,11 +195,13 @@ def verify_image(
     where: str,
     send: SendToDevice | None = None,
     choose: ChoosePlaces | None = None,
+    *,
+    is_slot: bool = False,
 ) -> Loaded:
     """Check an image that is in memory already against its digests.
 
     With `send`, tensors that were on a device are sent there meanwhile; with `choose`, others are
-    copied to their places.
+    copied to their places. `is_slot`: it has memory of its own, and may be written to later.
     """
 
     def complain(name: str, actual: bytes, expected: bytes) -> str:
@@ -209,7 +219,8 @@ def verify_image(
     known: dict[int, bytes] = {}
     if send is not None:
         specs = [spec for spec, _ in plan.in_file_order()]
-        known = sent.send(send, specs, views[1:-1], hashed=True)
+        slot = image if is_slot else None
+        known = sent.send(send, specs, views[1:-1], hashed=True, slot=slot)
     targets = {} if placement is None else placement.views
     copies = []
     try:
