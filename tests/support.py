@@ -184,6 +184,14 @@ def remove_arenas(below: Path) -> None:
                 path.unlink()
 
 
+def words_of(process: psutil.Process) -> str:
+    """Its command line; empty once it has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
 def keepers(folder: Path) -> list[psutil.Process]:
     """The keeper processes that work for this run folder."""
     found = {}

@@ -21,7 +21,7 @@ from tests.cli.screen import Picture
 from tests.crash.small_disk import mount_small_disk
 from tests.hangs.dead_disk import dead_disk, why_not
 from tests.ordinary_user import as_user, home_of_user, why_no_user
-from tests.support import wait_until
+from tests.support import wait_until, words_of
 
 KEYS = [
     *("state", "folder", "run_id", "state_bytes", "command", "quick", "counts", "checks"),
@@ -188,8 +188,7 @@ def test_a_dead_file_system_delays_no_command(tmp_path, monkeypatch):
             child
             for child in psutil.Process().children()
             # A zombie has no words: some other test's, which nobody has asked for yet.
-            if child.status() != psutil.STATUS_ZOMBIE
-            and any("dead_disk" in word for word in child.cmdline())
+            if "dead_disk" in words_of(child)
         )
         server.suspend()
         began = time.monotonic()

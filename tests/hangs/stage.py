@@ -18,7 +18,7 @@ from holdfast._store.folder.attempts import read_json
 from holdfast._store.folder.layout import RunLayout
 from tests.cli.command import succeed
 from tests.hangs.table import SCRIPTS, Hang
-from tests.support import Trainer, environment, keepers, wait_until
+from tests.support import Trainer, environment, keepers, wait_until, words_of
 
 FOUND_SECONDS = 40.0  # a machine that is busy with other tests is slow to find anything
 
@@ -111,7 +111,8 @@ def _children(pid: int) -> list[psutil.Process]:
     """All below a process but for its keeper, which leaves by itself."""
     try:
         found = psutil.Process(pid).children(recursive=True)
-        return [each for each in found if "holdfast._keeper" not in " ".join(each.cmdline())]
+        words = {each: words_of(each) for each in found}
+        return [each for each in found if words[each] and "holdfast._keeper" not in words[each]]
     except psutil.Error:
         return []
 

@@ -20,7 +20,15 @@ import pytest
 from tests.crash.stages import has_snapshot
 from tests.processes.conftest import EAGER, LIGHT
 from tests.processes.leading import HEADER, LEAD, send_and_see_it_taken, start_led
-from tests.support import Trainer, checkpoint_steps, environment, is_gone, keepers, wait_until
+from tests.support import (
+    Trainer,
+    checkpoint_steps,
+    environment,
+    is_gone,
+    keepers,
+    wait_until,
+    words_of,
+)
 from tests.terminal import CTRL_C, ForegroundJob
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux, for its keepers")
@@ -168,7 +176,7 @@ def test_the_leader_waits_for_the_keeper_of_a_trainer_that_was_killed(folder, ga
     )
     in_memory = int(trainer.wait_for("holding").split()[1])
     (keeper,) = keepers(folder)
-    (command,) = [p for p in _below(trainer.pid) if str(LIGHT) in p.cmdline()]
+    (command,) = [p for p in _below(trainer.pid) if str(LIGHT) in words_of(p)]
     keeper.suspend()  # so that whoever does not wait for it is found out
     command.kill()
     wait_until(lambda: is_gone(command))

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.crash.small_disk import mount_small_disk
-from tests.support import SCRIPTS, environment, wait_for_keeper_gone, wait_until
+from tests.support import SCRIPTS, environment, wait_for_keeper_gone, wait_until, words_of
 
 TRAINING = SCRIPTS / "logged_training.py"
 # On disk every 100 steps, and in memory hardly ever: what is killed has logged more than it saved.
@@ -181,7 +181,7 @@ def test_a_worker_that_holds_the_pipe_does_not_keep_a_logger_alive(folder, train
     trainer = train("tensorboard", "--fork", "--hold-at", 100, real=True)
     trainer.wait_for("holding")
     [worker] = [
-        each for each in psutil.Process(trainer.pid).children() if str(TRAINING) in each.cmdline()
+        each for each in psutil.Process(trainer.pid).children() if str(TRAINING) in words_of(each)
     ]
     try:
         trainer.kill()

@@ -18,7 +18,7 @@ import pytest
 from tests.cli.command import PROGRAM
 from tests.often import few
 from tests.processes.looking import below
-from tests.support import Trainer, environment, wait_for_keeper_gone, wait_until
+from tests.support import Trainer, environment, wait_for_keeper_gone, wait_until, words_of
 from tests.terminal import CTRL_C, ForegroundJob
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it steps aside")
@@ -129,7 +129,7 @@ def pid_of(trainer: Trainer, life: int) -> int:
 def spares(leader: int) -> list[psutil.Process]:
     """The spares below a leader that wait."""
     processes = [psutil.Process(pid) for pid in below(leader)]
-    return [each for each in processes if "spare_process.py" in " ".join(each.cmdline())]
+    return [each for each in processes if "spare_process.py" in words_of(each)]
 
 
 def test_killed_twice_it_goes_on_in_spares_to_the_bit(spared):

@@ -20,7 +20,7 @@ import pytest
 from tests.cgroups import freezer, why_no_freezer
 from tests.cli.command import PROGRAM
 from tests.processes.conftest import EAGER, LIGHT
-from tests.support import Trainer, environment, keepers, wait_until
+from tests.support import Trainer, environment, keepers, wait_until, words_of
 from tests.terminal import ForegroundJob
 
 pytestmark = [
@@ -286,7 +286,7 @@ def test_a_run_that_hangs_says_so_and_is_left_alone_without_the_option(folder, g
     assert _outlives(trainer, 4.0)
     assert trainer.output.count("holds the interpreter") == 1
     for process in psutil.Process(trainer.pid).children():
-        if str(LIGHT) in process.cmdline():
+        if str(LIGHT) in words_of(process):
             process.kill()
     assert trainer.wait() == 0, trainer.output  # it was killed, and goes on
 

@@ -32,6 +32,7 @@ from tests.support import (
     keepers,
     wait_for_keeper_gone,
     wait_until,
+    words_of,
 )
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it steps aside")
@@ -303,7 +304,7 @@ def test_a_trainer_whose_leader_is_killed_saves_and_leaves(folder, gate, light):
     )
     trainer.ready()
     wait_until(lambda: beaten_step(folder) >= 5, 20, "a few steps")
-    (command,) = [p for p in psutil.Process(trainer.pid).children() if str(LIGHT) in p.cmdline()]
+    (command,) = [p for p in psutil.Process(trainer.pid).children() if str(LIGHT) in words_of(p)]
     trainer.kill()
     command.wait(20)
     wait_for_keeper_gone(folder)

@@ -24,6 +24,7 @@ from tests.support import (
     keepers,
     wait_for_keeper_gone,
     wait_until,
+    words_of,
 )
 from tests.terminal import CTRL_BACKSLASH, CTRL_C
 
@@ -134,7 +135,7 @@ def _workers(trainer: Terminal, folder: Path) -> list[psutil.Process]:
     return [
         child
         for child in children
-        if child.pid not in known and "resource_tracker" not in " ".join(child.cmdline())
+        if child.pid not in known and "resource_tracker" not in words_of(child)
     ]
 
 

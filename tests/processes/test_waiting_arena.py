@@ -29,6 +29,7 @@ from tests.support import (
     run_id,
     wait_for_keeper_gone,
     wait_until,
+    words_of,
 )
 
 LIGHT = SCRIPTS / "light.py"
@@ -376,7 +377,7 @@ def test_under_holdfast_run_the_next_life_goes_on_from_memory(in_job, folder, st
     leader = start(folder, *LONG[:4], script=LIGHT, prefix=lead, env=env)
     leader.ready()
     wait_until(lambda: has_snapshot(folder), what="a snapshot")
-    trainers = [p for p in psutil.Process(leader.pid).children() if str(LIGHT) in p.cmdline()]
+    trainers = [p for p in psutil.Process(leader.pid).children() if str(LIGHT) in words_of(p)]
     trainers[0].kill()
     leader.wait_for("from memory")
     wait_until(lambda: leader.output.count("\nready ") + leader.output.startswith("ready ") == 2)
@@ -396,7 +397,7 @@ def test_in_a_job_nothing_waits_longer_than_holdfast_run(folder, start, tmp_path
     leader = start(folder, *LONG[:4], script=LIGHT, prefix=lead, env=env)
     leader.ready()
     wait_until(lambda: has_snapshot(folder), what="a snapshot")
-    trainers = [p for p in psutil.Process(leader.pid).children() if str(LIGHT) in p.cmdline()]
+    trainers = [p for p in psutil.Process(leader.pid).children() if str(LIGHT) in words_of(p)]
     trainers[0].kill()
     assert leader.wait() == 137, leader.output
     assert arena_files(folder) == []

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.cli.command import PROGRAM
-from tests.support import SLACK, Trainer, environment, keepers, wait_until
+from tests.support import SLACK, Trainer, environment, keepers, wait_until, words_of
 
 # Three jobs import torch in three processes each, one after another on a machine that is busy.
 pytestmark = [pytest.mark.timeout(400), pytest.mark.nightly]
@@ -68,7 +68,7 @@ def test_a_killed_job_is_resumed_to_the_same_bits(tmp_path):
     finally:
         job.end()
     for rank in ranks:
-        if rank.is_running() and "holdfast._keeper" not in " ".join(rank.cmdline()):
+        if rank.is_running() and "holdfast._keeper" not in words_of(rank):
             rank.kill()
     wait_until(lambda: not keepers(folder), 60, "the keepers' end")
     record = json.loads((folder / "attempts/0001/start.json").read_text())
