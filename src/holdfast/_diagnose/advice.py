@@ -57,6 +57,14 @@ _BY_NAME = {
         "ROCm, the driver and the build must fit: rocm-smi --showdriverversion",
         "For a broken GPU: rocm-smi --showrasinfo, and sudo dmesg | grep -i amdgpu",
     ),
+    "accelerator": (
+        "For the device: hl-smi (Habana) or npu-smi info (Ascend), and sudo dmesg | tail; see "
+        "whether another process holds it.",
+    ),
+    "intel_gpu": (
+        "For the GPU: sudo dmesg | grep -iE 'i915|xe ', and xpu-smi health -l; the driver, oneAPI "
+        "and the build must fit: clinfo -l; torch.xpu.is_available()",
+    ),
     "pickled": (
         "The file holds whole objects, with classes of the code that saved it: run it from that "
         "repository, or put that on PYTHONPATH, so that this name is its module and no other file.",
@@ -343,9 +351,14 @@ _HINTS = {
     "'__main__':`, since each spawned worker imports it again.",
     r"re-initialize CUDA in forked subprocess": "Start the workers with spawn "
     "(multiprocessing_context='spawn'), or keep CUDA out of them.",
-    r"Can't pickle|cannot pickle|Can't get local object": "What goes to a worker or into a file "
+    r"Can't pickle|cannot pickle"
+    r"|Can't get (?:local object|attribute '\w+' on <module '__main__')": "What goes to a worker "
+    "or into a file "
     "must be a function or class of a module: no lambda, no function inside another, no open file.",
-    r"could not select device driver|nvidia-container-cli": "Install the NVIDIA Container Toolkit "
+    r"(?i)driver/library version mismatch": "The driver was updated under the running kernel: "
+    "reboot, or reload the nvidia modules.",
+    r"could not select device driver|nvidia-container-\S+\"?: .*not found": "Install the NVIDIA "
+    "Container Toolkit "
     "on the host (nvidia-ctk runtime configure), and restart docker.",
     r"[Pp]aging file|WinError 1455": "Make the paging file of Windows larger (System, Advanced "
     "system settings, Performance, Virtual memory), or start fewer workers (num_workers=0): each "
@@ -368,7 +381,11 @@ _HINTS = {
     "shows it; or take another one: CUDA_VISIBLE_DEVICES=…",
     r"not enough slots": "Start fewer ranks (-np), or give mpirun the nodes: --hostfile, "
     "--map-by :OVERSUBSCRIBE",
-    r"no kernel image|not compatible with the current PyTorch": "Install a build for this GPU: "
+    r"HIP error: invalid device function|hipErrorNoBinaryForGpu": "Install a build for this GPU: "
+    "torch.cuda.get_arch_list() must have what rocminfo | grep gfx shows; "
+    "HSA_OVERRIDE_GFX_VERSION=… takes the kernels of a close relative.",
+    r"(?s)no kernel image|not compatible with the current PyTorch"
+    r"|CUDA[^\n]*invalid device function": "Install a build for this GPU: "
     "python -c 'import torch; print(torch.version.cuda, torch.cuda.get_arch_list())' must have "
     "its capability (nvidia-smi --query-gpu=compute_cap --format=csv)",
     r"Error 803\b|Error 804\b|unsupported display driver|forward compatibility was attempted": (
@@ -376,9 +393,7 @@ _HINTS = {
         "this GPU has no forward compatibility: a newer driver on the host, or an image of the "
         "CUDA that nvidia-smi shows. After an update of the driver: reboot."
     ),
-    r"Driver/library version mismatch": "The driver was updated under the running kernel: "
-    "reboot, or reload the nvidia modules.",
-    r"(?is)^(?!.*Error 80[34]\b).*(?:nvidia driver|cuda driver|CUDA GPUs|gpu backend"
+    r"(?is)^(?!.*Error 80[34]\b).*(?:nvidia driver|cuda driver(?! error)|CUDA GPUs|gpu backend"
     r"|compiled with CUDA)": "Compare: "
     "nvidia-smi (the driver and the CUDA that it can), and python -c 'import torch; "
     "print(torch.version.cuda, torch.cuda.is_available())'; see CUDA_VISIBLE_DEVICES.",
@@ -394,6 +409,10 @@ _HINTS = {
     '"$(conda info --base)/etc/profile.d/conda.sh"',
     r"libGL\.so|libgthread|libSM\.so|libX\w+": "Install opencv-python-headless in place of "
     "opencv-python, or the library: apt install libgl1 libglib2.0-0",
+    r"Python\.h: No such file": "Install the headers of that Python: apt install python3-dev, or a "
+    "Python of conda or uv, which has them.",
+    r"No locks available|Errno 37\]": "That file system (mostly NFS) gives no locks: put what is "
+    "locked on a local disk, for datasets and the hub HF_HOME=/tmp/…",
     r"find C compiler": "Install a compiler there (apt install gcc), or name one: CC=/usr/bin/gcc",
     r"[Cc]uDNN library: |DNN library is not": "Two versions of cuDNN are mixed: pip list | grep -i "
     "cudnn; install the one that the framework asks for, and see LD_LIBRARY_PATH.",
@@ -416,7 +435,7 @@ _HINTS = {
     (
         r"(?i)Read ?Timeout|read timed out|(?:HTTP\w*Error|status_code)\W.*\b5\d\d\b"
         r"|\b5\d\d Server|Service Unavailable|Bad Gateway|ChunkedEncodingError|IncompleteRead"
-        r"|Connection aborted"
+        r"|Connection aborted|FSTimeout|PayloadError|ServerDisconnected"
     ): "{host} did not answer in time, or broke off: start it again. Against the next time: fetch "
     "it beforehand and read the cache (HF_HUB_OFFLINE=1), or a longer timeout "
     "(HF_HUB_DOWNLOAD_TIMEOUT=60, HF_HUB_ETAG_TIMEOUT=60).",
@@ -424,23 +443,31 @@ _HINTS = {
     "ended, and wait until it answers (curl). From another node, its name is needed: 0.0.0.0 and "
     "localhost are each machine itself.",
     (
-        r"(?is)^(?!.*could not reach the server).*(?:(?<!gai error: -3 - temporary failure in )name"
+        r"(?is)^(?!.*(?:could not reach the server|CERTIFICATE_VERIFY)).*"
+        r"(?:(?<!gai error: -3 - temporary failure in )name"
         r" resolution|Max retries exceeded|couldn't connect to|ConnectTimeout"
-        r"|Network is unreachable|SSLError|CERTIFICATE_VERIFY)"
+        r"|Network is unreachable|SSLError|CAS service error|urlopen error)"
     ): "That node does not reach {host}: it has no way to the internet, or through a "
     "proxy. Fetch it beforehand on a login node, then HF_HUB_OFFLINE=1; else set https_proxy.",
+    r"CERTIFICATE_VERIFY_FAILED": "The certificate of {host} is not signed by one that is known "
+    "there, as behind a proxy that opens TLS: pip install -U certifi, or name the site's own file: "
+    "SSL_CERT_FILE=…, REQUESTS_CA_BUNDLE=…; if it has expired, see the clock (date).",
     (
         r"(?i)unable to locate credentials|NoCredentials|AccessDenied|InvalidAccessKey"
-        r"|DefaultCredentialsError"
-    ): "Give the job its credentials: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a role, or "
-    "~/.aws as the user that it runs as; for others likewise.",
+        r"|DefaultCredentialsError|does not have \S+\.\S+\.\S+ (?:access|permission)"
+    ): "Give the job its credentials, as the user that it runs as: AWS_ACCESS_KEY_ID and "
+    "AWS_SECRET_ACCESS_KEY, a role, or ~/.aws; GOOGLE_APPLICATION_CREDENTIALS; others likewise. "
+    "Or they lack the right to that bucket.",
     r"ReadError: .{0,60}unexpected end of data": "A tar file, mostly a shard of the data set, was "
     "cut short, or its stream broke off: tar -tf FILE >/dev/null on each finds it; copy it again.",
     (
         r"failed finding central directory|reading zip archive|deserializing header"
         r"|IncompleteBuffer|invalid load key|Ran out of input|truncated file|not a gzip"
         r"|Compressed file ended before"
-        r"|BadZipFile|Truncated File Read|file signature not found"
+        r"|BadZipFile|Truncated File Read|file signature not found|magic bytes not found"
+        r"|corrupted record at|cannot identify image file|image file is truncated|MDB_CORRUPTED"
+        r"|moov atom not found"
+        r"|Invalid data found when processing|pickle data was truncated|Corrupt \w+ data"
     ): "The file is damaged or incomplete, mostly cut short while it was written or fetched: see "
     "its size, take an earlier checkpoint, or copy or download it again.",
     r"[Ww]eights only load failed|weights_only": "torch 2.6 loads tensors only: torch.load(…, "
@@ -462,19 +489,26 @@ _HINTS = {
     "that was restarted: mount it again, and do not write to a data set that is being read.",
     r"Input/output error|Errno 5\]": "The disk or the file system failed under it: sudo dmesg | "
     "tail, df -h, smartctl -a; on NFS or Lustre see the server and its quota.",
+    r"Transport endpoint is not connected|Errno 107\]": "The process behind that mount (FUSE: a "
+    "bucket, sshfs) has died: see its log, then fusermount -u FOLDER, and mount it again.",
     r"[Rr]ead-only file system|Errno 30\]": "The file system is mounted read-only, on purpose or "
     "after an error: mount | grep ro, sudo dmesg | tail; or write elsewhere.",
     r"Errno 13\]|WinError 5\]": "It has no right to that path: see who owns it (ls -ld; id; in a "
     "container its user and mounts), and give it another folder, mostly an option or a setting.",
     r"FileExistsError": "It does not overwrite what an earlier start has made: give it another "
     "folder, remove that one, or os.makedirs(…, exist_ok=True).",
-    r"unable to lock file|Resource temporarily unavailable": "Another process has the file open: "
-    "a worker that was forked, or a second job; save under another name, or "
+    r"unable to lock file|database is locked"
+    r"|(?s:(?:lock|open|create) file.*Resource temporarily unavailable)": "Another process has the "
+    "file open: a worker that was forked, or a second job; save under another name, or "
     "HDF5_USE_FILE_LOCKING=FALSE",
     r"File too large|Errno 27\]": "Files may not be that large there: ulimit -f unlimited",
-    r"can't start new thread|pthread_create|Resource temporarily unavailable": "A limit on "
+    r"(?s)can't start new thread|pthread_create|^(?!.*(?:lock|open|create) file)"
+    r".*Resource temporarily unavailable": "A limit on "
     "threads or memory was hit: ulimit -u, ulimit -v, OMP_NUM_THREADS=1, fewer workers; in a "
     "container --pids-limit.",
+    r"Error 802\b|failure 802\b|system not yet initialized": "The GPUs are linked by NVSwitch, and "
+    "the fabric manager does not run, or is of another version than the driver: systemctl status "
+    "nvidia-fabricmanager; nvidia-smi -q | grep -i fabric",
     r"(?i)\bECC\b|fallen off the bus|\bXid\b|GPU is lost|NVLink|row remap": "The GPU itself "
     "failed: take another node and tell its administrators; nvidia-smi -q, sudo nvidia-smi "
     "--gpu-reset -i N or a reboot may bring it back, else it is the hardware.",
@@ -546,7 +580,8 @@ _FOR = (
     (
         r"nvidia-smi|CUDA|NCCL",
         r"(?i)cuda|nvidia|nccl|\bxid\b",
-        r"(?i)\btpu|\bmps\b|rocm|miopen|\bhip\b|habana|\bhpu\b|\bgloo\b",
+        r"(?i)\btpu|\bmps\b|roc[md]|miopen|\bhip\b|\bhsa_|habana|\bhpu\b|\bgloo\b|\bxpu\b|level.zero"
+        r"|\bsycl|\b(?:UR|ZE)_RESULT",
     ),
     (
         r"sbatch|sacct|SLURM",

@@ -9,7 +9,13 @@ import re
 
 from holdfast import _errors, _text
 from holdfast._diagnose import advice
-from holdfast._diagnose.deaths.signals import CRASHES, led_signals, oom_of_worker, tell_sender
+from holdfast._diagnose.deaths.signals import (
+    CRASHES,
+    led_signals,
+    of_kernel,
+    oom_of_worker,
+    tell_sender,
+)
 from holdfast._diagnose.evidence.case import Case, Finding
 from holdfast._diagnose.evidence.evidence import LIVE_STATES
 from holdfast._diagnose.evidence.memory import last_use, moved, tell_memory
@@ -422,6 +428,8 @@ def _by_signs(case: Case) -> Finding | None:
             sentence = f"SLURM refused the request: {said.rpartition(': ')[2]}"
         is_of_slurm = re.search("(?i)slurm|srun|sbatch|PBS|TERM_", said) is not None
         told = [said]
+        if said.startswith("-- "):
+            told += of_kernel(case.evidence.output.rpartition(sign.text.strip())[0])
         tasks = {(s.rank, s.details.get("node")) for s in own if s.rank is not None}
         if "OOMKilled" in said:
             at = sign.details.get("limit", "")

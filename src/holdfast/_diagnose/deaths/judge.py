@@ -49,7 +49,7 @@ _FEW_LINES = 3  # that a shell or an exit handler prints after an exception
 # Shown where no rule knows the end of a log.
 _SUSPECT = re.compile(
     r"(?i)errors?\b|exception\b|fail|killed|\bdied|abort|no space|denied|cannot|exceed|fatal|timed"
-    r"|panicked"
+    r"|panicked|crash|\bnot (?:exist|found)|no such|missing|invalid|unable|must be|required"
 )
 _SUSPECT_LINES = 60
 # What wrappers and libraries print after a script has failed: no sign that it lives on.
@@ -62,7 +62,9 @@ _EXIT_NOISE = re.compile(
 )
 _REPORTED = re.compile(r"(?i)\bfail(?:ed|ure)\b|errored|non-zero|exit_?codes?\W+[1-9]")
 _OF_LAUNCHER = re.compile(
-    r"^.*(?:Sending process \d+ closing signal |failed \(exitcode: |Killing subprocess ).*$", re.M
+    r"^.*(?:Sending process \d+ closing signal |failed \(exitcode: |Killing subprocess "
+    r"|srun: error: \S+ tasks? [\d,-]+: Exited).*$",
+    re.M,
 )
 
 
@@ -106,7 +108,7 @@ def _unknown(case: Case, past: list[Sign]) -> Finding:
     last = next(reversed(lines), "")
     if last:
         told.append(f"the last line that it printed: {_text.one_line(last, 240)}")
-        suspect = [line for line in lines if _SUSPECT.search(line)][-1:]
+        suspect = [line for line in lines if _SUSPECT.search(line)][-2:]
         told += [f"an earlier line: {_text.one_line(s, 240)}" for s in suspect if s != last]
     for sign in past[-1:]:
         after = _text.count(sign.from_end, "line")

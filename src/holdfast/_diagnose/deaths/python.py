@@ -40,7 +40,9 @@ _INTERNAL = re.compile(r"\binternal error - please report")  # NCCL's: its warni
 _VAGUE = re.compile("(?:Internal|Unknown|Aborted|Unavailable|ResourceExhausted|XlaRuntime)Error")
 _WANTS_GPU = re.compile(r"\bGPUs?\b|(?i:cuda)")  # why there is none was printed above it
 _NEAR_LINES = 60  # of the end, or the next sign of it: the training may have recovered from others
-_OF_A_NETWORK = re.compile("Max retries exceeded|failure in name resolution|couldn't connect to")
+_OF_A_NETWORK = re.compile(
+    "Max retries exceeded|failure in name resolution|couldn't connect to|urlopen error"
+)
 # A service beside the training, as an inference server: no way to the internet is missing.
 _LOCAL_SERVER = re.compile(
     r"(?:host='|://|\b(?:at|to) |\()(localhost|0\.0\.0\.0|\[?::1\]?"
@@ -51,10 +53,16 @@ _UNREACHED = re.compile(
     r"|(?:can't|cannot|could not) (?:be reached|connect|reach)|failed to (?:connect|establish)"
     r"|connection attempts failed)"
 )
-_OF_AMD = re.compile(r"Memory access fault by GPU|\bHIP\b|\bhip[A-Z]|\bHSA_|ROCm")
+_MAKERS = (
+    (re.compile(r"(?:fault|Exception) by GPU|\bHIP\b|\bhip[A-Z]|\bHSA_|ROCm|amdgpu"), "amd_gpu"),
+    (re.compile(r"\bsynStatus|\bHPU\b|\bNPU\b|\bacl\w+"), "accelerator"),
+    (re.compile(r"\b(?:UR|ZE)_RESULT_|\bXPU\b"), "intel_gpu"),
+)
 _UNPICKLES = re.compile(  # the classes of a file
     "torch/serialization|/pickle|find_class|_unpickle|joblib/numpy_pickle"
 )
+_XIDS_OF_CLEANUP = (43, 45, 154)  # what the driver does after an error
+_OF_A_LAYER = re.compile(r"OCI runtime|\[drm:")
 _NO_ROOM_IN_NCCL = "Failed to CUDA calloc"
 _OF_NUMBERS = re.compile(r"(?i)\bnan\b|(?:not|non-?) ?finite|infinite")
 _NO_KEY = re.compile(r"(?m)^Key '\S+' is not in \S+")  # below Hydra's own line
@@ -136,12 +144,8 @@ def judge_python(case: Case) -> Finding | None:
             opening, name = "{opening} could not listen at its port", "in_use"
         elif _IN_USE.search(said):
             name = "in_use"
-        elif trouble.kind == "cuda_error" and HARDWARE.search(trouble.message):
-            name = "gpu_broken"
-        elif trouble.kind == "cuda_error" and case.sign("cuda_assert") is not None:
-            name = "cuda_assert"
-        elif trouble.kind == "cuda_error" and _OF_AMD.search(trouble.message):
-            name = "amd_gpu"
+        elif trouble.kind == "cuda_error" and (own := _advice_of_gpu(case, trouble)):
+            name = own
         elif fault is not None and fault.type == "ModuleNotFoundError":
             frames = fault.record.get("frames")
             name = "shadowed" if said.endswith("is not a package") else "module"
@@ -187,6 +191,13 @@ def judge_python(case: Case) -> Finding | None:
     if fault.type == "BdbQuit":
         return _breakpoint(case, fault, evidence)
     return _exit(case, fault) if fault.is_exit else _plain(case, fault, evidence)
+
+
+def _advice_of_gpu(case: Case, trouble: Trouble) -> str:
+    makers = (name for shape, name in _MAKERS if shape.search(trouble.message))
+    if (maker := next(makers, "")) or HARDWARE.search(trouble.message):
+        return maker or "gpu_broken"
+    return "cuda_assert" if case.sign("cuda_assert") is not None else ""
 
 
 def _local_server(case: Case, trouble: Trouble, evidence: list[str]) -> Finding | None:
@@ -238,7 +249,8 @@ def _trouble(case: Case) -> Trouble | None:
     if fault is not None:
         better = [sign for sign in signs if _says_more(sign, fault)]
         if fault.kind == "cuda_error" and (driver := [s for s in signs if "xid" in s.details]):
-            return Trouble(fault.kind, fault.sentence(), fault, driver[-1])
+            own = [sign for sign in driver if sign.details["xid"] not in _XIDS_OF_CLEANUP]
+            return Trouble(fault.kind, fault.sentence(), fault, (own or driver)[-1])
         asserted = [sign for sign in signs if sign.kind == "cuda_assert"]
         if asserted and fault.kind in ("cuda_oom", "cuda_error"):
             # The device does nothing more after it: any later call fails, in words of its own.
@@ -268,7 +280,11 @@ def _trouble(case: Case) -> Trouble | None:
         order = list(KINDS)  # the gravest first
         # Of lines that tell the same, the one with a pid names the process. One that only tells
         # that a process or a peer was lost comes last: another line may say why.
-        signs = sorted(signs, key=lambda each: "pid" not in each.details)
+        # A container's runtime, or the driver's user, names the reason below the first report.
+        signs = sorted(
+            signs,
+            key=lambda each: ("pid" not in each.details, _OF_A_LAYER.search(each.text) is not None),
+        )
         telling = [s for s in signs if kind_of_sign(s) not in ("worker", *_SAYING_LITTLE)]
         telling += [s for s in signs if {"exitcode", "signal_name"} & s.details.keys()]
         sign = min(telling or signs, key=lambda each: order.index(each.kind))
@@ -322,7 +338,7 @@ def _plain(case: Case, fault: Fault, evidence: list[str]) -> Finding:
         lines = lines if fault.is_own else lines[-1:]
         sentence = f"{case.opening} {how}: {said}."
         return Finding(Cause.CONFIGURATION, sentence, Sure.CERTAIN, evidence, lines)
-    lines = [f"Look at {fault.place}."] if fault.place else []
+    lines = [f"Look at {fault.place}."] if fault.place and fault.place[0] != "<" else []
     if fault.message == CUT:
         at = f", at {fault.place}" if fault.place else ""
         sentence = f"The log ends inside a traceback of {case.who}{at}: its exception is missing."
@@ -400,8 +416,13 @@ def _usage(case: Case, trouble: Trouble | None) -> Finding | None:
         return None
     lines = [line for line in output[found.start() :].splitlines() if line.strip()]
     of_hydra = lines[0] if found[0].startswith("Could not") else None
-    errors = (line for line in lines if _REFUSED.search(line))
-    refused = of_hydra or next(errors, None)
+    errors = (i for i, line in enumerate(lines) if _REFUSED.search(line))
+    first = next(errors, None)
+    refused = of_hydra or (None if first is None else lines[first])
+    if refused and refused.endswith(":") and first is not None:  # jsonargparse explains below it
+        below = [line.strip(" -") for line in lines[first + 1 :] if line.startswith(" ")]
+        why = next((line for line in below if "xpected" in line), next(iter(below), ""))
+        refused = f"{refused} {why}".strip()
     has_left = trouble is None and case.end.status == 2 and of_hydra is None
     # A launcher then raises an exception of its own.
     is_reported = trouble is None or _STATUS_2.search(trouble.said) or CUT in trouble.said
@@ -540,7 +561,9 @@ def _judge_disk(case: Case, trouble: Trouble) -> Finding:
     now = [disk for disk in case.evidence.disks if _is_full(disk)] if not disks else []
     evidence = [*trouble.evidence(case), *map(_tell, full or disks[:3])]
     evidence += [f"on this machine, {_tell(disk, 'has')} now" for disk in now[:3]]
-    is_told = re.search(r"(?i)No space left|disk is full|quota exceeded|Errno (?:28|122)\b", said)
+    is_told = re.search(
+        r"(?i)No space left|disk (?:is full|space)|quota exceeded|Errno (?:28|122)\b", said
+    )
     is_of_pod = re.search("ephemeral|EmptyDir|DiskPressure", said) is not None
     is_quota = "quota" in said.lower() or "Errno 122" in said
     named = _PATH.findall(said)  # of a copy the last: it is what was written
@@ -558,6 +581,8 @@ def _judge_disk(case: Case, trouble: Trouble) -> Finding:
     if is_told:
         what = "A quota" if is_quota else "A disk"
         sentence = f"{what} was full{where}, and {case.who} could not write."
+        if "disk space" in trouble.said:
+            sentence = f"A disk has too little room for {case.who}: {trouble.said}."
         sure = _how_sure(case, trouble)
     elif is_of_pod:
         sentence = f"Kubernetes ended {case.who} for its use of the disk: {trouble.said}."

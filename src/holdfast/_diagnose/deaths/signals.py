@@ -426,6 +426,12 @@ _TERMINATE = "terminate called"
 _FATAL = re.compile(
     r"(?m)^.*(?:\bF\d{4} |(?:: |^)F \S+\] |^Status: |Check failed: |FATAL|\[Fatal|[Aa]ssert).*$"
 )
+_OF_KERNEL = re.compile(
+    r"(?im)^.*\bkernel: .*(?:lockup|panic|\bBUG\b|Oops|NVRM|\bXid\b|hardware (?:error|memory)|EDAC"
+    r"|I/O error|thermal|temperature|hung_task|blocked for more|out of memory|nvme|AER:|amdgpu).*$"
+)
+_OF_PROCESSOR = re.compile(r"(?im)^.*(?:\bcpu features|\b(?:avx|sse|fma|bmi|amx)\d*\b).*$")
+_WARNED_CHARACTERS = 8000
 _DEEP = 8  # frames of one line: the function calls itself
 # What libraries abort for.
 _OF_THE_DEVICE = ("cuda_error", "cuda_assert", "cuda_oom", "memory_refused", "environment")
@@ -435,7 +441,9 @@ _FULL_SHM_BYTES = 16 << 20  # a /dev/shm with less free room is full
 def judge_crash(case: Case) -> Finding | None:
     """A crash outside Python: segfault, abort, bus error, illegal instruction, C++."""
     end = case.end
-    told = end.has("faulthandler")
+    told = _printed(case, "faulthandler")
+    if told not in end.signs and told and told.details.get("signal") != -(end.status or 0):
+        told = None  # of another rank
     is_of_a_worker = end.status == 1 and end.has("worker_conn_reset") is not None
     name = end.signal or ""
     if not name and told is not None and end.fault is None and not is_of_a_worker:
@@ -452,6 +460,8 @@ def judge_crash(case: Case) -> Finding | None:
     stack = case.stacks_lines() or _stack(told)
     damage = _printed(case, "heap_damage")
     evidence = [f"{case.who} died of {name}"] if end.signal else []
+    if (reported := end.has("launcher_exit")) and reported.details.get("exitcode") == end.status:
+        evidence.append(f"it printed: {_text.one_line(reported.text, 240)}")
     if cause is Cause.BUS_ERROR and (full := _full_shm(case)):
         sentence = f"{case.opening} died of a bus error because /dev/shm was full."
         lines = advice.advise(case, "shm_full")
@@ -468,11 +478,13 @@ def judge_crash(case: Case) -> Finding | None:
         evidence.append(f"it printed: {_text.one_line(lines[-1])}")
     elif cause is Cause.ABORT and damage is not None:
         how += f": its memory was damaged ({_text.one_line(damage.text, 120)})"
+    elif cause is Cause.ABORT and told is not None and told.details.get("signal") is None:
+        how += f", and said: {_text.one_line(told.text, 160)}"
     elif cause is Cause.ABORT and (last := _FATAL.findall(case.evidence.output[-4000:])):
         how += f", and said: {_text.one_line(last[-1], 160)}"
     if stack:
         evidence.append("the stack of its thread, the innermost first: " + "; ".join(stack))
-        if len(stack) >= _DEEP and len(set(stack)) <= 2 and cause is Cause.SEGFAULT:
+        if len(stack) >= _DEEP and len(set(stack)) <= 2:
             how += ", in a function that calls itself without end"
             evidence.append("the same line is on the stack again and again: endless recursion")
         if cause is not Cause.CXX_EXCEPTION:
@@ -486,7 +498,14 @@ def judge_crash(case: Case) -> Finding | None:
         return Finding(Cause.TERMINATED, sentence, sure, evidence, advice.go_on(case))
     if not stack and cause is not Cause.CXX_EXCEPTION and damage is None:
         evidence.append(f"a {name} sent by another process (kill -{name[3:]}) looks the same")
+    if cause is Cause.ILLEGAL_INSTRUCTION:  # libraries warn before it
+        warned = _OF_PROCESSOR.findall(case.evidence.output[-_WARNED_CHARACTERS:])
+        evidence += [f"it had printed: {_text.one_line(each)}" for each in warned[-2:]]
     lines = [_CRASH_ADVICE[cause]] if cause in _CRASH_ADVICE else []
+    evidence += (ills := of_kernel(case.evidence.output))
+    if cause is Cause.BUS_ERROR and any("hardware memory" in ill for ill in ills):
+        how += ", on memory of the machine that is broken"
+        lines = ["Take another node, and tell its administrators: a memory module has failed."]
     if not stack:
         lines.append("For the Python stack of the next one: PYTHONFAULTHANDLER=1")
     lines += advice.advise(case, "crashed")
@@ -495,6 +514,12 @@ def judge_crash(case: Case) -> Finding | None:
         who = f"A process that {case.who} had started"
         evidence.append(f"{case.who} then left with status {end.status}")
     return Finding(cause, f"{who} {how}.", Sure.LIKELY, evidence, lines)
+
+
+def of_kernel(output: str) -> list[str]:
+    """What the kernel printed of the machine in the last lines."""
+    ills = _OF_KERNEL.findall(output[-_WARNED_CHARACTERS:])[-2:]
+    return [f"the kernel had printed: {_text.one_line(ill, 200)}" for ill in ills]
 
 
 def _printed(case: Case, kind: str) -> Sign | None:

@@ -66,7 +66,15 @@ _NAN = re.compile(r"(?i)(?:loss|grad\w*)\b.{0,40}\b(?:nan|inf)\b|\bnan\b.{0,40}(
 _NO_MEMORY = re.compile(r"(?i)\bout of memory\b|cannot allocate memory|failed to allocate memory")
 _GPU = re.compile(r"(?i)\b(?:gpu|cuda|hip|rocm|xpu|npu|hbm|vram|device memory)")
 _HOST = re.compile(r"(?i)OOM when allocating[^\0]*(?:\bcpu:\d|by allocator \w*cpu)")
-_LIBRARY = re.compile(r"\.so\b|\.dll|symbol|GLIBC|numpy.core|driver", re.IGNORECASE)
+_LIBRARY = re.compile(
+    r"\.so\b|\.dll|DLL load|symbol|GLIBC|numpy.core|driver|(?:site|dist)-packages|pip install"
+    r"|\brequire[sd]?\b|not (?:be )?installed",
+    re.IGNORECASE,
+)
+_NOT_INSTALLED = re.compile(
+    r"(?:ModuleNotFound|PackageNotFound)Error|DistributionNotFound|(?:Contextual)?VersionConflict"
+    r"|NVMLError_(?:Lib|Driver)\w+"
+)
 _PACKAGES = ("site-packages", "dist-packages")
 _LOADER = ("torch/utils/data", "torch/multiprocessing", "multiprocessing/connection.py")
 # What only a wrong start or a wrong setting raises, at any step.
@@ -74,6 +82,11 @@ _NOT_EVEN_LOADED = re.compile(
     r"(?:Import|ModuleNotFound|Syntax|Indentation|Tab|Misconfiguration|Config\w*|MissingConfig"
     r"|UnsupportedInterpolationType|InterpolationKey|HFValidation)(?:Error|Exception)"
     r"|MissingMandatoryValue"
+)
+# What reads settings, by its package.
+_READS_SETTINGS = re.compile(
+    r"(?:(?:ruamel\.)?yaml|toml\w*|configparser|omegaconf\.errors|jsonargparse|argparse|tyro|draccus"
+    r"|absl\.flags|jsonschema)\.|hydra\.errors\.(?!Instantiation)"
 )
 _OF_SETTINGS = re.compile(
     r"(?:world|batch)\w*[ _]?size\b.{0,60}(?:divisible|multiple)|Check batch related parameters"
@@ -86,7 +99,12 @@ _MAKING = re.compile(r"\b(?:makedirs|mkdir|FileHandler)\(|\bself\.baseFilename\b
 _NO_PLACE = re.compile(r"\[(?:Errno (?:2|13|17|20|21|30)|WinError (?:3|5|183))\]")
 _NOT_HANDLED = ("cuda_oom", "cuda_error", "host_oom", "cpu_oom", "shm_full", "disk_full", "worker")
 _OF_VICTIMS = ("timeout", "peer_lost")
-_REFERS = re.compile(r"(?i)\bsee (?:the )?(?:inner exception|cause|exception above)")
+# It says only that something failed: its cause tells.
+_REFERS = re.compile(
+    r"(?i)\bsee (?:the )?(?:inner exception|cause|exception above)"
+    r"|^(?:an? )?(?:\w+ )?(?:error|exception|failure) (?:(?:has |is |was )?(?:occurred|raised)"
+    r"|while|during|when|in)\b(?!.*: \S)"
+)
 _ANSWER_LINES = 30  # between a Ctrl-C and what the script then raised
 _UNLOAD_LINES = 6  # between an exception and a crash of what is unloaded
 _KEPT = ("is_late", "handled", "code", "announced", "caught_in")  # details of a sign
@@ -125,8 +143,10 @@ _STATUS_WORD = re.compile(r"(?:\(\d+\)\s+)?[A-Z][A-Z_]{3,}:\s")  # of TensorFlow
 _OF_ROOTS = re.compile(r"\d+ root error\(s\) found")
 _NO_NEWS = re.compile(r"\d+ root error|Detected at node|Node:|File \"|Traceback|\[\[|<stack traces")
 _ERROR_LINE = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): ")
+_IN_JSON = re.compile(r"\"(?:message|error|detail)\": \"(.+)\",?$")
 _CALLING = re.compile(r"(?:Exception|Error) encountered when calling ")  # Keras: the rest is below
-_CONTRASTS = re.compile(r"(?i)(?:but|however|while|expected|got|found|instead)\b")
+# It goes on: with the other half, or with the place in a file.
+_CONTRASTS = re.compile(r"(?i)(?:but|however|while|expected|got|found|instead)\b|in \"")
 # Of load_state_dict: strict=False gets over names, and not over sizes.
 _PARTS = ("size mismatch for ", "Missing key(s)", "Unexpected key(s)")
 
@@ -143,6 +163,10 @@ def gist(message: str) -> str:
         return f"{more[more.index('Last error:') + 1]} ({first})"
     if _OF_ROOTS.match(first):  # of TensorFlow: one of each device, mostly the same
         return next((line[4:] for line in more if line.startswith("(0) ")), first)
+    if first.endswith("{"):  # of a server: its answer in JSON
+        told = (found[1] for line in more if (found := _IN_JSON.match(line)))
+        named = [line for line in more if line.startswith("when ")]
+        return " ".join([first.rstrip(" {'\""), *dict.fromkeys([*told, *named])])
     if OF_FIELDS.search(first):  # of pydantic: each field, and what is wrong with it
         return f"{first}: {' '.join(line for line in more if not line.startswith('For further'))}"
     errors = [i for i, line in enumerate(more) if _ERROR_LINE.match(line)]
@@ -194,11 +218,13 @@ class Fault:
         said = gist(self.message)
         if said.endswith(":") and self.tail:  # the lines that it announces
             said = gist(f"{self.message}\n{self.tail}")
-        if self.chain and _REFERS.search(said):
-            said = f"{said} {self.chain[0]}"
+        if self.chain and said and _REFERS.search(said):
+            said = f"{said.rstrip('.')}: {self.chain[0]}"
         said = _text.one_line(said, most)
         where = f" (in {self.by})" if self.by else ""
         code = _text.text(self.record.get("code"))
+        if not said and self.chain and self.type not in _ASKED_FOR:
+            return f"{self.type}, because of {_text.one_line(self.chain[0], most)}{where}"
         if not said and code and self.type not in _ASKED_FOR:
             return f"{self.type} in `{_text.one_line(code, most)}`{where}"
         return f"{self.type}: {said}{where}" if said else f"{self.type}{where}"
@@ -236,7 +262,7 @@ class Fault:
             return "plain"
         if self.type == "RanksError" and _OF_HOLDFAST.match(self.qualified):
             return "rendezvous"
-        if self.type == "ModuleNotFoundError":
+        if _NOT_INSTALLED.fullmatch(self.type):
             return "environment"
         if self.type == "ImportError":
             # A name that the script's own module lacks: nothing is wrong with the machine.
@@ -308,7 +334,11 @@ class Fault:
             return False
         if self.is_own and self.is_before_first_step is None:
             return True
-        is_of_settings = _NOT_EVEN_LOADED.fullmatch(self.type) or _OF_SETTINGS.search(self.message)
+        is_of_settings = (
+            _NOT_EVEN_LOADED.fullmatch(self.type)
+            or _READS_SETTINGS.match(self.qualified)
+            or _OF_SETTINGS.search(self.message)
+        )
         if is_of_settings and self.is_before_first_step is not False:
             return True
         # A folder for the output, or the log in it, cannot be made.

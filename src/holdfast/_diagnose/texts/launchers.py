@@ -57,7 +57,7 @@ _EXITS = {
     "Process name: [[": r"Process name: \[\[\d+,\d+\],(?P<rank>\d{1,6})\]",
     "exited: ": r"\bexited: \S+ \((?:exit status (?P<code>\d{1,3})|terminated by (?P<name>SIG\w+))"
     r"(?: \(core dumped\))?; not expected\)",  # supervisord's
-    "exit status 32212": r"exit status (?P<code>32212\d{5})\b",  # of Windows
+    "32212": r"(?i:exit ?(?:status|code))\W{1,3}(?P<code>32212\d{5})\b",  # of Windows
     "make: *** [": r"make: \*\*\* \[.*\] Error (?P<code>\d{1,3})$",
     "died with <Signals.": r"died with <Signals\.\w+: (?P<signal>\d{1,2})>",
     " exited on signal ": r"process rank (?P<rank>\d{1,6}) (?:.* on node (?P<node>\S{1,200}) )?.*"

@@ -58,6 +58,7 @@ _HOST = re.compile(
     r"(?:\[[\w.-]{0,60}\d\]:? |[A-Za-z][\w.-]{0,60}\d: |\d{1,3}(?:\.\d{1,3}){3}: )"
 )
 _HOST_LINES = 6
+_NUMBER = re.compile(r"(?m)^\[(\d{1,5})\] ")
 _RANK_WITHIN = re.compile(r"\[rank(\d{1,6})\]:")
 FIRST_HITS, LAST_HITS = 10, 90
 
@@ -204,13 +205,19 @@ class Text:
 
 
 def _without_hosts(text: str) -> str:
-    """Without the names that stand before most lines, if they are few: those of hosts."""
+    """Without the names that stand before most lines, if they are few: those of hosts.
+
+    Bare numbers that come mixed are ranks, as Intel's MPI prints them.
+    """
     sample = text[-4 * _BLOCK :]
+    ranks = [int(number) for number in _NUMBER.findall(sample)]
+    if len(ranks) >= max(_HOST_LINES, sample.count("\n") / 2) and ranks != sorted(ranks):
+        return _NUMBER.sub(r"[rank\1]: ", text)
     found = Counter(_HOST.findall(sample))
     names = [name for name, lines in found.items() if lines >= _HOST_LINES]
     if sum(found[name] for name in names) * 2 < sample.count("\n") or not names:
         return text
-    return re.sub(f"^(?:{'|'.join(map(re.escape, names))})", "", text, flags=re.MULTILINE)
+    return re.sub(f"^(?:{'|'.join(map(re.escape, names))})+", "", text, flags=re.MULTILINE)
 
 
 def split_prefix(line: str) -> tuple[int | None, str]:

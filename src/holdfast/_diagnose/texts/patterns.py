@@ -44,10 +44,11 @@ _NOTICE = (
 )
 # What a script prints when it has trained, and not after a part of that.
 _END = (
-    r"(?i)^(?!(?:(?!\. ).)*(?<!at )(?<!from )\b(?:epoch|stage|phase|fold|step"
+    r"(?i)^(?!(?:(?!\. |(?:finished|completed?|done|ended|over) ?[,;:(]).)*(?<!at )(?<!from )"
+    r"\b(?:epoch|stage|phase|fold|step"
     r"|iter(?:ation)?|round|task|level|trial|part|split|seed)s?[ _:#]*\d"
     r"|.*\b(?:if|when|until|before|not|will|once|pre)\b)"
-    r"(?:.*[\]:=>*|#-]|.*\bINFO)?\W*(?:{words})(?: successfully)?"
+    r"(?:.*[\]:=>*|#,-]|.*\bINFO)?\W*(?:{words})(?: successfully)?"
     r"(?:\W*$|[.!,;:] | (?:in|after|at|and|with|on)\b)"
 )
 _PAST = "(?:finished|completed?|done|ended|over)"
@@ -57,8 +58,9 @@ _END_WORDS = (
     rf"{_PAST}",
     rf"(?:(?:is|was|has|have) )?{_PAST} «training»(?: (?:the|of|for) .{{1,40}})?",
     rf"{_PAST} «Training»(?: (?:the|of|for) .{{1,40}})?",
-    r"«Optimization Finished»",
+    *(r"«Optimization Finished»", r"(?:the )?end of «training»"),
     r"(?:total (?-i:[Tt])«raining time»\W.*\d.*|training time \d+:\d\d:\d\d)",
+    r"(?:the )?(?-i:[Tt])«raining took »(?:about )?\d.*",
 )
 # A state of SLURM, in a row of sacct, or in what scontrol and seff print.
 _STATE = r"(?:^\d[\w.+\[\]-]* (?=.*\s\d+:\d+\s*$).*\s|\bState: |\bJobState=)«{}»"
@@ -194,6 +196,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"OSError: \d+« requested and »\d+ written",  # NumPy's
         *("There is not enough space on the disk", r"Resource exhausted: \S+«.tempstate»"),
         *("disk is full", "low on resource: ephemeral-storage"),
+        r"Error\b.*(?:[Nn]ot|[Nn]o|[Ii]nsufficient|[Ll]ow|out of)\b[^\n]*« disk space»",
         *("ephemeral local storage usage exceeds", r"The node had condition: \[«DiskPressure»\]"),
         "Usage of EmptyDir volume .* «exceeds the limit»",
     ),
@@ -217,7 +220,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *(r"^«missing EQUAL» at '", r"^(?:mis|extra)\w+ «input '».*(?:expecting|<EOF>)"),
         *("^«no viable alternative at input»", "^«token recognition error at»"),
         *("hydra.cc/docs/.*«override_grammar»", "^«Could not override '»"),
-        r"^«Key '»\S+ is not in struct",
+        *(r"^«Key '»\S+ is not in struct", "Unknown command line flag '"),
+        "ERROR: Could not consume arg: ",
         *(r"^In '[^']+«': Could not »(?:find|load) '", "^«Could not append to config»"),
     ),
     # -- What a machine lacks, and no restart heals
@@ -227,7 +231,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *(r"version `(?P<name>[\w.]+)«' not found (required by »", "CondaError: Run 'conda init'"),
         *(r"\.so[\w.]*: «undefined symbol: »(?P<name>\w+)", "Could not find conda environment"),
         *(r"python[\w.]*«: can't open file '»(?P<name>[^']*)'", "NVIDIA-SMI has failed because"),
-        *(r"cannot execute[^\n]*: «Exec format error»", "FATAL: .*«container creation failed».*"),
+        *(r"(?:cannot execute[^\n]*: |Errno 8\] )«Exec format error»", r"^«FATAL:   »(?=\S).*"),
         *(r"\b(?:«ImagePull»BackOff|ErrImagePull)\b", "Failed to pull image"),
         r"(?P<threads>«pthread_create»(?:\(\))?:? (?:failed|Resource temp))",
         *("(?P<threads>«libgomp: Thread creation failed»)", "nvcc fatal   : Unsupported gpu arch"),
@@ -244,13 +248,19 @@ _TABLE: dict[str, tuple[str, ...]] = {
         ),
         r"«failed to map segment from shared object: »(?:Operation|Permission)",
         *("spank: required plugin ", "cannot allocate memory in static TLS block"),
+        *("with link time reference", "module compiled against A", "Numpy is not available"),
+        *("[WinError 126]", "[WinError 127]", "[WinError 193]", "[WinError 1114]"),
+        *("compiled with different CUDA major versions", "Couldn't load custom C++ ops"),
+        *("mismatches the version that was used to compile", "Ninja is required to load"),
+        *("No XPU devices are available", "device kernel image is invalid"),
+        "Inconsistency detected by ld.so",
         *("MKL FATAL ERROR: Cannot load", "no Qt platform plugin could be init"),
         *(r"[Ff]«atal error in »(?:internal_)?P?MPI_Init", "Unable to locate a modulefile for"),
         *("CreateContainerConfigError", "Insufficient nvidia.com/gpu", "invalid device ordinal"),
         *("not enough slots available in the system", "Found no NVIDIA driver on your system"),
         *("CUDA driver version is insufficient for CUDA runtime version", "Duplicate GPU detected"),
-        *("The NVIDIA driver on your system is too old", "No CUDA GPUs are available"),
-        *("no CUDA-capable device is detected", "Torch not compiled with CUDA enabled"),
+        *("The NVIDIA driver on your system is too old", "No (?:CUDA|HIP)« GPUs are available»"),
+        *("no CUDA-capable device is detected", "«Torch not compiled with »\\w+ enabled"),
         *("Distributed package doesn't have NCCL", "No supported gpu backend found"),
         *("no kernel image is available for execution on the device", "cuDNN version incompatib"),
         "ptxas fatal   : Value 'sm_",
@@ -261,7 +271,13 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *("CUDA driver initialization failed", "Unexpected error from cudaGetDeviceCount"),
         *("MKL_THREADING_LAYER=INTEL is incompatible", "CUDA call failed lazily at initialization"),
         "system has unsupported display driver / cuda driver combination",
-        *("Driver/library version mismatch", "CUDA_HOME environment variable is not set"),
+        *("«river/library version mismatch»", "CUDA_HOME environment variable is not set"),
+        *(r"(?:CUDA|HIP)[^\n]*«invalid device function»", "hipErrorNoBinaryForGpu"),
+        *(
+            "Fatal Python error: init",
+            r"<«urlopen error »",
+            r"Error\b.*«CERTIFICATE_VERIFY_FAILED»",
+        ),
         "CUDA unknown error - this may be due to an incorrectly set up environment",
         *("does not match the version torch was compiled with", "DNN library is not found"),
         r"«Loaded runtime CuDNN library: ».* but source was compiled with",
@@ -284,6 +300,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *("cudaSuccess (2 vs. 0)", "CUBLAS_STATUS_ALLOC_FAILED", "Dst tensor is not initialized"),
         *("hipErrorOutOfMemory", "cudaErrorMemoryAllocation", "NCudaLib::TOutOfMemoryError"),
         *("Ran out of memory in memory space", "parallel_for failed: out of memory"),
+        r"\b(?:UR|ZE)_RESULT_ERROR_«OUT_OF_»(?:DEVICE_MEMORY|RESOURCES)|PI_ERROR_OUT_OF_RESOURCES",
         *(r"«out of memory to allocate »(?P<tried>\d+) bytes", "NPU out of memory"),
         "CudaDeviceMemoryAllocator fail to allocate memory",
         "«RESOURCE_EXHAUSTED: »(?:.*[Oo]ut of memory|Attempting to reserve)",
@@ -310,6 +327,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     # -- The GPU itself
     "cuda_error": (
         *(r"«CUDA error: »(?P<what>[^\n]+)", r"«HIP error: »(?P<what>[^\n]+)"),
+        r"«CUDA driver error: »(?P<what>[^\n]+)",
         r"«cuda runtime error (»\d+\) : (?P<what>[^\n]+?)(?: at /[^\n]*)?$",
         *(r"(?P<what>«rtDeviceSynchronize execute failed»[^\n]*)", r"cu\w+ «error: CUFFT»\w+"),
         *(r"«CUDNN_STATUS_»(?!SUCCESS)\w+", r"«CUBLAS_STATUS_»(?!SUCCESS|ALLOC)\w+"),
@@ -327,7 +345,10 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *("cuDNN failed to initialize", r"«miopenStatus»(?!Success)\w+", "GEMM launch failed"),
         *(r"«synStatus»[ =]+(?:synStatus )?[1-9]\d*[^\n]*", "«Memory access fault by GPU».*"),
         *("«Unable to determine the device handle for GPU».*", r"«HSA_STATUS_ERROR»\w*[^\n]*"),
-        *("GPU is lost", "«fallen off the bus».*"),
+        *("GPU is lost", "«fallen off the bus».*", "«HW Exception by GPU».*"),
+        *("«amdgpu_job_timedout».*", "«GPU HANG: ecode».*"),  # of the kernel
+        r"(?P<what>\b(?:UR|ZE)_«RESULT_ERROR_»(?!OUT_OF|UNINIT|\w*NOT_FOUND)\w+)",
+        r"(?i:\b(?:npu|acl)\b)[^\n]*«error code»(?: is |:)507(?!046|048)\d+",
         r"«NVRM: »(?P<what>Xid \([^)]*\): (?P<xid>\d+)[^\n]*)",
     ),
     "cuda_assert": (

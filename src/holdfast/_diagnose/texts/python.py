@@ -42,7 +42,7 @@ _GOES_ON = re.compile(
     r"nccl\w+: |Last error|CUDA kernel errors|For debugging|Compile with|Node:|Detected at"
     r"|Hint|Collectives differ|\(\d+\) |Exception raised from|Parameter (?:at|indices|which)"
     r"|making sure all|Please |[Bb]ut |In addition|If you|BufferAssignment|\[\[|Device-side assert"
-    r"|- |Peak buffers"
+    r"|- |Peak buffers|[}\]]+['\"]?$|['\"]$"
 )
 # What TensorFlow and Keras add to a message: where the operation was made, and of what.
 _ADDED = re.compile(
@@ -79,7 +79,10 @@ _LOADER_FILES = (
     "multiprocessing/connection.py",  # the other end of a pipe between processes
 )
 # Python goes on after such a traceback, and keeps its status.
-_IGNORED = ("Exception ignored in", "Error in atexit._run_exitfuncs", "--- Logging error ---")
+_IGNORED = (
+    *("Exception ignored in", "Error in atexit._run_exitfuncs", "--- Logging error ---"),
+    *("Task exception was", "Future exception was", "Exception in callback "),  # asyncio
+)
 _WARNING = re.compile(r"^(?:\w+\.)?warn(?:_\w+)?\(", re.MULTILINE)  # that tells an exception
 _STARTS = ("multiprocessing/spawn.py", "multiprocessing/forkserver.py")  # what a child runs first
 DISGUISES = dict.fromkeys(
@@ -123,10 +126,13 @@ _OWN_END = re.compile(
     r"\((?P<type>holdfast\.\w{1,40})\)"
 )
 _OWN_LEAD = re.compile(r"holdfast: (?:rank \d{1,6}: )?")
+_FATAL_OF_PYTHON = re.compile(
+    r"\s*(?:Fatal Python error: |Windows fatal exception: (?=access violation|stack overflow))(.*)"
+)
 _FRAMES_KEPT = 12
 _NOT_OWN = ("site-packages", "dist-packages", "/lib/python", "<frozen", "holdfast/_")
 _PACKAGE = re.compile(r"(?:site|dist)-packages/[^/]+/")
-_OF_THREAD = re.compile(r"(?:^|: )Exception in thread (.*?):?$")  # also of a logger
+_OF_THREAD = re.compile(r"(?:(?:^|: )Exception in t|^T)hread (.*?):?$")  # also of a logger, wandb
 _COMMAND = re.compile(r"^/.*/bin/[^/.]+$")  # that pip has made
 _LIB_OF_WINDOWS = re.compile(r"[A-Za-z]:.*/[Ll]ib/(\w+)(?:\.py|/)")
 
@@ -187,10 +193,10 @@ def read_python(text: Text) -> Iterator[Sign]:
                 yield _sign_alone(line, name, said, [[frame[1], int(frame[2]), "<module>"]])
     for line in text.hits(" (holdfast."):
         yield from _read_own(text, line)
-    for line in text.hits("Fatal Python error: "):
-        said = PROGRESS_BAR.sub("", line.text)
-        if said.lstrip().startswith("Fatal Python error: "):
-            yield _dump(text, line)
+    for line in (*text.hits("Fatal Python error: "), *text.hits("Windows fatal exception: ")):
+        fatal = _FATAL_OF_PYTHON.match(PROGRESS_BAR.sub("", line.text))
+        if fatal is not None:
+            yield _dump(text, line, fatal[1])
 
 
 def _sign_alone(line: Line, name: str, said: str, frames: list[Any], **more: Any) -> Sign:
@@ -210,7 +216,8 @@ def read_last_lines(text: Text, *, has_trained: bool) -> Iterator[Sign]:
         if not below and _PROMPT.fullmatch(said):
             yield _at_prompt(text, line)
             return
-        shell = None if has_trained or not said else _OF_SHELL.fullmatch(said)
+        is_shell = said and not has_trained and not _BARE.fullmatch(said)
+        shell = _OF_SHELL.fullmatch(said) if is_shell else None
         if shell is not None and (not below or (shell[1] and lines_below < _FEW_LINES)):
             above = next(text.before(line, 1), line)  # bash prints the line of a syntax error, too
             first = above if _OF_SHELL.fullmatch(above.text.strip()) else line
@@ -567,9 +574,8 @@ def _signs_of(found: Traceback) -> Iterator[Sign]:
         yield make_sign(DISGUISES[name], found.last, {"type": found.type}, rank)
 
 
-def _dump(text: Text, line: Line) -> Sign:
+def _dump(text: Text, line: Line, what: str) -> Sign:
     """faulthandler's dump, with the frames of the thread that died, the innermost first."""
-    what = line.text.partition("Fatal Python error: ")[2].strip()
     name = re.split(r"[:\n]", what)[0].strip().lower()
     stacks: list[list[Frame]] = [[]]
     is_current = False
@@ -586,7 +592,7 @@ def _dump(text: Text, line: Line) -> Sign:
             break
     # Without a current thread (it is not one of Python's), the last is the main thread.
     stack = [list(frame) for frame in stacks[-1][:40]]
-    number = SIGNAL_WORDS.get(name, ("", None))[1]
+    number = SIGNAL_WORDS.get("segmentation fault" if "violation" in name else name, ("", None))[1]
     return make_sign("faulthandler", line, {"signal": number, "stack": stack})
 
 

@@ -59,7 +59,8 @@ _SAYS_NOTHING = re.compile(
 _RESULT = re.compile(  # the last line: figures of a test, or what was saved
     r"(?i)(?:.{0,60}[\]:|>-] )?\W{0,4}(?:(?:test|final|best|eval\w*|validation)\b.{0,60}[:=] ?[\d.]"
     r"|(?:[\w:./-]+ ){1,5}(?:saved|written|exported|uploaded)\b|(?:saved|wrote|exported) "
-    r"|(?:all )?(?:done|finished|completed?)\b|total (?:training )?time\b)"
+    r"|(?:(?:all|the|experiment|run|job|fit|script|everything) ){0,2}(?:(?:is|was|has) )?"
+    r"(?:done|finished|completed?)\b|total (?:training )?time\b|reached (?:the )?max)"
 )
 _OF_ALL_STEPS = re.compile(
     r"(?im)(?:\b(epoch|step|iter)\w{0,6}\W{0,3}|^\W{0,3}|\| *)(\d{1,9})/(\d{1,9})\b(?!/)"
