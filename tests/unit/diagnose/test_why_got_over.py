@@ -249,9 +249,9 @@ def test_what_is_durable_counts_though_a_start_did_not_get_to_it(tmp_path):
     layout.checkpoints.mkdir()
     (layout.checkpoints / "step-000000000007-a0001").mkdir()
     assert [step for step, _, _ in layout.checkpoint_folders()] == [7]
-    assert gather_run(layout.folder).durable_step == 7
+    assert gather_run(layout.folder).run.durable_step == 7
     write_json(layout.origin(2), {"step": None})
-    assert gather_run(layout.folder).durable_step is None
+    assert gather_run(layout.folder).run.durable_step is None
 
 
 def test_a_run_that_could_not_be_opened_has_no_last_step():
