@@ -244,7 +244,7 @@ def _said_finished(case: Case) -> Finding | None:
         return None  # a shell script goes on after its command has failed, and prints what it likes
     if "reported" in sign.details and end.fault is not None:
         return None  # the status of a shell script, which went on
-    after = [each for each in signs if each.line > sign.line]
+    after = [each for each in signs if each.line > sign.line and each.kind != "ranks"]
     if not all(each.kind in _AT_EXIT or _went_on_after(each) for each in after):
         return None
     step = _text.whole(sign.details.get("step"))
@@ -361,7 +361,8 @@ _ADVICE = {
 }
 # What is asked for, and not a controller or a node that does not answer.
 _REQUEST = re.compile(
-    r"(?i)^(?!.*(?:launch|credential|job id)).*(?:requ|invalid|specif|permit|limit)"
+    r"(?i)^(?!.*(?:launch|credential|job id)).*(?:requ|invalid|specif|permit|limit|fatal: |unrecog"
+    r"|batch script)"
 )
 _STALLED = re.compile(  # Horovod's
     r"stall_inspector.*\n(?:.*\n)?.*Missing ranks:.*\n.*?(?P<rank>\d+): \[(?P<tensor>[^\s,\]]+)"
@@ -408,28 +409,37 @@ def _by_signs(case: Case) -> Finding | None:
         own = [s for s in case.evidence.signs if s.kind == kind and "Taint" not in s.text]
         if kind == "slurm_preempted" and not own and case.sign("node_event") is not None:
             continue  # the pod was taken from a node that does not answer
-        sign = own[-1] if own else sign
+        sign = max(own, key=lambda each: (len(each.details), each.line)) if own else sign
         if kind == "node_event" and case.sign("disk_full", "host_oom") is not None:
             continue  # for which it was evicted
         said = _text.one_line(sign.text)
         lost = next((s for s in case.evidence.signs if "Node failure on " in s.text), None)
         if cause is Cause.MACHINE_LOST and lost is not None:
             said, sentence = _text.one_line(lost.text), f"SLURM lost {lost.details['node']}"
+        where = _text.text(sign.details.get("node"))
+        if cause is Cause.MACHINE_LOST and where and lost is None:
+            sentence = f"SLURM lost {where}"
         sentence = "The machine was started again" if said.startswith("-- ") else sentence
         if cause is Cause.OOM_CGROUP and case.end.fault is not None:
             return oom_of_worker(case, [said, f"it raised {case.end.fault.sentence(160)}"])
-        if cause is Cause.ASKED and case.end.fault is not None:
+        fault = case.end.fault
+        if cause is Cause.ASKED and fault is not None and fault.kind != "interrupt":
             continue  # it had failed, and scancel came after that
         if not re.search("(?i)slurm|srun|sbatch|salloc", said):
             sentence = re.sub("SLURM(?='|\\b)", "the scheduler", sentence)
             sentence = f"{sentence[:1].upper()}{sentence[1:]}"
         if kind == "slurm_refused" and _REQUEST.search(said):
             cause = Cause.CONFIGURATION
-            sentence = f"SLURM refused the request: {said.rpartition(': ')[2]}"
+            who = "SLURM" if re.search("(?i)slurm|srun|sbatch|salloc", said) else "The scheduler"
+            sentence = f"{who} refused the request: {said.rpartition(': ')[2].rstrip('.')}"
         is_of_slurm = re.search("(?i)slurm|srun|sbatch|PBS|TERM_", said) is not None
-        told = [said]
+        told = list(dict.fromkeys([said, *(_text.one_line(each.text) for each in own[-2:])]))
         if said.startswith("-- "):
             told += of_kernel(case.evidence.output.rpartition(sign.text.strip())[0])
+        if by := _text.text(sign.details.get("by")):
+            sentence = f"{sentence} by {by}"
+        if kind == "slurm_refused" and where:
+            sentence = f"SLURM could not start it on {where}: {sign.details.get('why')}"
         tasks = {(s.rank, s.details.get("node")) for s in own if s.rank is not None}
         if "OOMKilled" in said:
             at = sign.details.get("limit", "")

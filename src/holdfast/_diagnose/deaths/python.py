@@ -123,7 +123,8 @@ def judge_python(case: Case) -> Finding | None:
     # Without an exception or a status it is a line of a log, which may be about anything.
     sure = Sure.CERTAIN if fault is not None else Sure.LIKELY
     evidence = trouble.evidence(case)
-    if fault is None and (last := case.end.has("environment")) and trouble.kind == "environment":
+    last = case.end.has("environment") if fault is None else None
+    if last is not None and trouble.kind == "environment" and last is not trouble.sign:
         evidence.append(f"it printed: {_text.one_line(last.text, 240)}")
     if (found := _local_server(case, trouble, evidence)) is not None:
         return found
@@ -140,6 +141,8 @@ def judge_python(case: Case) -> Finding | None:
         elif trouble.kind == "cuda_error":
             told = _text.text(trouble.details.get("what")) if fault is None else ""
             said, sure = _text.one_line(told or said, 160), _how_sure(case, trouble)
+        if fault is not None and _text.one_line(fault.told, 60)[:59] not in said:
+            said = f"{said.rstrip('.…')}… {_text.one_line(fault.told, 160)}"
         if _PORT_TAKEN.search(said):
             opening, name = "{opening} could not listen at its port", "in_use"
         elif _IN_USE.search(said):
@@ -163,6 +166,8 @@ def judge_python(case: Case) -> Finding | None:
                 said = f"from line {since} on its figures were not numbers, then {said}"
         if trouble.kind == "arguments" and (key := _NO_KEY.search(case.evidence.output)):
             said = said if key[0] in said else f"{said.rstrip('.')}: {key[0]}"
+        if trouble.kind == "cuda_error":
+            opening = opening.replace("GPU", _device_of(case, trouble))
         said = said.removeprefix("what(): ")
         sentence = f"{opening.format(opening=case.opening, who=case.who)}: {said}."
         return Finding(cause, sentence, sure, evidence, advice.advise(case, name))
@@ -443,7 +448,12 @@ _FRAGMENTED = 0.15  # of all memory, reserved and not used
 _LITTLE = 0.03
 _FIGURES = ("tried", "total", "free", "allocated", "reserved_unallocated", "needed")
 # The device, by its name in the message.
-_DEVICES = (("TPU", r"\bTPU|\bhbm\b"), ("NPU", r"\bNPU"), ("XPU", r"\bXPU"), ("HPU", r"\bHPU"))
+_DEVICES = (
+    ("TPU", r"\bTPU|\bhbm\b|\bTensorCore|Core halted"),
+    ("NPU", r"\bNPU"),
+    ("XPU", r"\bXPU"),
+    ("HPU", r"\bHPU"),
+)
 _OF_XLA = re.compile("Exception in device=(TPU)")
 
 
@@ -475,11 +485,15 @@ def _judge_cuda_oom(case: Case, trouble: Trouble) -> Finding:
         asked = f": it needs {_text.size(needed)}, and there are {_text.size(total)}"
     if _NO_ROOM_IN_NCCL in trouble.message:
         asked = ": NCCL got none for its buffers"
-    told = f"{trouble.message} {''.join(_OF_XLA.findall(case.evidence.output)[-1:])}"
-    what = next((name for name, shape in _DEVICES if re.search(shape, told)), "GPU")
+    what = _device_of(case, trouble)
     sentence = f"{case.opening} ran out of memory of its {what}{which}{asked}{of}."
     lines = advice.cuda_memory(case, is_fragmented=is_fragmented, keeps_graphs=bool(graphs))
     return Finding(Cause.CUDA_OOM, sentence, _how_sure(case, trouble), evidence, lines)
+
+
+def _device_of(case: Case, trouble: Trouble) -> str:
+    told = f"{trouble.message} {''.join(_OF_XLA.findall(case.evidence.output)[-1:])}"
+    return next((name for name, shape in _DEVICES if re.search(shape, told)), "GPU")
 
 
 def _figures(trouble: Trouble, noted: Record) -> dict[str, int]:
@@ -517,6 +531,9 @@ _FULL_SHARE = 0.01
 _GUESS = "It is possible that"  # torch's, after any bus error of a worker
 _ROOM = 0.9  # of /dev/shm
 _MUCH_BYTES = 1 << 30  # a smaller /dev/shm is full with a few batches
+_NO_ROOM_IS_LEFT = re.compile(
+    r"(?i)No space left|disk (?:is full|space)|not enough space|quota exceeded|Errno (?:28|122)\b"
+)
 _SAVING = re.compile(
     r"(?im)^.*\b(?:sav(?:e|ing)|writ(?:e|ing)|dump(?:ing)?|export(?:ing)?|stor(?:e|ing)|checkpointing)\b"
     r".{0,160}?\b(?:to|in|into|at|as|under)\b:? ['\"]?(?P<path>[\w.~@{}=+-]*/[^\s'\"<>|]+).*$"
@@ -561,12 +578,11 @@ def _judge_disk(case: Case, trouble: Trouble) -> Finding:
     now = [disk for disk in case.evidence.disks if _is_full(disk)] if not disks else []
     evidence = [*trouble.evidence(case), *map(_tell, full or disks[:3])]
     evidence += [f"on this machine, {_tell(disk, 'has')} now" for disk in now[:3]]
-    is_told = re.search(
-        r"(?i)No space left|disk (?:is full|space)|quota exceeded|Errno (?:28|122)\b", said
-    )
+    is_told = _NO_ROOM_IS_LEFT.search(said)
     is_of_pod = re.search("ephemeral|EmptyDir|DiskPressure", said) is not None
     is_quota = "quota" in said.lower() or "Errno 122" in said
     named = _PATH.findall(said)  # of a copy the last: it is what was written
+    named += [_text.text(trouble.details["path"])] if "path" in trouble.details else []
     if case.evidence.kind == "led" and not named and len(now) == 1:  # a log may be from elsewhere
         full = full or now
     path = _text.text(full[0].get("path")) if full else (named[-1] if named else "")
@@ -602,7 +618,7 @@ def _judge_disk(case: Case, trouble: Trouble) -> Finding:
 
 def _saving(output: str, said: str) -> tuple[str, str] | None:
     """The last line before an error that tells what is being written, and where."""
-    before = output.rpartition(said.partition(": ")[2][:40])[0] or output
+    before = output.rpartition((said.partition(": ")[2] or said)[:40])[0] or output
     found = list(_SAVING.finditer(before))
     return (found[-1][0].strip(), found[-1]["path"].rstrip(".,:;)…")) if found else None
 

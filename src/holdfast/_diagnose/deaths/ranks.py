@@ -150,6 +150,8 @@ def _lend_what_the_leader_saw(culprit: End, evidence: Evidence) -> None:
 def kind_of(end: End) -> str:
     """What a rank's end says of others: `timeout`, `peer_lost`, or something of its own."""
     why = end.has(*_SAYS_WHY)  # a library reports its own trouble as that of a peer
+    if end.fault is not None and end.fault.type == "UnavailableError":
+        why = why or end.has("rendezvous")  # it was never there
     if end.fault is not None:
         is_socket = end.fault.kind == "plain" and end.fault.type in _SOCKET_ERRORS
         kind = "peer_lost" if is_socket and end.rank is not None else end.fault.kind
@@ -174,7 +176,7 @@ def _is_own(end: End) -> bool:
     return end.status is not None and end.status not in (_errors.FINISHED, _errors.REQUEUE)
 
 
-def _blame(end: End) -> tuple[float, int, int]:
+def _blame(end: End) -> tuple[float, int, bool, int]:
     """The first end is to blame; of ends at the same time, a death before an exception.
 
     A status without an explanation comes last: a rank that lost a peer often leaves with 1.
@@ -186,7 +188,8 @@ def _blame(end: End) -> tuple[float, int, int]:
     elif died:
         moment -= _LATE_SECONDS
     is_explained = end.fault is not None or end.has(*KINDS) is not None
-    return moment, 0 if died else 1 if is_explained else 2, end.rank or 0
+    kind = 0 if died else 1 if is_explained else 2
+    return moment, kind, end.has("slurm_oom") is None, end.rank or 0
 
 
 def _how_found(culprit: End, by_itself: list[End], *, is_ordered: bool) -> list[str]:
@@ -347,6 +350,8 @@ def judge_collective(case: Case) -> Finding | None:
         sentence = f"Rank {missing[0]} stopped sending heartbeats, and the others lost it."
         told_where = f"See the log of rank {missing[0]} and its machine: it was preempted, or died."
         lines = [told_where, *lines]
+    elif absent is not None and (machine := absent.details.get("machine")):
+        sentence = f"{case.opening} lost its connection to {machine}."
     elif named:
         sentence = f"{case.opening} ended without a message, and the others lost it."
     return Finding(Cause.PEER_LOST, sentence, Sure.LIKELY, evidence, lines)

@@ -264,7 +264,7 @@ def _is_far_below(case: Case, use: Use, counted: Moved, limit: int | None) -> bo
 
 def _killed(case: Case, use: Use, counted: Moved) -> Finding:
     """No evidence for the OOM killer: by exclusion, another process's `kill -9`."""
-    evidence = [f"{case.who} died of SIGKILL, which no process can handle"]
+    evidence = [f"{case.who} died of SIGKILL, which no process can handle", *tell_report(case)]
     before, after = counted.values
     if counted.is_known:
         evidence.append(
@@ -348,10 +348,13 @@ def judge_worker(case: Case, trouble: Trouble) -> Finding:
         lines = advice.advise(case, "shm_full")
         return Finding(Cause.SHM_FULL, sentence, Sure.LIKELY, evidence, lines)
     stop = case.sign(*_OF_A_STOP)
-    if stop is not None and status in _STOPS:  # what ends a job, ends its workers, too
+    is_earlier = trouble.sign is not None and stop is not None and stop.line < trouble.sign.line
+    if stop is not None and (status in _STOPS or (status is None and is_earlier)):
+        # What ends a job, ends its workers, too.
         said = _text.one_line(stop.text, 200)
         sentence = f"{case.opening} was ended, and its workers with it: {said}."
-        cause = Cause.TERMINATED if stop.kind == "terminated_line" else Cause.ASKED
+        is_signal = stop.kind == "terminated_line" and stop.details.get("signal") != 2
+        cause = Cause.TERMINATED if is_signal else Cause.ASKED
         return Finding(cause, sentence, Sure.LIKELY, evidence, advice.go_on(case))
     is_by_itself = stop is None and status not in _STOPS
     sure = Sure.CERTAIN if is_told and is_by_itself else Sure.LIKELY
@@ -422,6 +425,7 @@ _MEANINGS = {
 }
 _SHELL_STATUSES = {129: "SIGHUP", 130: "SIGINT", 131: "SIGQUIT", 143: "SIGTERM"}
 _TERMINATE = "terminate called"
+_REPORTS = ("launcher_exit", "srun_exit", "killed_line", "segfault_line", "bus_error", "abort_line")
 # What a library says before it aborts its process.
 _FATAL = re.compile(
     r"(?m)^.*(?:\bF\d{4} |(?:: |^)F \S+\] |^Status: |Check failed: |FATAL|\[Fatal|[Aa]ssert).*$"
@@ -454,6 +458,8 @@ def judge_crash(case: Case) -> Finding | None:
         return None  # many libraries crash while they unload: the exception before is the cause
     cause, how = CRASHES[name]
     if cause is Cause.ABORT and end.has(*_OF_THE_DEVICE) is not None:
+        return None
+    if cause is Cause.BUS_ERROR and end.has("disk_full") is not None:
         return None
     if (lacks := end.has("environment")) and "threads" in lacks.details:  # OpenBLAS and others
         return None
@@ -490,6 +496,7 @@ def judge_crash(case: Case) -> Finding | None:
         if cause is not Cause.CXX_EXCEPTION:
             how += f", in {next(filter(is_own_file, stack), stack[0]).removeprefix('File ')}"
     else:
+        evidence += tell_report(case) if cause is not Cause.CXX_EXCEPTION else []
         evidence.append("there is no stack of it")
     if sender := _sender(case, name):
         sentence = f"Another process ended {case.who} with {name}: {sender}."
@@ -520,6 +527,12 @@ def of_kernel(output: str) -> list[str]:
     """What the kernel printed of the machine in the last lines."""
     ills = _OF_KERNEL.findall(output[-_WARNED_CHARACTERS:])[-2:]
     return [f"the kernel had printed: {_text.one_line(ill, 200)}" for ill in ills]
+
+
+def tell_report(case: Case) -> list[str]:
+    """The line of a log in which a shell, a launcher or a service reports the end."""
+    last = case.end.has(*_REPORTS) if case.evidence.kind == "log" else None
+    return [] if last is None else [f"the log reports: {_text.one_line(last.text, 240)}"]
 
 
 def _printed(case: Case, kind: str) -> Sign | None:
@@ -599,8 +612,15 @@ def judge_terminated(case: Case) -> Finding | None:
         evidence += [f"its handler then raised {fault.then}"] if fault.then else []
     elif sure is Sure.LIKELY and case.end.signal is None:
         evidence = [f"{case.who} left with status {case.end.status}, which stands for {name}"]
-    elif told := case.end.has("terminated_line"):
-        evidence = [f"it printed: {_text.one_line(told.text)}"]
+    words = [sign for sign in case.end.signs if sign.kind == "terminated_line"]
+    if fault is None and words:  # more than the shell's
+        told = max(words, key=lambda each: len(each.text))
+        evidence = [
+            *evidence[: case.end.signal is None],
+            f"it printed: {_text.one_line(told.text)}",
+        ]
+    elif fault is None:
+        evidence += tell_report(case)
     hint = "; holdfast run -- … records the sender" if case.evidence.led is None else ""
     sender = _sender(case, name)
     evidence.append(sender or f"the sender is not recorded{hint}")

@@ -497,7 +497,8 @@ def _add_exit(end: End) -> None:
     """The status, and the node, that a launcher has told."""
     if end.status is None and (exited := end.has("launcher_exit", "srun_exit")) is not None:
         end.status = _shell_status(_text.whole(exited.details.get("exitcode")))
-        end.host = end.host or _text.text(exited.details.get("node")) or None
+        nodes = [_text.text(s.details.get("node")) for s in end.signs if s.kind == exited.kind]
+        end.host = end.host or next(filter(None, reversed(nodes)), None)
 
 
 def _add_line(end: End) -> None:

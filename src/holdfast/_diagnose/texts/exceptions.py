@@ -64,8 +64,11 @@ _NEVER_RIGHT = re.compile(
 _SOCKETS = (*DISGUISES, "ConnectionError", "ConnectionAbortedError", "TimeoutError", "OSError")
 _NAN = re.compile(r"(?i)(?:loss|grad\w*)\b.{0,40}\b(?:nan|inf)\b|\bnan\b.{0,40}(?:loss|grad)")
 _NO_MEMORY = re.compile(r"(?i)\bout of memory\b|cannot allocate memory|failed to allocate memory")
+# A server of TensorFlow or JAX; a web server is no rank.
+_UNAVAILABLE = re.compile(r"(?s)(?:UnavailableError|XlaRuntimeError: UNAVAILABLE)\b(?!.*HTTP)")
 _GPU = re.compile(r"(?i)\b(?:gpu|cuda|hip|rocm|xpu|npu|hbm|vram|device memory)")
 _HOST = re.compile(r"(?i)OOM when allocating[^\0]*(?:\bcpu:\d|by allocator \w*cpu)")
+_OTHER_MEMORY = ("OutOfMemoryError", "RayOutOfMemoryError")
 _LIBRARY = re.compile(
     r"\.so\b|\.dll|DLL load|symbol|GLIBC|numpy.core|driver|(?:site|dist)-packages|pip install"
     r"|\brequire[sd]?\b|not (?:be )?installed",
@@ -114,6 +117,7 @@ _OF_A_SCRIPT = re.compile(  # it printed itself why it left, or nothing tells
     r"Command '\['[^']*?\b(?:python[\d.]*|accelerate|torchrun|deepspeed)(?:\.exe)?'.*non-zero"
 )
 _OF_A_SIGNAL = ("SignalException", "SIGTERMException")  # a line of its own says which
+_OF_WORKERS = ("WorkerGroupError", "TrainingFailedError")  # Ray's: with the end of each traceback
 _NO_REASON = ("DeadKernelError", "ActorDiedError", "RayActorError")  # of another process's end
 PROCESS_LEFT = re.compile(  # in any launcher's words
     r"(?i)\b(?:process|worker|child|rank|actor|task)(?:es)?\b.{0,40}\b(?:terminated|exited|died"
@@ -144,6 +148,8 @@ _OF_ROOTS = re.compile(r"\d+ root error\(s\) found")
 _NO_NEWS = re.compile(r"\d+ root error|Detected at node|Node:|File \"|Traceback|\[\[|<stack traces")
 _ERROR_LINE = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): ")
 _IN_JSON = re.compile(r"\"(?:message|error|detail)\": \"(.+)\",?$")
+_OF_A_NODE = re.compile(r"\{\{function_node .*?\}\} ?")  # of TensorFlow
+_ANSWER = re.compile(r'(?m)^message: "((?:[^"\\]|\\.)+)"')
 _CALLING = re.compile(r"(?:Exception|Error) encountered when calling ")  # Keras: the rest is below
 # It goes on: with the other half, or with the place in a file.
 _CONTRASTS = re.compile(r"(?i)(?:but|however|while|expected|got|found|instead)\b|in \"")
@@ -157,6 +163,7 @@ def gist(message: str) -> str:
     >>> gist("Graph execution error:\\n1 root error(s) found.\\n(0) INVALID_ARGUMENT: It is empty")
     'Graph execution error: (0) INVALID_ARGUMENT: It is empty'
     """
+    message = _OF_A_NODE.sub("", message)
     lines = [line.rstrip() for line in message.splitlines() if line.strip()] or [""]
     first, *more = map(str.strip, lines)
     if "Last error:" in more[:-1]:  # NCCL: its own words, and their cause
@@ -173,6 +180,10 @@ def gist(message: str) -> str:
     if errors and first == "in user code:":  # of Keras: its own traceback follows, and the error
         said = more[errors[-1]].partition(": ")[2]
         return gist("\n".join([said, *more[errors[-1] + 1 :]]))
+    if errors and first.endswith("errors:"):  # of the workers of Ray
+        return f"{first} {more[errors[-1]]}"
+    if first.endswith(":") and (answer := _ANSWER.search(message)):  # of a service
+        return f"{first} {answer[1]}"
     if _CALLING.match(first) and more:
         return gist("\n".join(more))
     if not first.endswith(":"):
@@ -209,6 +220,7 @@ class Fault:
     exit_code: str | None = None  # what sys.exit was given
     tail: str = ""  # lines that may belong to its message
     by: str = ""  # the thread or process, if it is not the main one
+    told: str = ""  # the part of its message by which its kind is known
     then: str = ""  # what the main thread raised because of it, most likely
 
     def sentence(self, most: int = 200) -> str:
@@ -216,7 +228,8 @@ class Fault:
         if (relayed := _RELAYED.search(self.message)) is not None:
             return f"{_text.one_line(relayed[2], most)} (in {relayed[1]})"
         said = gist(self.message)
-        if said.endswith(":") and self.tail:  # the lines that it announces
+        is_announced = said.endswith((":", "{")) or _ANSWER.match(self.tail)
+        if is_announced and self.tail:
             said = gist(f"{self.message}\n{self.tail}")
         if self.chain and said and _REFERS.search(said):
             said = f"{said.rstrip('.')}: {self.chain[0]}"
@@ -252,7 +265,7 @@ class Fault:
             return "exit"
         if self.type == "KeyboardInterrupt":
             return "interrupt"
-        if self.type.endswith("MemoryError") and self.type != "OutOfMemoryError":
+        if self.type.endswith("MemoryError") and self.type not in _OTHER_MEMORY:
             return "cpu_oom"
         if self.type == "OutOfMemoryError" and "ray" not in self.qualified.split("."):
             return "cuda_oom"
@@ -281,7 +294,9 @@ class Fault:
             if said not in (whole, *chain) and self.record.get("rank") is None:
                 found = [sign for sign in found if KINDS[sign.kind] not in _OF_VICTIMS]
             if found:
-                kind = kind_of_sign(min(found, key=lambda sign: _ORDER.index(sign.kind)))
+                best = min(found, key=lambda sign: _ORDER.index(sign.kind))
+                told = best.text.removeprefix(f"{self.qualified or self.type}: ")
+                kind, self.told = kind_of_sign(best), best.details.get("told") or told
                 # The lines below a message of TensorFlow name the device.
                 return "cpu_oom" if kind == "cuda_oom" and self.is_of_host else kind
         # A worker's death also shows as a lost connection or file: then a frame tells. A data set,
@@ -292,6 +307,8 @@ class Fault:
             return "worker"
         if _NO_MEMORY.search(f"{whole}\n{self.tail}"):
             return "cuda_oom" if _GPU.search(f"{whole}\n{self.tail}") else "cpu_oom"
+        if _UNAVAILABLE.match(f"{self.type}: {self.message}"):
+            return "peer_lost"
         return "nan" if _NAN.search(self.message) else "plain"
 
     @property
@@ -401,8 +418,8 @@ def _is_own(fault: Fault) -> bool:
     is_of_a_worker = fault.type in DISGUISES and fault.kind == "worker"
     # What is cancelled, is because of something else.
     is_cancelled = "CancelledError" in fault.type or fault.message.lower() == "cancelled"
-    is_of_another_end = fault.type in _LAUNCHERS or is_report or is_of_a_worker or is_cancelled
-    return not is_of_another_end and fault.kind not in _OF_VICTIMS
+    is_of_another_end = fault.type in (*_LAUNCHERS, *_OF_WORKERS) or is_report or is_of_a_worker
+    return not (is_of_another_end or is_cancelled) and fault.kind not in _OF_VICTIMS
 
 
 def raises_after(sign: Sign, signs: Iterable[Sign]) -> bool:

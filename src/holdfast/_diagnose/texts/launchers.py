@@ -41,8 +41,8 @@ _SIGNAL_STATUS = (
 _EXITS = {
     # The `--local_rank` in DeepSpeed's line is that of the process that it started last.
     "exits with return code = ": r"exits with return code = (?P<code>-?\d{1,3})\b",
-    " exited with code ": r"(?:lobal rank (?P<rank>\d{1,6}) \(PID \d+\)|^[\w.-]+)"
-    r" exited with code (?P<code>-?\d{1,3})",
+    " exited with ": r"(?:lobal rank (?P<rank>\d{1,6}) \(PID \d+\)|[ '][Rr]ank (?P<of>\d{1,6})'"
+    r"|^[\w.-]+) exited with (?:status )?code (?P<code>-?\d{1,3})",
     "Child process with PID ": r"\[rank: (?P<rank>\d{1,6})\] Child process with PID \d+ "
     r"terminated with code (?P<code>-?\d{1,3})",
     "Exit Code:": r"^\s*Exit Code: +(?P<code>[1-9]\d{0,2})$",
@@ -52,9 +52,16 @@ _EXITS = {
     "Container rank ": r"Container rank (?P<rank>\d{1,6}) status failed .*"
     r"\bcode (?P<code>-?\d{1,3})\b",
     # The status of any other launcher: that of a signal, at the end of a line. Prose has others.
-    **{f"xit{w}": f"xit{w}{_SIGNAL_STATUS}" for w in (" code", " Code", " status", "code")},
+    **{
+        f"xit{w}": f"xit{w}{_SIGNAL_STATUS}"
+        for w in (" code", " Code", " status", "code", "Code", "_code", "_status")
+    },
+    "return code Negsignal.": r"return code Negsignal\.(?P<name>SIG\w+)",  # Airflow's
+    "ormal termination (": r"termination \((?:signal (?P<signal>\d{1,2})|return value "
+    r"(?P<code>[1-9]\d*))\)$",  # HTCondor's
+    "Exited by signal ": r"^Exited by signal (?P<signal>\d{1,2})\.",  # LSF's
     "xit Status": f"xit Status{_SIGNAL_STATUS}".replace("{1,3}", "{1,12}"),  # in columns
-    "Process name: [[": r"Process name: \[\[\d+,\d+\],(?P<rank>\d{1,6})\]",
+    "Process name: ": r"Process name: (?:\[\[\d+,\d+\],(?P<rank>\d{1,6})\]|(?P<node>\S+?)\[\d+\])",
     "exited: ": r"\bexited: \S+ \((?:exit status (?P<code>\d{1,3})|terminated by (?P<name>SIG\w+))"
     r"(?: \(core dumped\))?; not expected\)",  # supervisord's
     "32212": r"(?i:exit ?(?:status|code))\W{1,3}(?P<code>32212\d{5})\b",  # of Windows
@@ -65,6 +72,8 @@ _EXITS = {
     "] Signal: ": r"\] Signal: .*\((?P<signal>\d{1,2})\)$",
     "signal (": r"(?:^|\] )signal \((?P<signal>\d{1,2})(?:\.\d)?\): [A-Z]",  # Julia's
     "died through signal ": r"died through signal \w+ \((?P<signal>\d{1,2})\)",  # Grid Engine's
+    "(first noticed rank ": r"noticed rank (?P<rank>\d{1,6})\) terminated with signal "
+    r"(?P<signal>\d{1,2})",  # jsrun's
     "KILLED BY SIGNAL: ": r"KILLED BY SIGNAL: (?P<signal>\d{1,2})\b",  # Intel MPI's
     "EXIT STRING: ": r"EXIT STRING: .*\(signal (?P<signal>\d{1,2})\)",
     "Command terminated by signal ": r"^Command terminated by signal (?P<signal>\d{1,2})$",
@@ -85,7 +94,7 @@ _LIMIT = re.compile(r" +memory: +(\S+)\s*$")
 _STATUS = re.compile(r" *\W?[Ee]xit ?Code\W+(\d{1,3})\b")
 _OF_A_STOP = re.compile(r"Exit Code: +(?:0|137|143)$")
 _RUNNING_AT = re.compile(r"RANK (?P<rank>\d{1,6}) PID \d+ RUNNING AT (?P<node>\S+)")
-_CODE_BELOW = re.compile(r"\s*Exit code: +(?P<code>\d{1,3})$")  # of Open MPI
+_CODE_BELOW = re.compile(r"\bExit code: +(?P<code>\d{1,3})$")  # of Open MPI
 # Statuses of Windows: access violation, illegal instruction, integer division, stack overrun.
 _OF_WINDOWS = {-1073741819: -11, -1073741795: -4, -1073741676: -8, -1073740791: -6}
 _MOST_SUMMARIES = 4  # one of each attempt, in a log that several have written to
@@ -103,6 +112,13 @@ _REPORT = re.compile(
 _REPORT_WORDS = ("Sender: LSF", "Name: ", "NAME ", "JobID", "Job ID: ")
 
 
+# The end of a container before it was started again.
+_LAST_STATE = re.compile(
+    r"(?m)(^ +State: +Terminated\n +Reason: +Completed\n(?:(?! +Last State:) .*\n){0,6})"
+    r" +Last State:.*\n(?: {6,}.*\n)*"
+)
+
+
 def split_reports(text: str) -> tuple[str, str]:
     """The text with empty lines in place of reports of its end, and their lines that tell.
 
@@ -113,11 +129,39 @@ def split_reports(text: str) -> tuple[str, str]:
         return text, told  # most texts: a search for words is quicker
     for found in reversed(list(_REPORT.finditer(text))):
         is_last = "follow" in (found["where"] or "")
-        start, told = 0 if is_last else found.start(), (found["told"] or found[0]) + told
+        said = found["told"] or _LAST_STATE.sub(r"\1", found[0])
+        start, told = 0 if is_last else found.start(), said + told
         text = text[:start] + "\n" * text.count("\n", start, found.end()) + text[found.end() :]
         if is_last:
             break
     return text, told
+
+
+# Open MPI wraps what it says, between two lines of dashes, and tags each line alike.
+_DASHES = re.compile(r"(?m)^(?P<tag>(?:\[[\d,]+\]<std\w+>: ?)?)-{50,}$")
+_OF_MPI = re.compile(r"\b(?:[OP]RTE|mpirun|mpiexec|MPI_\w+|Open MPI|MPI (?:process|job))")
+_MOST_BOXED = 25  # lines
+
+
+def join_boxes(text: str) -> str:
+    """With each message of Open MPI in one line, and empty ones in place of its others."""
+    if "-" * 50 not in text or not _OF_MPI.search(text):
+        return text
+    marks, parts, done, i = [*_DASHES.finditer(text)], list[str](), 0, 0
+    while i < len(marks):
+        is_closed = i + 1 < len(marks)
+        start, end = marks[i].end() + 1, marks[i + 1].start() if is_closed else len(text)
+        said = text[start:end]
+        told = said if is_closed else said.partition("\n")[0]
+        is_one = said.count("\n") <= _MOST_BOXED and "Traceback" not in said
+        if not is_one or not _OF_MPI.search(told):
+            i += 1
+            continue
+        tag = marks[i]["tag"]
+        words = " ".join(line.removeprefix(tag).strip() for line in said.splitlines())
+        parts += [text[done : marks[i].start()], tag, words, "\n" * (said.count("\n") + 1)]
+        done, i = end, i + 2
+    return "".join(parts) + text[done:]
 
 
 def read_launchers(text: Text, exceptions: list[Sign]) -> Iterator[Sign]:
@@ -142,6 +186,8 @@ def read_launchers(text: Text, exceptions: list[Sign]) -> Iterator[Sign]:
             yield make_sign("torchrun_summary", line, {"exitcodes": {rank: code}}, rank)
     yield from _read_ray(text)
     yield from _read_pods(text)
+    for line in text.hits("Job was held."):  # of HTCondor, with the reason below it
+        yield make_sign("environment", next(text.after(line, 1), line))
     for needle, shape in _EXITS.items():
         lines = list(text.hits(needle))
         if needle == "Exit Code:" and (own := [s for s in lines if not _OF_A_STOP.search(s.text)]):
@@ -150,10 +196,12 @@ def read_launchers(text: Text, exceptions: list[Sign]) -> Iterator[Sign]:
             match = re.search(shape, line.text)
             if match is not None:
                 place = _RUNNING_AT.search(next(text.before(line, 1), line).text)
-                below = _CODE_BELOW.match(next(text.after(line, 1), line).text)
+                below = _CODE_BELOW.search(line.text) if needle == "Process name: " else None
+                below = below or _CODE_BELOW.search(next(text.after(line, 1), line).text)
                 found = match.groupdict() | (place.groupdict() if place else {})
                 found |= below.groupdict() if below else {}
-                of = int(found["rank"]) if found.get("rank") else None
+                number = found.get("rank") or found.get("of")
+                of = int(number) if number else None
                 code = -int(found["signal"]) if found.get("signal") else int(found.get("code") or 1)
                 code = -_number(found["name"]) if found.get("name") else code
                 code = _OF_WINDOWS.get(code - (1 << 32 if code > 1 << 31 else 0), code)
@@ -340,7 +388,7 @@ _CANCELLED = re.compile(
 _REASONS = {
     "TIME LIMIT": "slurm_time_limit",
     "PREEMPT": "slurm_preempted",
-    "NODE FAIL": "slurm_node_fail",
+    r"NODE (?:\S+ )?FAIL": "slurm_node_fail",
     "REQUEUE": "slurm_requeued",
 }
 _TERMINATE = re.compile(r"terminate called after throwing an instance of '(?P<type>[^']*)'")
@@ -400,7 +448,7 @@ def _cancelled(line: Line) -> Iterator[Sign]:
     why = (match["why"] or "").upper()
     # Every step with a failed task ends so; of a cancelled job, the job does.
     other = "slurm_step_cancelled" if match["what"] == "STEP" and not why else "slurm_cancelled"
-    kind = next((kind for word, kind in _REASONS.items() if word in why), other)
+    kind = next((kind for word, kind in _REASONS.items() if re.search(word, why)), other)
     yield make_sign(kind, line, {"node": match["node"]})
 
 

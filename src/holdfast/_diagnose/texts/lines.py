@@ -29,6 +29,7 @@ _STAMP = re.compile(
     rf"[\[(]?(?:(?P<full>\d{{4}}[-/.]\d\d[-/.]\d\d[T _]{_CLOCK}{_ZONE})"
     rf"|(?P<syslog>{_MONTH} [ \d]\d (?:\d{{4}} )?{_CLOCK})"
     rf"|\d\d/\d\d/\d{{2,4}},? {_CLOCK}|{_CLOCK})[\])]?(?: \||[:,])?(?: |$)"
+    rf"|(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) {_MONTH} [ \d]\d {_CLOCK} \d{{4}}(?=\[\d)"  # horovodrun's
 )
 _AFTER_FULL = re.compile(r"std(?:err|out) [FP](?: |$)")  # kubelet
 _AFTER_SYSLOG = re.compile(r"[\w.-]+ [\w./-]+(?:\[\d+\])?: ")
@@ -45,6 +46,7 @@ _LABELS = tuple(
             r"[^)\n]{1,80}\) ?",
             r"\[(?P<rank>[Rr]ank)[ _:=]?(?P<number>\d{1,6})\]:? ",
             r"(?P<rank>[Rr]ank) ?(?P<number>\d{1,6}): ",
+            r"(?:rank|worker|process)[-_ ]?(?P<number>\d{1,6}) +\| ",
             r"\[pod/[^\]\n]{1,200}\] ",  # kubectl logs --prefix
             r"(?:[\w.-]{1,60}[-_]\d{1,4} +\||[\da-f]{8} \|\|) ",  # docker compose, Determined
             r"std(?:err|out): ",  # accelerate test

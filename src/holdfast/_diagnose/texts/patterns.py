@@ -29,16 +29,17 @@ _SIGNALS = {
 # A notice of a cloud or a scheduler has three words: what takes the machine, what it does, and that
 # it does so now. Settings and handlers that are ready for it lack the third, or have one of these.
 _NOTICE = (
-    r"(?i)^(?!.*\b(?:no|not|any|if|when(?:ever)?|unless|waiting|watching|polling|requests?|sequence"
-    r"|may|might|could|likely|indicates|kv|memory|cache|example)\b"
+    r"(?i)^(?!.*\b(?:no|not|any|if|when(?:ever)?|unless|waiting(?! for capacity)|watching|polling"
+    r"|requests?|sequence|may|might|could|likely|indicates|kv|memory|cache|example)\b"
     r"|.*(?:handler|listener|hook|callback|monitor|watcher)\w* (?:(?:is|was|has been) )?"
     r"(?:installed|registered|enabled|set|started|initiali[sz]ed|ready|running|active))"
-    r"(?=.*\b(?:spot|preempt\w*|itn|instance|node|vm|machine|host|capacity)\b)"
+    r"(?=.*\b(?:spot|pre-?empt\w*|itn|instance|nodes?|vm|machine|host|capacity)\b)"
     r"(?=.*\b(?:notice|notification|itn|(?-i:warning)|interrupt\w*|terminat\w*|shut\w* ?down"
-    r"|reclaim\w*|preempt\w*|deallocat\w*|evict\w*|signal)\b)"
+    r"|reclaim\w*|pre-?empt\w*|deallocat\w*|evict\w*|signal)\b)"
     r"(?=.*\b(?:received|detected|caught|got|issued|imminent|to accommodate|by (?:a )?higher"
     r"|(?:cluster|instance|node|vm|job) is preempt\w+"
-    r"|in (?:less than )?\d+ ?s\w*|(?:will be|being|been|was|were) \w*(?:rupt|minat|claim|shut"
+    r"|in (?:less than )?\d+ ?s\w*|\w*(?:rupt|minat|claim|empt|evict|alloca)ed (?:due to|because)"
+    r"|(?:will be|being|been|was|were) \w*(?:rupt|minat|claim|shut"
     r"|stopp|delet|evict|empt|alloca)\w*)\b)"
     r".*«{}»"
 )
@@ -62,8 +63,26 @@ _END_WORDS = (
     r"(?:total (?-i:[Tt])«raining time»\W.*\d.*|training time \d+:\d\d:\d\d)",
     r"(?:the )?(?-i:[Tt])«raining took »(?:about )?\d.*",
 )
+# What a service says of a job that took too long; of a request to a server it is no end.
+_TOO_LONG = (
+    r"(?i)^(?!.*\b(?:request|http\w*|connection|query|download|\d+ ?%))(?=.*\b(?:job|run|build|task"
+    r"|pod|workflow|pipeline|attempt|command)\b).*«{}».{{0,40}}"
+    r"\b(?:(?:execution|wall|run)[ _-]?time|duration|time ?(?:limit|out)|minutes|hours)\b"
+)
 # A state of SLURM, in a row of sacct, or in what scontrol and seff print.
-_STATE = r"(?:^\d[\w.+\[\]-]* (?=.*\s\d+:\d+\s*$).*\s|\bState: |\bJobState=)«{}»"
+_STATE = (
+    r"(?:^\d[\w.+\[\]-]* (?=.*\s\d+:\d+\s*$).*\s|\bState: |\bJobState="
+    r"|\bSlurm Job_id=.*, )«{}»"  # the last one in a mail
+)
+_SUCCESSES = (  # of HTCondor, Kubernetes, Jenkins, GitLab, Vertex, SkyPilot and Ray
+    (r"\s*\(1\) ", "Normal termination (return value 0)", ""),
+    (r"Status: +", "Succeeded", ""),
+    (r"\S+ +0/\d+ +", "Completed", r" +\d+ .*"),
+    *(("", "Finished: SUCCESS", ""), ("", "Job succeeded", ""), (".*", "JOB_STATE_SUCCEEDED", "")),
+    (r".{0,3}", "Job finished (status: SUCCEEDED)", r"\.?"),
+    (r"Job '\S+' ", "succeeded", ""),
+)
+_FAR, _TOLD = 150, 160  # within a line of which sentences show the beginning
 # The kernel's victim was another one.
 _OF_A_DAEMON = re.compile(r"Kill\w* process \d+ \((?:mysql|postgres|mongo|redis|chrom|Xorg|gnome)")
 _TABLE: dict[str, tuple[str, ...]] = {
@@ -75,15 +94,15 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"(?:JobId|StepId|Job|Step)\S* ?\S* «exceeded memory limit» \((?P<used>\d+) > "
         r"(?P<limit>\d+)\)",
         *(r"«PBS: job killed: »(?:v?mem|pmem|pvmem)\b.*exceeded", "TERM_MEMLIMIT"),
-        *(_STATE.format("OUT_OF_ME"), "TERM_SWAP"),
+        *(_STATE.format("OUT_OF_ME"), "TERM_SWAP", r"«exceeded resource »v?mem\b"),
         r'«exceeds job hard limit» "[hs]_(?:vmem|rss|data)"',
         *("killed by YARN for exceeding", "'PHYSICAL' memory limit"),
-        r"(?:[Rr]eason\W+|STATUS.*|^|\d/\d +)«OOMKilled»|OOMKilled\W{1,3}true",
+        r"(?:[Rr]eason\W+|STATUS.*|^|\d/\d +|\d[ms] +)«OOMKilled»|OOMKilled\W{1,3}true",
         "systemd.*«killed by the OOM killer»|A process of this unit has been killed by the OOM "
         "killer",
         *("with result 'oom-kill'", "is running beyond physical memory limits"),
         r"«Job has gone over »(?:\w+ )?memory limit of",
-        "«ran out-of-memory» and exited with a non-zero status",
+        *("«ran out-of-memory» and exited with a non-zero", "Container killed due to memory usage"),
     ),
     "slurm_node_fail": (
         _STATE.format("NODE_FAIL"),
@@ -93,30 +112,69 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "which was running pod .*«is unresponsive»",
         *(r"^-- «Boot »\w{32} --$", "^-- «Reboot» --$"),  # of a journal
         r"«Host EC2 »\(instance \S+\) terminated",
+        *("lost communication with the server", "We stopped hearing from agent"),  # of a CI
+        *("The hosted runner encountered an error", "went offline during the build"),
+        r"JSM server «is not responding on host »(?P<node>[a-z]\w*?)(?=\d\d-\d\d-|\W|$)",  # jsrun's
+        *("gent was lost", "TERM_ZOMBIE", "released on a *lost* node"),
+        *(r"was marked offline: «Connection was broken»", "Job reconnection failed"),
+        *("compute.instances.hostError", "The task's local raylet died"),
+        r"node it was running on is dead or unavailable\. «Node IP: »(?P<node>[\w.:]+)",  # Ray's
+        r"«(system failure): »(?!prepare|.*pull)",  # GitLab's
     ),
     "node_event": (r"Warning +«NodeNotReady»",),
     "slurm_refused": (
         r"(?:sbatch|srun|salloc): «error: »(?:Batch job submission failed|Unable to allocate "
-        r"resources|Unable to create step for job|Invalid generic resource)[^\n]*",
-        r"srun: «error: »(?:Task launch for|Application launch failed)[^\n]*",
+        r"resources|Unable to c(?:reate step|onfirm allocation) for job|Invalid generic resource)"
+        r"[^\n]*",
+        *("Unable to contact slurm controller", r"^«qsub: »\S.*", r"^«Unable to run job: ».*"),
+        r"srun: «error: »Task launch for \S+ failed on node (?P<node>[\w.-]+): (?P<why>[^\n]+)",
+        r"srun: «error: »Application launch failed[^\n]*",
+        r"(?:sbatch|srun|salloc): «fatal: »\S.*",
+        r"(?:sbatch|srun|salloc): «unrecognized option» .*",
+        *("Batch script contains DOS line breaks", "This does not look like a batch script"),
         r"slurmstepd: error: «execve(): »[^\n]*",
     ),
     "slurm_time_limit": (
         *("«PBS: job killed: »(?:walltime|cput)", "TERM_RUNLIMIT", "MaxRuntimeExceeded"),
         *("TERM_CPULIMIT", "TERM_DEADLINE", _STATE.format("TIMEOUT")),
-        *("Job exceeded its walltime limit", "longer than specified deadline"),
-        "longer than the specified deadline",
-        *("this job is timed-out", "Job failed: execution took longer than"),  # submitit, GitLab
+        *("longer than specified deadline", "longer than the specified deadline"),
+        *("this job is timed-out", "Build timed out (after"),  # submitit, Jenkins
+        *(_TOO_LONG.format(words) for words in (" exceeded ", " longer than ")),
+        r"(?i:\b(?:job|build|task|pipeline|workflow)) (?:\S+ )?(?:has )?« timed out after »\d",
+        *("nested steps due to timeout", "Too long with no output (exceeded"),  # Jenkins, CircleCI
+        *("Job failed: execution took longer than", "Service reached runtime time limit"),
+        *(r"«exceeded resource »(?:walltime|cput)", "TERM_WINDOW"),
         r'«exceeds job hard limit» "[hs]_(?:rt|cpu)"',
     ),
     "slurm_cancelled": (
         *("TERM_OWNER", "TERM_FORCE_OWNER", "TERM_ADMIN", "TERM_FORCE_ADMIN"),
         *(r"^Job '\S+' «was stopped»$", _STATE.format("CANCELLED")),
+        r"(?i:jobs?|task) (?i:was )?«deleted at request of »(?P<by>\S+)",  # PBS
+        r"via condor_\w+« (by user »(?P<by>[^)\s]+)",
+        r"(?:macro|attribute) (?P<by>\w+)« expression '».*evaluated to TRUE",  # HTCondor's
+        *(
+            "TERM_BUCKET_KILL",
+            "TERM_ORPHAN_SYSTEM",
+            "Stopped - Training job",
+            "JOB_STATE_CANCELLED",
+        ),
+        r"^(?P<by>\S+) «has registered the job» \d+ for deletion",  # Grid Engine
+        r"^«Aborted by »(?P<by>\S.{0,60})$",  # Jenkins
+        r"(?i:job|run|experiment|trial|build|workflow|pipeline)\b.{0,60}(?i:\b(?:was|is|been)"
+        r" (?:cancell?ed|killed|stopped|aborted|terminated))« by »(?:user )?"
+        r"(?P<by>(?!(?i:the|an?|signal|sig\w+|step|[\w-]*oomd?|kernel|slurm\w*|yarn|\d+)\b)[\w.@-]+)",
+        *(
+            "ERROR: Job failed: canceled",
+            r"^(?:##\[error\]|Error: )?«The operation was canceled.»$",
+        ),
+        "The runner has received a shutdown signal",
+        *("Received cancellation signal, interrupting", "Job allocation has been revoked"),
     ),
     "slurm_requeued": ("Requeued SLURM job ",),  # Lightning's
     "slurm_step_cancelled": ("srun: Job step aborted: Waiting up to",),
     "slurm_preempted": (
-        *("TERM_PREEMPT", _STATE.format("PREEMPTED")),
+        *("TERM_PREEMPT", "TERM_LOAD", "TERM_REQUEUE_", "deleting pod for node scale down"),
+        *(_STATE.format("PREEMPTED"), r"^state: «PREEMPTED»$"),
         *("TaintManagerEviction", "compute.instances.preempted", "instance preempted"),
         *("Metadata Service says termination is imminent", "in order to admit critical pod"),
         *(r"\) [\d/:. -]+ «Job was evicted.»", r"Preempted\s.*«Preempted by »"),
@@ -126,6 +184,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *("PreemptionByScheduler", "TerminationByKubelet", "DeletionByTaintManager"),
         r"Member \S+ «has received termination notice»",
         *(_NOTICE.format(word) for word in ("Spot", "spot", "reempt", "REEMPT", "eclaim", "ITN")),
+        *(_NOTICE.format("re-empt"), "PreemptionError: "),
         r"^(?!.*\b(?:no|No|not|any)\b).*[Ii]«nterruption »(?:notice|warn)",
         r"instance«-action»\W.*(?:terminate|stop|hibernate)\b",  # of AWS
         r"\W«EventType»\W+Preempt\b",  # of Azure
@@ -138,6 +197,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"\b(?i:received|caught|got|handling)« signal »#?(?P<signal>15|2|1)\b",
         *(r"^(?P<_name>«^C»)", r"SignalException: Process \d+ «got signal: »(?P<signal>\d+)"),
         *(r"^(?:[\w.]+\.)?«SIGTERMException»$", r"Received (?P<signal>\d{1,2})« death signal»"),
+        r"«Stop signal received» \(e\.g\. via SIG(?P<_name>INT)",  # Ray Tune's
         *("Detected KeyboardInterrupt, attempting graceful shutdown", "ERROR: InterruptException"),
         *(
             rf"(?i)^(?! {{4}}|.*\b(?:press|use|send|hit|if|when|to stop|will)\b).*«{word}».*"
@@ -145,6 +205,10 @@ _TABLE: dict[str, tuple[str, ...]] = {
             for word in ("eyboardInterrupt", "eyboard Interrupt", "eyboard int")
         ),
         r"failed (?:live|readi|start)\w+« probe, will be restarted»",
+        *(r"\bKilling .*«Stopping container »", "«The node was low on resource: »(?!memory|eph)"),
+        *(r"«PBS: job killed: »(?!walltime|cput|p?v?mem)", "TERM_PROCESSLIMIT", "TERM_THREADLIMIT"),
+        *("System is powering down", "System is rebooting", r"^«Power key pressed»"),
+        *("The system is going down", r"^The« system will »(?:power off|reboot|halt)\b"),
         r"Received (?:Signals\.)?SIG(?P<_name>TERM|INT|HUP)« death signal»",
     ),
     "sent_line": (
@@ -160,6 +224,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"«*** caught »(?P<_name>segfault|bus error|illegal operation) \*\*\*",  # R's
         r"«!!!!!!! »(?P<_name>Segfault) encountered",
         r"^#\s+SIG(?P<_name>SEGV|BUS|ILL|FPE) \(0x\w+«) at pc=»",  # Java's
+        r"«*** MPI_ERR»_(?!TRUNC)\w+: .*",
     ),
     # -- C++ and libc
     "cxx_exception": (
@@ -195,10 +260,11 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "[Cc]an't write data.*«errno = 28»",
         r"OSError: \d+« requested and »\d+ written",  # NumPy's
         *("There is not enough space on the disk", r"Resource exhausted: \S+«.tempstate»"),
-        *("disk is full", "low on resource: ephemeral-storage"),
+        *("disk is full", "low on resource: ephemeral-storage", " are low on disk space"),
         r"Error\b.*(?:[Nn]ot|[Nn]o|[Ii]nsufficient|[Ll]ow|out of)\b[^\n]*« disk space»",
         *("ephemeral local storage usage exceeds", r"The node had condition: \[«DiskPressure»\]"),
         "Usage of EmptyDir volume .* «exceeds the limit»",
+        r"«there is not enough space for »(?P<path>(?!/dev/shm)\S+)",  # Open MPI
     ),
     "torch_save_short": (
         r"«unexpected pos »(?P<position>\d+) vs (?P<wanted>\d+)",
@@ -231,8 +297,14 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *(r"version `(?P<name>[\w.]+)«' not found (required by »", "CondaError: Run 'conda init'"),
         *(r"\.so[\w.]*: «undefined symbol: »(?P<name>\w+)", "Could not find conda environment"),
         *(r"python[\w.]*«: can't open file '»(?P<name>[^']*)'", "NVIDIA-SMI has failed because"),
-        *(r"(?:cannot execute[^\n]*: |Errno 8\] )«Exec format error»", r"^«FATAL:   »(?=\S).*"),
+        r"(?:(?:cannot execute|^exec |exec user process).*: |Errno 8\] )[Ee]«xec format error»",
+        *(r"^«FATAL:   »(?=\S).*", "TERM_CWD_NOTEXIST"),  # of Apptainer and LSF
         *(r"\b(?:«ImagePull»BackOff|ErrImagePull)\b", "Failed to pull image"),
+        *("CannotPullContainer", "InvalidImageName", "RunContainerError"),
+        *("executable file not found in $PATH", r"forbidden: «exceeded quota: ».*"),
+        *("nvidia-container-cli: ", "No solution found when resolving dependencies"),
+        *("Could not find a version that satisfies", "ResolvePackageNotFound", "PackagesNotFound"),
+        r"(?:Error|INTERNAL)\b.*«Unable to load »(?P<name>[\w.+-]+) library",
         r"(?P<threads>«pthread_create»(?:\(\))?:? (?:failed|Resource temp))",
         *("(?P<threads>«libgomp: Thread creation failed»)", "nvcc fatal   : Unsupported gpu arch"),
         r"(?:^|line \d+: |bash: |zsh: |sh: )(?P<name>(?!-)[^: =]+)«: command not found»",
@@ -267,7 +339,18 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "is not compatible with the current PyTorch installation",
         "ProcessGroupNCCL is only supported with GPUs, no GPUs found",
         "Attempting to deserialize object on a CUDA device but torch.cuda.is_available()",
-        r'could not select device driver "" with capabilities: [[gpu]]',
+        *("Error response from daemon: ", "Could not find any running Ray instance"),
+        r"\bversion \S+ is .{0,20}«incompatible with»",
+        *("«Failed at step »[A-Z]+ spawning .*", "«(system failure): »(?:prepare|.*pull).*"),
+        r"mpirun «was unable to »(?:launch|find) the specified .*",
+        # No capacity, or a quota.
+        *(
+            "Resources are insufficient in",
+            "InsufficientInstanceCapacity",
+            "RESOURCE_POOL_EXHAUSTED",
+        ),
+        *("Failed to acquire resources in", "Unable to provision requested", "quotas are exceeded"),
+        r"[Qq]«uota of »\d.*exceeded",
         *("CUDA driver initialization failed", "Unexpected error from cudaGetDeviceCount"),
         *("MKL_THREADING_LAYER=INTEL is incompatible", "CUDA call failed lazily at initialization"),
         "system has unsupported display driver / cuda driver combination",
@@ -313,6 +396,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *("node running low on memory", "low memory! at or below SIG", "low on resource: memory"),
         *("crashed after using all available RAM", "tried to allocate more memory than is avail"),
         *("killed due to memory pressure", "address the out of memory issue: https://docs.ray.io"),
+        "of the «memory on node »\\S+ is used",
         r"«systemd-oomd»(?:\[\d+\])?:? [Kk]illed",
         r"The node had condition: \[«MemoryPressure»\]",
     ),
@@ -342,6 +426,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"\w+)",
         r"«Check failed: ».*(?P<what>(?:CU\w*_SUCCESS|cudaSuccess) \((?!2 ).*)",
         "unhandled cuda error",
+        *("Core halted unexpectedly", "Accelerator device halted"),  # of a TPU
         *("cuDNN failed to initialize", r"«miopenStatus»(?!Success)\w+", "GEMM launch failed"),
         *(r"«synStatus»[ =]+(?:synStatus )?[1-9]\d*[^\n]*", "«Memory access fault by GPU».*"),
         *("«Unable to determine the device handle for GPU».*", r"«HSA_STATUS_ERROR»\w*[^\n]*"),
@@ -383,6 +468,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "collective_mismatch": (
         "Is there a distributed collective mismatch in your code",
         *("Detected mismatch between collectives on ranks", "op.preamble.length <= op.nbytes"),
+        "MPI_ERR_TRUNCATE: message truncated",
         "Received data size doesn't match expected size",
     ),
     "peer_lost": (
@@ -402,7 +488,11 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"Task /job:\w+/replica:\d+/task:(?P<_names>\d+)« heartbeat timeout»",
         *("peer process has unexpectedly disconnected", "Unavailable: Socket closed"),
         r"\b(?:communicator|[Cc]ollective|[Pp]rocess group)\b.*(?:was|been|is)« aborted»\b",
-        "ORTE has lost communication with a remote daemon",
+        r"RTE «has lost communication with a remote daemon».*Remote daemon: \S+ on node "
+        r"(?P<machine>[\w.-]+)",
+        r"«InfiniBand retry count between two MPI processes».*Peer host: +(?P<machine>\S+)",
+        "Possibly, this master has restarted",
+        *("Transport retry count exceeded", "Unresponsive receiver"),  # UCX, EFA
         "(?:Error|infeed|outfeed|UNAVAILABLE): «Socket closed»",
         "Unavailable(?:Error)?\\b.*«Stream removed»",
         "Too many nodes went down and we cannot recover",
@@ -425,9 +515,12 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *("Bootstrap : no socket interface found", "RendezvousClosedError"),
         *("DNS resolution failed for", "Error: «connect() timed out»", "Master init: Unavailable"),
         *("Timed out initializing process group in store based barrier", "ssh: connect to host "),
+        *("empty() failed to get ip", r"^(?!git@).*«Permission denied (publickey»"),
         *("RuntimeError: «Connection timed out»$", "DEADLINE_EXCEEDED: Connect() timed out"),
         "CreateSession still waiting for response from worker",
-        "ORTE was unable to reliably start one or more daemons",
+        r"RTE «was unable to reliably start one or more daemons»",
+        r"RTE daemon «has unexpectedly failed after launch»",
+        r"«Timed out waiting for ».{0,40}(?:slot|host|process|worker)\w* to \w",
     ),
     "address_in_use": (
         r"(?:port: (?P<port>\d+).*)?«EADDRINUSE»",
@@ -461,6 +554,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"«unable to allocate shared memory»\(shm\) for file (?P<file><[^>]*>): No space left",
         *("rror while creating shared memory segment", "are out of shared memory"),
         *("nsufficient shared memory", "unable to write to file </torch_"),
+        "«there is not enough space for »/dev/shm",
         r"(?:/dev/shm|</torch_\d+).*«No space left on device»|No space left on device.*/dev/shm",
     ),
     # -- Numbers
@@ -479,6 +573,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     ),
     "holdfast_start": (
         *(r"holdfast: .*« (attempt »(?P<attempt>\d+)[^)]*\)\.$", "holdfast: starting it again"),
+        *(r"^001 \(\d[\d.]*\) .*«Job executing on host»", "Attempting to start training worker gr"),
     ),
     "holdfast_finished": (
         r"holdfast: .*trained to step (?P<step>\d+).*«; the last checkpoint is durable.»",
@@ -486,7 +581,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *(r"\{«'train_runtime': »[\d.']+", r"(?i)epoch \d+: «early stopping»$", "Status: Finished"),
         *(r"\d+ epochs «completed in »[\d.]+ hours", "arly stopping, best iteration is:"),
         *("Did not meet early stopping. Best", "Stopping. Best iteration:", "] Finish train"),
-        *("Reporting training SUCCESS", "Finished training loop."),
+        *("Reporting training SUCCESS", "Finished training loop.", ":Loss for final step: "),
         *("EarlyStopping: Training stopped early as no", "Completed - Training job completed"),
         *("Training completed. Do not forget to share your", "*** Best metric: "),
         *("^Process finished with «exit code 0»$", "worker group successfully finished"),
@@ -501,6 +596,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"(?P<planned>«Stopping training due to ».*[>=] ?(?:max_update|stop_time).*)",
         r"(?P<planned>(?i:time|walltime|duration) «limit reached». .*(?i:stopp|exit|signaling).*)",
         r"^(?P<reported>«Successfully completed.»)$",  # LSF's
+        *(rf"^{before}(?P<reported>«{words}»{after})$" for before, words, after in _SUCCESSES),
     ),
 }
 
@@ -546,6 +642,8 @@ def sign_of(row: Pattern, line: Line) -> Sign | None:
         details["of_cgroup"] = "Memory cgroup out of memory" in line.text
     if re.search("(?i)keyboard ?interrupt|InterruptException", match[0]):
         details["signal"] = 2
+    if (start := line.text.find(row.needle)) > _FAR:
+        details["told"] = line.text[start:][:_TOLD]
     rank = details.pop("rank", None)
     return make_sign(row.kind, line, details, rank if isinstance(rank, int) else line.rank)
 

@@ -130,7 +130,15 @@ _FATAL_OF_PYTHON = re.compile(
     r"\s*(?:Fatal Python error: |Windows fatal exception: (?=access violation|stack overflow))(.*)"
 )
 _FRAMES_KEPT = 12
-_NOT_OWN = ("site-packages", "dist-packages", "/lib/python", "<frozen", "holdfast/_")
+_NOT_OWN = (
+    "site-packages",
+    "dist-packages",
+    "/lib/python",
+    "<frozen",
+    "holdfast/_",
+    ".pxi",
+    ".pyx",
+)
 _PACKAGE = re.compile(r"(?:site|dist)-packages/[^/]+/")
 _OF_THREAD = re.compile(r"(?:(?:^|: )Exception in t|^T)hread (.*?):?$")  # also of a logger, wandb
 _COMMAND = re.compile(r"^/.*/bin/[^/.]+$")  # that pip has made

@@ -25,7 +25,12 @@ import re
 from collections import Counter
 from dataclasses import replace
 
-from holdfast._diagnose.texts.launchers import read_launchers, read_system, split_reports
+from holdfast._diagnose.texts.launchers import (
+    join_boxes,
+    read_launchers,
+    read_system,
+    split_reports,
+)
 from holdfast._diagnose.texts.lines import Text
 from holdfast._diagnose.texts.patterns import PATTERNS, sign_of
 from holdfast._diagnose.texts.python import read_last_lines, read_python, read_stacks
@@ -42,7 +47,14 @@ _WORLD = re.compile(
     r"|\bMEMBER: \d{1,5}/(\d{1,5})\b|Starting with (\d{1,5}) processes"
 )
 _ESCAPED = r"Traceback (most recent call last):\n"
-_JSON_LINE = re.compile(r"^\{.*Traceback \(most recent call last\):\\n.*\}\s*$", re.MULTILINE)
+_ESCAPED_TWICE = _ESCAPED.replace("\\", "\\\\")
+_JSON_LINE = re.compile(r"^.*Traceback \(most recent call last\):\\+n.*$", re.MULTILINE)
+# A service may show a traceback in one line.
+_FLAT = "Traceback (most recent call last): File "
+_FLAT_LINE = re.compile(rf"^.*{re.escape(_FLAT)}.*$", re.MULTILINE)
+_END_OF_FLAT = re.compile(
+    r" ((?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): )(?!.*(?:Error|Exception): )"
+)
 _TRAINED = 5  # losses
 _OF_ALL = ("torchrun_summary", "launcher_exit")  # they end all ranks; srun may not
 _OF_LAUNCHERS = (*_OF_ALL, "srun_exit")
@@ -95,9 +107,11 @@ _MOST_LINES_OF_RANKS = 100_000
 
 def read_signs(text: str, first_line: int = 1) -> list[Sign]:
     """Everything that a text tells of an end, in the order of its lines."""
-    if _ESCAPED in text:
+    if _ESCAPED in text or _ESCAPED_TWICE in text:
         text = _JSON_LINE.sub(_unescaped, text)
-    text, report = split_reports(text)
+    if _FLAT in text:
+        text = _FLAT_LINE.sub(_unfolded, text)
+    text, report = split_reports(join_boxes(text))
     text = f"{text.rstrip()}\n{report}" if report else text
     whole = Text(text, first_line)
     if (trained := of_training(whole.whole)) is not whole.whole:
@@ -166,7 +180,13 @@ def _last_words(text: Text, marks: Marks) -> list[Sign]:
 def _unescaped(line: re.Match[str]) -> str:
     """A line of a log in JSON, with its traceback as Python printed it."""
     parts = re.sub(r'(?<!\\)"', "\n", line[0])
-    return parts.replace("\\n", "\n").replace('\\"', '"')
+    return re.sub(r"\\+(n|\")", lambda found: "\n" if found[1] == "n" else '"', parts)
+
+
+def _unfolded(line: re.Match[str]) -> str:
+    """A traceback in one line, as Python printed it."""
+    frames = re.sub(r"(, in \S+) ", r"\1\n    ", line[0].replace(' File "', '\n  File "'))
+    return _END_OF_FLAT.sub(r"\n\1", frames)
 
 
 def _ranks_there(text: Text) -> Sign:
