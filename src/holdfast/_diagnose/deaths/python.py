@@ -135,7 +135,7 @@ def judge_python(case: Case) -> Finding | None:
         has_met = trouble.kind == "rendezvous" and trouble.record.get("is_late")
         cause, opening, name = _BY_KIND["left" if has_met else trouble.kind]
         by_a_line = trouble.kind in ("environment", "rendezvous")
-        is_inferred = by_a_line and fault is not None and fault.kind == "plain"
+        is_inferred = by_a_line and fault is not None and fault.kind != trouble.kind
         if trouble.kind == "nan" or has_met or is_inferred:
             sure = Sure.LIKELY
         elif trouble.kind == "cuda_error":
