@@ -38,7 +38,7 @@ _BETTER = ("worker", "shm_full", "disk_full")  # than an exception that names no
 _SAYING_LITTLE = ("plain", "peer_lost", "timeout", "interrupt")
 _INTERNAL = re.compile(r"\binternal error - please report")  # NCCL's: its warnings tell
 _VAGUE = re.compile("(?:Internal|Unknown|Aborted|Unavailable|ResourceExhausted|XlaRuntime)Error")
-_WANTS_GPU = re.compile(r"\bGPUs?\b|(?i:cuda)")  # why there is none was printed above it
+_WANTS_GPU = re.compile(r"(?i)\bgpus?\b|cuda")  # why there is none was printed above it
 _NEAR_LINES = 60  # of the end, or the next sign of it: the training may have recovered from others
 _OF_A_NETWORK = re.compile(
     "Max retries exceeded|failure in name resolution|couldn't connect to|urlopen error"

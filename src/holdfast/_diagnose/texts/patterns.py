@@ -80,7 +80,7 @@ _SUCCESSES = (  # of HTCondor, Kubernetes, Jenkins, GitLab, Vertex, SkyPilot and
     (r"\S+ +0/\d+ +", "Completed", r" +\d+ .*"),
     *(("", "Finished: SUCCESS", ""), ("", "Job succeeded", ""), (".*", "JOB_STATE_SUCCEEDED", "")),
     (r".{0,3}", "Job finished (status: SUCCEEDED)", r"\.?"),
-    (r"Job '\S+' ", "succeeded", ""),
+    (r"(?:.* )?Job '\S+' ", "succeeded", ""),
 )
 _FAR, _TOLD = 150, 160  # within a line of which sentences show the beginning
 # The kernel's victim was another one.
@@ -115,6 +115,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *("lost communication with the server", "We stopped hearing from agent"),  # of a CI
         *("The hosted runner encountered an error", "went offline during the build"),
         r"JSM server «is not responding on host »(?P<node>[a-z]\w*?)(?=\d\d-\d\d-|\W|$)",  # jsrun's
+        r"PBS: job killed: node \d+ \((?P<node>[^)]+)\) «requested job terminate»",
         *("gent was lost", "TERM_ZOMBIE", "released on a *lost* node"),
         *(r"was marked offline: «Connection was broken»", "Job reconnection failed"),
         *("compute.instances.hostError", "The task's local raylet died"),
@@ -148,7 +149,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     ),
     "slurm_cancelled": (
         *("TERM_OWNER", "TERM_FORCE_OWNER", "TERM_ADMIN", "TERM_FORCE_ADMIN"),
-        *(r"^Job '\S+' «was stopped»$", _STATE.format("CANCELLED")),
+        *(r"\bJob '\S+' «was stopped»$", _STATE.format("CANCELLED")),
         r"(?i:jobs?|task) (?i:was )?«deleted at request of »(?P<by>\S+)",  # PBS
         r"via condor_\w+« (by user »(?P<by>[^)\s]+)",
         r"(?:macro|attribute) (?P<by>\w+)« expression '».*evaluated to TRUE",  # HTCondor's
@@ -206,7 +207,11 @@ _TABLE: dict[str, tuple[str, ...]] = {
         ),
         r"failed (?:live|readi|start)\w+« probe, will be restarted»",
         *(r"\bKilling .*«Stopping container »", "«The node was low on resource: »(?!memory|eph)"),
-        *(r"«PBS: job killed: »(?!walltime|cput|p?v?mem)", "TERM_PROCESSLIMIT", "TERM_THREADLIMIT"),
+        *(
+            r"«PBS: job killed: »(?!walltime|cput|p?v?mem|node)",
+            "TERM_PROCESSLIMIT",
+            "TERM_THREADLIMIT",
+        ),
         *("System is powering down", "System is rebooting", r"^«Power key pressed»"),
         *("The system is going down", r"^The« system will »(?:power off|reboot|halt)\b"),
         r"Received (?:Signals\.)?SIG(?P<_name>TERM|INT|HUP)« death signal»",
@@ -340,7 +345,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "ProcessGroupNCCL is only supported with GPUs, no GPUs found",
         "Attempting to deserialize object on a CUDA device but torch.cuda.is_available()",
         *("Error response from daemon: ", "Could not find any running Ray instance"),
-        r"\bversion \S+ is .{0,20}«incompatible with»",
+        r"\bversion \S+ is .{0,40}\b(?:in|not )«compatible with»",
         *("«Failed at step »[A-Z]+ spawning .*", "«(system failure): »(?:prepare|.*pull).*"),
         r"mpirun «was unable to »(?:launch|find) the specified .*",
         # No capacity, or a quota.
