@@ -243,6 +243,8 @@ def _breakpoint(case: Case, fault: Fault, evidence: list[str]) -> Finding:
     why = none if is_worker else why
     instead = "debug with num_workers=0 at a terminal" if is_worker else "start it at a terminal"
     sentence = f"{case.opening} ended at a breakpoint (breakpoint() or pdb){at}: {why}."
+    if fault.message.startswith("Waiting"):
+        sentence = f"{case.opening} waited for a debugger: {fault.message}."
     lines = [f"Take the breakpoint out, or {instead}.", *advice.go_on(case)]
     return Finding(Cause.DEBUGGER, sentence, Sure.CERTAIN, evidence, lines)
 
@@ -343,7 +345,8 @@ def _plain(case: Case, fault: Fault, evidence: list[str]) -> Finding:
         lines = lines if fault.is_own else lines[-1:]
         sentence = f"{case.opening} {how}: {said}."
         return Finding(Cause.CONFIGURATION, sentence, Sure.CERTAIN, evidence, lines)
-    lines = [f"Look at {fault.place}."] if fault.place and fault.place[0] != "<" else []
+    is_file = fault.place and not fault.place.startswith("<string>")
+    lines = [f"Look at {fault.place}."] if is_file else []
     if fault.message == CUT:
         at = f", at {fault.place}" if fault.place else ""
         sentence = f"The log ends inside a traceback of {case.who}{at}: its exception is missing."

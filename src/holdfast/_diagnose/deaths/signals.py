@@ -262,6 +262,12 @@ def _is_far_below(case: Case, use: Use, counted: Moved, limit: int | None) -> bo
     return most is not None and most < _FAR * limit
 
 
+_OUTLIVE = (
+    "systemd ends what is left of a session when its user logs out: loginctl enable-linger, or "
+    "start it with systemd-run --user"
+)
+
+
 def _killed(case: Case, use: Use, counted: Moved) -> Finding:
     """No evidence for the OOM killer: by exclusion, another process's `kill -9`."""
     evidence = [f"{case.who} died of SIGKILL, which no process can handle", *tell_report(case)]
@@ -280,6 +286,11 @@ def _killed(case: Case, use: Use, counted: Moved) -> Finding:
     elif use.available is not None and use.total:
         evidence.append(f"the machine had {_text.size_of(use.available, use.total)} available")
     lines = advice.killed(case, knows_counters=counted.is_known)
+    if sender := _sender(case, "SIGKILL"):
+        sentence = f"Another process killed {case.who} with SIGKILL: {sender}."
+        if "session-" in sender:
+            lines = [_OUTLIVE]
+        return Finding(Cause.KILLED, sentence, Sure.LIKELY, evidence, lines)
     if counted.is_known or counted.machine_kills == 0:
         evidence.append("no stop was requested, and its keeper did not end it")
         sentence = f"Another process killed {case.who} with SIGKILL (kill -9)."

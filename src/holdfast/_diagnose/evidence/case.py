@@ -43,7 +43,7 @@ _WENT_FIRST = re.compile(r"rank (\d{1,6})(?: on \S+)? failed: (.*)", re.DOTALL)
 _LINES = {  # of a shell or of srun
     **{"killed_line": -9, "segfault_line": -11, "abort_line": -6, "bus_error": -7},
     **{"illegal_instruction_line": -4, "floating_point_line": -8, "terminated_line": -15},
-    **{"kernel_oom": -9, "slurm_oom": -9, "kernel_segfault": -11},
+    **{"kernel_oom": -9, "slurm_oom": -9, "kernel_segfault": -11, "sent_line": None},
 }
 _TIMEOUTS = ("nccl_timeout", "gloo_timeout")
 _OF_OTHERS = ("timeout", "peer_lost", "rendezvous")  # what an exception says of other ranks

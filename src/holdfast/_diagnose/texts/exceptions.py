@@ -78,6 +78,7 @@ _NOT_INSTALLED = re.compile(
     r"(?:ModuleNotFound|PackageNotFound)Error|DistributionNotFound|(?:Contextual)?VersionConflict"
     r"|NVMLError_(?:Lib|Driver)\w+"
 )
+_TO_INSTALL = re.compile(r"\b(?:pip|conda) install \S|(?i:\b(?:is|are) not installed\b)")
 _PACKAGES = ("site-packages", "dist-packages")
 _LOADER = ("torch/utils/data", "torch/multiprocessing", "multiprocessing/connection.py")
 # What only a wrong start or a wrong setting raises, at any step.
@@ -147,6 +148,7 @@ _STATUS_WORD = re.compile(r"(?:\(\d+\)\s+)?[A-Z][A-Z_]{3,}:\s")  # of TensorFlow
 _OF_ROOTS = re.compile(r"\d+ root error\(s\) found")
 _NO_NEWS = re.compile(r"\d+ root error|Detected at node|Node:|File \"|Traceback|\[\[|<stack traces")
 _ERROR_LINE = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): ")
+_RULE = re.compile(r"[\W_]*")  # a line without a word
 _IN_JSON = re.compile(r"\"(?:message|error|detail)\": \"(.+)\",?$")
 _OF_A_NODE = re.compile(r"\{\{function_node .*?\}\} ?")  # of TensorFlow
 _ANSWER = re.compile(r'(?m)^message: "((?:[^"\\]|\\.)+)"')
@@ -164,7 +166,7 @@ def gist(message: str) -> str:
     'Graph execution error: (0) INVALID_ARGUMENT: It is empty'
     """
     message = _OF_A_NODE.sub("", message)
-    lines = [line.rstrip() for line in message.splitlines() if line.strip()] or [""]
+    lines = [line.rstrip() for line in message.splitlines() if not _RULE.fullmatch(line)] or [""]
     first, *more = map(str.strip, lines)
     if "Last error:" in more[:-1]:  # NCCL: its own words, and their cause
         return f"{more[more.index('Last error:') + 1]} ({first})"
@@ -309,6 +311,8 @@ class Fault:
             return "cuda_oom" if _GPU.search(f"{whole}\n{self.tail}") else "cpu_oom"
         if _UNAVAILABLE.match(f"{self.type}: {self.message}"):
             return "peer_lost"
+        if _TO_INSTALL.search(self.message):
+            return "environment"
         return "nan" if _NAN.search(self.message) else "plain"
 
     @property

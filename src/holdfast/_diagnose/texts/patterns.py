@@ -330,7 +330,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *("compiled with different CUDA major versions", "Couldn't load custom C++ ops"),
         *("mismatches the version that was used to compile", "Ninja is required to load"),
         *("No XPU devices are available", "device kernel image is invalid"),
-        "Inconsistency detected by ld.so",
+        *("Inconsistency detected by ld.so", "JAVA_HOME is not set", "[JAVA_GATEWAY_EXITED]"),
         *("MKL FATAL ERROR: Cannot load", "no Qt platform plugin could be init"),
         *(r"[Ff]«atal error in »(?:internal_)?P?MPI_Init", "Unable to locate a modulefile for"),
         *("CreateContainerConfigError", "Insufficient nvidia.com/gpu", "invalid device ordinal"),

@@ -113,6 +113,7 @@ _OF_TRACE = re.compile(
 _ALONE = re.compile(r"(MemoryError|KeyboardInterrupt):?()")  # without a message
 _ANNOUNCED = re.compile(r"([A-Z]\w*Error):")  # its message follows, indented
 _PROMPT = re.compile(r"\((?:Pdb|ipdb)(?:\+\+)?\)|ipdb>")
+_WAITS_FOR_DEBUGGER = re.compile(r"^Waiting for (?:a |the )?(?:debugger|client)\b")
 _PROMPT_PLACE = re.compile(r"> (\S.*)\((\d{1,9})\)(\S+?)\(\)")
 _LAST_LINES = 60
 _FEW_LINES = 3  # that a script prints after its command was not found
@@ -223,6 +224,9 @@ def read_last_lines(text: Text, *, has_trained: bool) -> Iterator[Sign]:
             continue
         if not below and _PROMPT.fullmatch(said):
             yield _at_prompt(text, line)
+            return
+        if not below and _WAITS_FOR_DEBUGGER.search(said):
+            yield _sign_alone(line, "BdbQuit", said, [], is_bare=True)
             return
         is_shell = said and not has_trained and not _BARE.fullmatch(said)
         shell = _OF_SHELL.fullmatch(said) if is_shell else None
