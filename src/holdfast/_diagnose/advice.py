@@ -306,6 +306,12 @@ def killed(case: Case, *, knows_counters: bool) -> list[str]:
     return [*lines, *go_on(case)]
 
 
+MAKE_ROOM = (
+    "Make room on the disk of the run folder (df -h), then start it again: the state may still be "
+    "in memory, and holdfast status RUN says so."
+)
+
+
 def lost(case: Case) -> list[str]:
     lines = [
         "Look at the machine: uptime, last -x reboot shutdown, journalctl -b -1 -e; for a "

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from holdfast import _errors
 from holdfast._adapters.registry import generators_of
-from holdfast._errors import HoldfastError, SaveFailed, Stopped
+from holdfast._errors import HoldfastError, Stopped
 from holdfast._run.data.course import completes_step, expect_steps
 from holdfast._run.data.feed import generator_states, restore_held, say_reached
 from holdfast._run.data.session_feeds import END, DataCursor
@@ -305,10 +306,8 @@ class Loops:
         if stops.error is not None:
             raise stops.error
         if not is_saved:
-            raise SaveFailed(
-                f"{folder}: trained to step {step}, but the last checkpoint was not "
-                "made.\nMake room and start the same command again: little is left to repeat."
-            )
+            say(f"{folder}: trained to step {step}, but the last checkpoint was not made.")
+            raise Stopped(_errors.NOT_DURABLE, "the last checkpoint was not made", step)
         stops.postpone()
         self.finished_at = step
         session.attempt.journal("finished", step=step, total=self.total or step)

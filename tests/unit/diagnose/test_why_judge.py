@@ -175,6 +175,16 @@ TABLE: dict[str, tuple[Evidence, Cause, Sure]] = {
         Cause.KILLED,
         Sure.BY_EXCLUSION,
     ),
+    "an end that a full disk did not let anyone record": (
+        Evidence(
+            kind="run",
+            lease={"process": {}},
+            beat={"time": NOW, "step": 3},
+            run=RunFacts(is_here=True, is_disk_full=True),
+        ),
+        Cause.DISK_FULL,
+        Sure.BY_EXCLUSION,
+    ),
     "trainer and keeper killed together, with memory full": (
         Evidence(
             kind="run",

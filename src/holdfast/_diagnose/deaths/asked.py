@@ -46,8 +46,7 @@ _DECIDED = {
     _errors.NOT_DURABLE: (
         Cause.NOT_DURABLE,
         "It ended, and the disk did not take its last state.",
-        "Make room on the disk of the run folder (df -h), then start it again: the state may "
-        "still be in memory, and holdfast status RUN says so.",
+        advice.MAKE_ROOM,
     ),
     _errors.IDLE: (
         Cause.NO_PROGRESS,

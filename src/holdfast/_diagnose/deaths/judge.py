@@ -325,6 +325,7 @@ _GONE = (
     "`holdfast run` and its command ended together: a power cut, a container or a job step that "
     "was ended, or a kill of both."
 )
+_FULL = "Its end could not be recorded: the disk of the run folder was full."
 _TOGETHER = (
     "Trainer and keeper were killed together: a container or a job step that was ended, or a kill "
     "of both."
@@ -337,6 +338,16 @@ _OOM = (
     "Trainer and keeper were killed together, with nearly no memory left: most likely by the "
     "kernel's OOM killer (memory.oom.group, or a container's limit)."
 )
+
+
+def _tell_full_folder(evidence: Evidence) -> list[str]:
+    """That no end could be recorded in the run folder; empty if there was room."""
+    saves = [e for e in evidence.journal if e.get("event") in ("checkpoint", "save-failed")]
+    error = _text.one_line(_text.text(saves[-1].get("error"))) if saves else ""
+    told = [f"the last save failed: {error}"] if "disk is full" in error else []
+    if evidence.run.is_disk_full:
+        told.append("the file system of the run folder is full now, and an end is recorded there")
+    return told
 
 
 def judge_lost(case: Case) -> Finding | None:
@@ -369,6 +380,9 @@ def judge_lost(case: Case) -> Finding | None:
         sentence = f"{case.opening} ended while the run was being opened, and nothing says why."
         lines = advice.killed(case, knows_counters=False)
         return Finding(Cause.UNKNOWN, sentence, Sure.UNKNOWN, told, lines)
+    if full := _tell_full_folder(evidence):
+        told += full
+        return Finding(Cause.DISK_FULL, _FULL, Sure.BY_EXCLUSION, told, [advice.MAKE_ROOM])
     told.append("trainer and keeper ended at the same time, so neither recorded the end")
     use = read_use(sample)
     if use.is_near_limit or use.is_machine_full:

@@ -48,6 +48,7 @@ class RunFacts:
     requeue: Record = field(default_factory=dict)
     is_here: bool = False  # it ran on this machine since its last boot, in any container
     has_rebooted: bool = False  # it ran on this machine before its last boot
+    is_disk_full: bool = False  # the file system of the run folder has no room now
 
 
 @dataclass

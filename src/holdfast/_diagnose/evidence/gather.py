@@ -23,7 +23,7 @@ from holdfast._diagnose.texts.sign import Sign
 from holdfast._diagnose.texts.signs import read_signs
 from holdfast._environment import variables
 from holdfast._environment.processes.identity import host_name, of_process
-from holdfast._environment.processes.memory_sample import mounted_rooms
+from holdfast._environment.processes.memory_sample import mounted_rooms, room
 from holdfast._environment.processes.proc import FairDeadline
 from holdfast._environment.processes.tree import keepers_of
 from holdfast._environment.slurm.controller import can_ask, describe_job
@@ -45,6 +45,7 @@ _MOST_EVENTS = 5000
 _SKEW_SECONDS = 60.0  # by which a clock may have been adjusted since
 _OLD_SECONDS = 600.0  # of a heartbeat: clocks differ by less
 _WATCH_SECONDS = 5.0  # beats come every other second
+_RECORD_BYTES = 16 << 10  # that the records of an end take
 _KEEPER_SECONDS = 3.0  # for a keeper that is still writing its records
 _OF_A_RANK = re.compile(r"(?:(?:error|death|led|stacks|output)-)?(\d{5,9})\.(?:json|txt|log)")
 _TELLING = re.compile(
@@ -145,7 +146,10 @@ def look_for_full_disks(found: Evidence) -> None:
 
 
 def _look_where(layout: RunLayout, attempt: int, found: Evidence) -> None:
-    """Whether it ran on this machine, and whether the machine has restarted since."""
+    """Whether it ran on this machine, whether that has restarted since, and has room on disk."""
+    space = room(layout.folder)
+    if space is not None and space["total"]:
+        found.run.is_disk_full = space["free"] < _RECORD_BYTES
     holder, boot = lease_holder(layout, attempt), of_process().boot
     if holder is None or not holder.boot or not boot:
         return
