@@ -57,7 +57,7 @@ _EXIT_NOISE = re.compile(
     r"\s*$|wandb: |swanlab: |[ \d%|#.:█-▏]*\|[^|]*\| *\d+/\d+ \[|.*\bHint: |Function call stack:"
     r"|\w+(?: -> \w+)+$|== Status ==|Memory usage on this node|Using FIFO|Resources requested"
     r"|\+-{5,}|Result logdir|Number of \w+: |Exception ignored|\d root error|.*\bresource_tracker\b"
-    r"|.*\bwarnings?\.warn\(|.*destroy_process_group"
+    r"|.*\bwarnings?\.warn\(|.*destroy_process_group|Set the environment variable HYDRA"
     r"|Please check |\d\. If (?:yes|no), |[ .]*\(at /\S+:\d+\)"  # the end of Paddle's messages
 )
 _REPORTED = re.compile(r"(?i)\bfail(?:ed|ure)\b|errored|non-zero|exit_?codes?\W+[1-9]")
@@ -148,7 +148,8 @@ def _verdict(case: Case, found: Finding) -> Verdict:
     doubt = next(_doubts(case), None) if found.sure is Sure.CERTAIN else None
     told += [doubt] if doubt else []
     sure = found.sure if doubt is None else Sure.LIKELY
-    has_finished = end.has("holdfast_finished") if end.fault is not None else None
+    is_of_log = end.fault is not None or case.evidence.kind == "log"
+    has_finished = case.sign("holdfast_finished") if is_of_log else None
     if has_finished is not None and found.cause is not Cause.FINISHED:
         told.append(f"it had printed: {_text.one_line(has_finished.text, 160)}")
         raised = end.has("python_exception")

@@ -64,7 +64,6 @@ _UNPICKLES = re.compile(  # the classes of a file
 _XIDS_OF_CLEANUP = (43, 45, 154)  # what the driver does after an error
 _OF_A_LAYER = re.compile(r"OCI runtime|\[drm:")
 _NO_ROOM_IN_NCCL = "Failed to CUDA calloc"
-_OF_NUMBERS = re.compile(r"(?i)\bnan\b|(?:not|non-?) ?finite|infinite")
 _NO_KEY = re.compile(r"(?m)^Key '\S+' is not in \S+")  # below Hydra's own line
 _OF_RAY = re.compile(
     r"Memory on the node \(IP: (?P<ip>[\d.]+)[^)]*\) where the \w+ \((?:[^)]*?\bname=(?P<name>"
@@ -272,11 +271,15 @@ def _trouble(case: Case) -> Trouble | None:
                 return Trouble(kind, said, None, better[-1])
             return Trouble(kind, fault.sentence(), fault, better[-1])
         bad = [sign for sign in signs if sign.kind == "nan_loss"]
-        if bad and fault.kind in ("plain", "nan") and _OF_NUMBERS.search(fault.message):
+        if bad and fault.kind in ("plain", "nan") and not fault.is_configuration:
             return Trouble("nan", fault.sentence(), fault, bad[-1])
         # Of what a machine lacks, a library says more above the exception.
-        above = [s for s in signs if kind_of_sign(s) == fault.kind and fault.type not in s.text]
-        below = [s for s in signs if s.text in fault.tail and kind_of_sign(s) == fault.kind]
+        # A tool that it had called labels no lines.
+        tools = [s for s in case.evidence.signs if s.rank is None and s.from_end <= begun]
+        near = signs if case.end.rank is None else [*signs, *tools]
+        near = [s for s in near if s.kind in KINDS and kind_of_sign(s) == fault.kind]
+        above = [s for s in near if fault.type not in s.text]
+        below = [s for s in near if s.text in fault.tail]
         lacks = fault.kind in ("environment", "rendezvous") or _NO_ROOM_IN_NCCL in fault.message
         below += above if lacks else []
         below.sort(key=lambda sign: "out of memory" not in sign.text)

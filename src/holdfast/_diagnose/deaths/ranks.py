@@ -35,6 +35,7 @@ _STATUS_12 = ": its retries were used up, so a link, a switch or that machine di
 _RUNNING = re.compile(r"Rank (\d+) is running collective: \w+\([^()]*?OpType=(\w+)")
 _SILENT_TASK = re.compile(r"heartbeats\):\s+/job:\w+/replica:\d+/task:(\d{1,6})\b")  # of JAX
 _LAST_WORDS = ("faulthandler", "cxx_exception", "heap_damage")  # of a process that crashes
+_OF_DEVICE = ("cuda_error", "cuda_assert", "cuda_oom")  # NCCL's watchdog tells of it, and aborts
 _OF_A_GROUP = re.compile(r"Dist(?:Backend|Network|Store)Error|HorovodInternalError")
 _SAYS_WHY = ("shm_full", "cuda_oom")
 _TIMEOUTS, _LOST = ("nccl_timeout", "gloo_timeout"), ("peer_lost",)
@@ -108,7 +109,8 @@ def _is_later(end: End, other: End) -> bool:
 
 def _is_aborted(end: End) -> bool:
     """Whether it aborted without a word, as NCCL's watchdog does where several ranks give up."""
-    return end.status == -6 and end.fault is None and end.has(*_LAST_WORDS) is None
+    told = end.has(*_LAST_WORDS, *_OF_DEVICE)
+    return end.status == -6 and end.fault is None and told is None
 
 
 def _child_to_blame(end: End) -> End | None:

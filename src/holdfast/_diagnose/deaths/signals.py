@@ -337,6 +337,9 @@ def judge_worker(case: Case, trouble: Trouble) -> Finding:
     signal = _text.signal_name(status)
     if status is not None:
         evidence.append(f"{name} died of {signal}" if status < 0 else f"{name} left with {status}")
+    crashed = case.sign("cxx_exception") if status == -6 else None
+    if crashed is not None and (what := _text.text(crashed.details.get("what"))):
+        evidence.append(f"a process had printed: {_text.one_line(what, 240)}")
     use, counted = last_use(case.end.memory), moved(case.end.counters)
     if status in (-9, None):
         kills = counted.kills or counted.kills_in_life

@@ -259,7 +259,9 @@ def ends_of(evidence: Evidence) -> list[End]:
             lost |= {s.rank for s in evidence.signs if s.kind in _TIMEOUTS}
         named = [*failures, *(spoken - lost)] if evidence.kind == "log" else []
         only.rank = named[0] if named else None
-        return [only]
+        is_own = only.fault is not None and only.fault.kind not in _OF_OTHERS
+        first = _first_unlabelled(evidence.signs) if named and not is_own else None
+        return [only] if first is None else [only, first]
     if not is_many:
         return [_only_end(evidence, evidence.ranks[0])]
     numbers = sorted(set(range(min(planned, 4096))) | known | set(by_rank) | set(failures) | spoken)
@@ -282,10 +284,13 @@ def ends_of(evidence: Evidence) -> list[End]:
     of_others = (end.fault.kind for end in failed if end.fault is not None)
     # A rank that timed out had waited for the one that raised.
     waited = [end for end in ends if end.has(*_TIMEOUTS)]
-    failed = [end for end in failed if end.fault is None and end not in waited] or (
-        _raised_before(ends, evidence.signs) if waited else []
-    )
-    if evidence.kind == "log" and failed and all(kind in _OF_OTHERS for kind in of_others):
+    failed = [end for end in failed if end.fault is None and end not in waited]
+    is_of_others = evidence.kind == "log" and all(kind in _OF_OTHERS for kind in of_others)
+    if not failed and is_of_others and (first := _first_unlabelled(evidence.signs)) is not None:
+        missing = culprits_of(evidence.signs) if waited else []
+        failed = [end for end in ends if end.rank in missing and end.fault is None]
+        ends += [] if failed else [first]
+    if failed and is_of_others:
         unlabelled = [sign for sign in evidence.signs if sign.rank is None]
         fault = fault_of_signs(unlabelled)
         is_told = fault is not None or any(sign.kind in KINDS for sign in unlabelled)
@@ -299,14 +304,21 @@ def ends_of(evidence: Evidence) -> list[End]:
     return ends
 
 
-def _raised_before(ends: list[End], signs: list[Sign]) -> list[End]:
-    """The ranks for which the others waited, if a traceback without a rank precedes that."""
-    first = min(sign.line for sign in signs if sign.kind in _TIMEOUTS)
-    fault = fault_of_signs(sign for sign in signs if sign.rank is None and sign.line < first)
-    if fault is None or fault.kind in (*_OF_OTHERS, "interrupt"):
-        return []
-    missing = culprits_of(signs)
-    return [end for end in ends if end.rank in missing and end.fault is None]
+def _first_unlabelled(signs: list[Sign]) -> End | None:
+    """The end that lines without a rank tell, if others waited for that process or lost it below.
+
+    It raised, or its launcher was told to leave.
+    """
+    told = [sign for sign in signs if sign.kind in (*_TIMEOUTS, "peer_lost")]
+    first = min((sign.line for sign in told if sign.rank is not None), default=0)
+    above = [sign for sign in signs if sign.rank is None and sign.line < first]
+    fault = fault_of_signs(above)
+    if fault is not None and fault.kind in (*_OF_OTHERS, "interrupt"):
+        return None
+    end = End(fault=fault, signs=above)
+    if fault is None and end.has("terminated_line") is not None:
+        _add_line(end)
+    return end if end.is_recorded else None
 
 
 def _one_of(failed: list[End], fault: Fault | None, signs: list[Sign]) -> End:

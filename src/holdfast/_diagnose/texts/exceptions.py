@@ -17,7 +17,7 @@ from holdfast._diagnose.texts.python import (
     innermost_own,
     shape_of,
 )
-from holdfast._diagnose.texts.sign import Sign
+from holdfast._diagnose.texts.sign import UNMET, Sign
 from holdfast._diagnose.texts.signs import (
     is_of_another,
     read_signs,
@@ -62,7 +62,10 @@ _NEVER_RIGHT = re.compile(
     r"|BadParameter|NoSuchOption"
 )
 _SOCKETS = (*DISGUISES, "ConnectionError", "ConnectionAbortedError", "TimeoutError", "OSError")
-_NAN = re.compile(r"(?i)(?:loss|grad\w*)\b.{0,40}\b(?:nan|inf)\b|\bnan\b.{0,40}(?:loss|grad)")
+_NAN = re.compile(
+    r"(?i)(?:loss|grad\w*)\b.{0,40}\b(?:nan|inf)\b|\bnan\b.{0,40}(?:loss|grad)"
+    r"|invalid values:\D{0,40}\bnan\b"
+)
 _NO_MEMORY = re.compile(r"(?i)\bout of memory\b|cannot allocate memory|failed to allocate memory")
 # A server of TensorFlow or JAX; a web server is no rank.
 _UNAVAILABLE = re.compile(r"(?s)(?:UnavailableError|XlaRuntimeError: UNAVAILABLE)\b(?!.*HTTP)")
@@ -83,7 +86,7 @@ _PACKAGES = ("site-packages", "dist-packages")
 _LOADER = ("torch/utils/data", "torch/multiprocessing", "multiprocessing/connection.py")
 # What only a wrong start or a wrong setting raises, at any step.
 _NOT_EVEN_LOADED = re.compile(
-    r"(?:Import|ModuleNotFound|Syntax|Indentation|Tab|Misconfiguration|Config\w*|MissingConfig"
+    r"(?:Import|ModuleNotFound|Syntax|Indentation|Tab|Misconfiguration|Config\w*|MissingConfig|Scanner"
     r"|UnsupportedInterpolationType|InterpolationKey|HFValidation)(?:Error|Exception)"
     r"|MissingMandatoryValue"
 )
@@ -95,7 +98,8 @@ _READS_SETTINGS = re.compile(
 _OF_SETTINGS = re.compile(
     r"(?:world|batch)\w*[ _]?size\b.{0,60}(?:divisible|multiple)|Check batch related parameters"
     r"|is not in the [\w:]+ registry|arguments are not used by the HfArgumentParser"
-    r"|Could not override '|is not in struct"
+    r"|Could not override '|is not in struct|strategy to match|Error in call to target .*\n?"
+    r".*unexpected keyword|train a model that has been loaded in"
     r"|validation errors? for \w*(?:Config|Arg|Setting|Param)"
 )
 _ASKED_FOR = ("KeyboardInterrupt", "SystemExit", "BdbQuit")
@@ -109,10 +113,12 @@ _REFERS = re.compile(
     r"|^(?:an? )?(?:\w+ )?(?:error|exception|failure) (?:(?:has |is |was )?(?:occurred|raised)"
     r"|while|during|when|in)\b(?!.*: \S)"
 )
+_PROBES = ("ImportError", "ModuleNotFoundError", "KeyError", "AttributeError")  # with a fallback
 _ANSWER_LINES = 30  # between a Ctrl-C and what the script then raised
 _UNLOAD_LINES = 6  # between an exception and a crash of what is unloaded
 _KEPT = ("is_late", "handled", "code", "announced", "caught_in")  # details of a sign
 _AT_ONCE_LINES = 2  # between two tracebacks: nothing else was printed
+_LOADER_ENDS = re.compile("exited unexpectedly|DataLoader timed out")
 _LAUNCHERS = ("ChildFailedError", "CalledProcessError", "ProcessRaisedException")
 _OF_A_SCRIPT = re.compile(  # it printed itself why it left, or nothing tells
     r"Command '\['[^']*?\b(?:python[\d.]*|accelerate|torchrun|deepspeed)(?:\.exe)?'.*non-zero"
@@ -233,7 +239,9 @@ class Fault:
         is_announced = said.endswith((":", "{")) or _ANSWER.match(self.tail)
         if is_announced and self.tail:
             said = gist(f"{self.message}\n{self.tail}")
-        if self.chain and said and _REFERS.search(said):
+        if self.chain and not said:
+            said = self.chain[0]
+        elif self.chain and _REFERS.search(said):
             said = f"{said.rstrip('.')}: {self.chain[0]}"
         said = _text.one_line(said, most)
         where = f" (in {self.by})" if self.by else ""
@@ -422,7 +430,8 @@ def _is_own(fault: Fault) -> bool:
     is_of_a_worker = fault.type in DISGUISES and fault.kind == "worker"
     # What is cancelled, is because of something else.
     is_cancelled = "CancelledError" in fault.type or fault.message.lower() == "cancelled"
-    is_of_another_end = fault.type in (*_LAUNCHERS, *_OF_WORKERS) or is_report or is_of_a_worker
+    is_of_agent = fault.type in _LAUNCHERS or fault.qualified.startswith(UNMET)
+    is_of_another_end = is_of_agent or fault.type in _OF_WORKERS or is_report or is_of_a_worker
     return not (is_of_another_end or is_cancelled) and fault.kind not in _OF_VICTIMS
 
 
@@ -477,7 +486,7 @@ def cause_before(fault: Fault, signs: Iterable[Sign]) -> Fault:
 def _leads_to(other: Sign, main: Sign) -> bool:
     end = (other.details.get("lines") or [other.line])[-1]
     start = (main.details.get("lines") or [main.line])[0]
-    lost = waits_in_vain(main) or "exited unexpectedly" in str(main.details.get("message"))
+    lost = waits_in_vain(main) or _LOADER_ENDS.search(str(main.details.get("message"))) is not None
     return end < start and (lost or start - end <= _AT_ONCE_LINES)
 
 
@@ -508,7 +517,10 @@ def _fault_of_sign(sign: Sign) -> Fault | None:
     if "KeyboardInterrupt" in found.chain:
         return _interrupted(found)
     first = fault_of_line(found.chain[0]) if "handled" in more and found.chain else None
-    if first is not None and first.kind in _NOT_HANDLED and first.kind != found.kind:
+    is_graver = first is not None and first.kind in _NOT_HANDLED and first.kind != found.kind
+    # What a handler or a `finally` misses, the statement that failed was to set.
+    is_missed = name in ("NameError", "UnboundLocalError")
+    if first is not None and (is_graver or (is_missed and first.type not in _PROBES)):
         place, said = _place(more["handled"]), found.sentence()  # a save in need failed, too
         return replace(first, place=place, record=found.record, then=said)
     return _before_the_loss(found)
@@ -523,8 +535,8 @@ def _interrupted(fault: Fault) -> Fault:
 
 
 def fault_of_line(line: str) -> Fault | None:
-    """From the one line of a launcher's summary."""
-    match = _TYPE.fullmatch(_text.one_line(line, 2000))
+    """From the one line of a launcher's summary, or a cause of another exception."""
+    match = _TYPE.fullmatch(line.strip()[:2000])
     if match is None or not _NAME.search(match[1]):
         return None
     return Fault(match[1].rpartition(".")[2], (match[2] or "").strip(), qualified=match[1])

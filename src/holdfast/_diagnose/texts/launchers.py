@@ -260,7 +260,7 @@ def _summary(text: Text, root: Line, exceptions: list[Sign]) -> Iterator[Sign]:
     for line in text.before(root, 4000):
         if line.rank == root.rank:
             before.append(line)
-        if line.text.startswith("Failures:"):
+        if line.text.startswith(("Failures:", "=====")):
             break
     below = text.from_same(root, 400)
     ending = [root, *takewhile(lambda line: not line.text.startswith("====="), below)]

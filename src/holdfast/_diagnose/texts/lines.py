@@ -48,7 +48,8 @@ _LABELS = tuple(
             r"(?P<rank>[Rr]ank) ?(?P<number>\d{1,6}): ",
             r"(?:rank|worker|process)[-_ ]?(?P<number>\d{1,6}) +\| ",
             r"\[pod/[^\]\n]{1,200}\] ",  # kubectl logs --prefix
-            r"(?:[\w.-]{1,60}[-_]\d{1,4} +\||[\da-f]{8} \|\|) ",  # docker compose, Determined
+            # docker compose, Determined
+            r"(?:(?!(?i:step|ep|iter|trial|fold))[A-Za-z][\w.-]{0,60}\d +\||[\da-f]{8} \|\|) ",
             r"std(?:err|out): ",  # accelerate test
             r"[A-Za-z][\w.-]{0,60}/\d{1,4} ",  # torchx
         ),

@@ -69,6 +69,11 @@ _TOO_LONG = (
     r"|pod|workflow|pipeline|attempt|command)\b).*«{}».{{0,40}}"
     r"\b(?:(?:execution|wall|run)[ _-]?time|duration|time ?(?:limit|out)|minutes|hours)\b"
 )
+# A trainer that stops itself, in any words.
+_STOPS_FOR_NAN = (
+    r"(?i)^(?!.*\b(?:if|when|on|enabled|true|false)\b)(?=.*\b(?:loss|grad\w*|training)\b)"
+    r"(?=.*\b(?:nan|inf|infinite|non-?finite|diverged)\b).*\w«{}»"
+)
 # A state of SLURM, in a row of sacct, or in what scontrol and seff print.
 _STATE = (
     r"(?:^\d[\w.+\[\]-]* (?=.*\s\d+:\d+\s*$).*\s|\bState: |\bJobState="
@@ -378,6 +383,17 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"[Ee]rror\b.*«Temporary failure in name resolution»",
         *(r"Error\b.*«Max retries exceeded with url»", "Cannot access gated repo for url"),
         *(r"«fatal error: »(?P<name>\S+\.h\w*): No such file", r"not «find a working »\w"),
+        *("#error -- unsupported GNU version", r"«/ld: cannot find -l»(?P<name>\w+)"),
+        *("Ninja is required to load C++", "«Error building extension» '(?P<name>[^']+)'"),
+        "The detected CUDA version .* «mismatches the version that was used»",
+        *("were compiled with different CUDA major", "device kernel image is invalid"),
+        *("our setup doesn't support bf16", r"«nvrtc: error: »(?:failed to open|invalid value)"),
+        *("«find the requested files in the »(?:local|disk) cache", "Numpy is not available"),
+        *("AssertionError: «Invalid device id»", "module compiled against API version"),
+        r"«Attempting to deserialize object on »\w+ device \d",
+        *("«[WinError 12»[67]", r"DLL load failed« while importing »(?P<name>\w+)"),
+        r"«module '»(?P<name>(?:numpy|distutils|collections|PIL|torch(?:vision|audio)?)"
+        r"(?:\.\w+)*)' has no attribute",
     ),
     # -- Memory
     "cuda_oom": (
@@ -424,7 +440,9 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"\bcu(?:Solver|SPARSE|FFT|BLAS|DNN)\b[^\n]*« internal error»",
         "«device-side assert»(?:ion)? (?:triggered|.{0,40}failed)",
         r"«Cuda failure»(?: \d+)? '?(?P<what>[^'\n]+)",
-        r"(?P<what>\b«cudaError»(?!MemoryAllocation|NoDevice|Insufficient|NoKernel|InvalidDevice)"
+        *(r"Triton Error «[CUDA]: »(?P<what>.+)", r"«CUDA driver error: »(?P<what>.+)"),
+        *("cublasLt ran into an error", "was unable to find an engine to execute"),
+        r"(?P<what>(?<!`)\b«cudaError»(?!MemoryAllocation|NoDevice|Insufficient|NoKernel|InvalidDevice)"
         r"[A-Z]\w+(?:: [^\n]+)?)",
         *("an illegal memory access was encountered", "unspecified launch failure"),
         r"(?:Error|INTERNAL|Internal|F\d{4} )\b.*(?P<what>«CUDA_ERROR_»(?!OUT_OF_MEMORY|NO_DEVICE)"
@@ -451,8 +469,11 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"(?P<elements>\d+))?[^)]*?Timeout\(ms\)=(?P<timeout_ms>\d+)\) ran for (?P<ran_ms>\d+) "
         "milliseconds",
         r"(?:Rank (?P<rank>\d+)\] )?«Watchdog caught collective operation timeout»",
-        r"(?:Rank (?P<rank>\d+)\][^\]]{0,120})?(?P<is_stuck>«Heartbeat monitor timed out»)",
-        r"(?:Rank (?P<rank>\d+)\][^\]]{0,120})?(?P<is_stuck>«watchdog got stuck for»)",
+        r"(?:aborted on rank (?P<rank>\d+)\b.*)?«timed out in blocking wait»",
+        *(
+            rf"(?:Rank (?P<rank>\d+)\][^\]]{{0,120}})?(?P<is_stuck>«{words}»)"
+            for words in ("Heartbeat monitor timed out", "watchdog got stuck for", "watchdog hang")
+        ),
     ),
     "nccl_progress": (
         r"(?:Rank (?P<rank>\d+)\][^\]]{0,120})? at (?:NCCL )?work(?: sequence id)?: (?P<at>\d+),?"
@@ -521,7 +542,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *("DNS resolution failed for", "Error: «connect() timed out»", "Master init: Unavailable"),
         *("Timed out initializing process group in store based barrier", "ssh: connect to host "),
         *("empty() failed to get ip", r"^(?!git@).*«Permission denied (publickey»"),
-        *("RuntimeError: «Connection timed out»$", "DEADLINE_EXCEEDED: Connect() timed out"),
+        *("Error: «Socket Timeout»$", "RuntimeError: «Connection timed out»$"),
+        "DEADLINE_EXCEEDED: Connect() timed out",
         "CreateSession still waiting for response from worker",
         r"RTE «was unable to reliably start one or more daemons»",
         r"RTE daemon «has unexpectedly failed after launch»",
@@ -567,6 +589,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *(r"Function '(?P<function>\w+)' «returned nan values»", "Loss is nan, stopping training"),
         *("loss returned in `training_step` «is nan or inf»", "Your loss is probably exploding"),
         *("Loss became infinite or NaN", "Current loss scale already at minimum"),
+        *map(_STOPS_FOR_NAN.format, ("topping", "borting", "nding training", "xiting")),
+        "is non-finite, so it cannot be clipped",
         r"Monitored metric .* «is not finite»",
         *("FloatingPointError: invalid value (nan)", "Invalid loss, terminating training"),
         r"OVERFLOW! .*«Attempted loss scale: »(?:0|1)(?:\.0)?, reducing to (?:0|1)\b",
@@ -583,6 +607,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "holdfast_finished": (
         r"holdfast: .*trained to step (?P<step>\d+).*«; the last checkpoint is durable.»",
         r"«`Trainer.fit` stopped: `max_»(?:epochs=\d+|steps=(?P<step>\d+))` reached",
+        r"^\s+\w+«_runtime »+= +\d",  # transformers' table of metrics
         *(r"\{«'train_runtime': »[\d.']+", r"(?i)epoch \d+: «early stopping»$", "Status: Finished"),
         *(r"\d+ epochs «completed in »[\d.]+ hours", "arly stopping, best iteration is:"),
         *("Did not meet early stopping. Best", "Stopping. Best iteration:", "] Finish train"),
@@ -594,9 +619,11 @@ _TABLE: dict[str, tuple[str, ...]] = {
         r"(?P<reported>«State: COMPLETED (exit code 0)»)",
         *(_END.format(words=words) for words in _END_WORDS),
         r"^\s*«Number of finished trials: » *\d+$",  # of a search
+        r"^\W{0,3}«Best »(?:hyper-?)?(?:trials?|param\w*)\b.{0,20}[:=]",
         *(r"launcher\.Parallel INFO: «End of run»", r"Process \d+ «exits successfully.»"),
         r"^«total images/sec: »[\d.]+$",
         # What was planned, and is no end of the training.
+        r"(?P<planned>«Stopping training because the mean reward».*)",
         r"(?P<planned>\[«exiting program »(?:after [\d.]+|at iteration).*)",
         r"(?P<planned>«Stopping training due to ».*[>=] ?(?:max_update|stop_time).*)",
         r"(?P<planned>(?i:time|walltime|duration) «limit reached». .*(?i:stopp|exit|signaling).*)",

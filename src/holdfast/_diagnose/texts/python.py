@@ -42,13 +42,14 @@ _GOES_ON = re.compile(
     r"nccl\w+: |Last error|CUDA kernel errors|For debugging|Compile with|Node:|Detected at"
     r"|Hint|Collectives differ|\(\d+\) |Exception raised from|Parameter (?:at|indices|which)"
     r"|making sure all|Please |[Bb]ut |In addition|If you|BufferAssignment|\[\[|Device-side assert"
-    r"|- |Peak buffers|[}\]]+['\"]?$|['\"]$"
+    r"|- |Peak buffers|Search for `|[}\]]+['\"]?$|['\"]$"
 )
 # What TensorFlow and Keras add to a message: where the operation was made, and of what.
 _ADDED = re.compile(
     r"Errors may have originated|Input Source operations|Function call stack:|Caused by op "
     r"|Original stack trace for |Stack trace of |(?:Call a|A)rguments received by "
 )
+_OF_DYNAMO = ("Set TORCH_LOGS", "You can suppress this")
 _SENTENCE = re.compile(r"[A-Z][a-z']+ (?:\S+ ){4}")
 _OF_PROSE = re.compile(r"[A-Z][a-z']+ \S|/\S+$|https?://\S+$|- \S")
 _GOING_ON = re.compile(
@@ -62,6 +63,7 @@ _A_FIELD = re.compile(r"[\w.\[\]-]+\s*")
 _NEW = re.compile(
     r"\[?[IWEF]\d{4} |holdfast: |srun: |slurmstepd: |Exception (?:in thread|ignored)|Process \S+:$"
     r"|=====|wandb: |-- Process |Fatal Python error|terminate called"
+    r"|(?:WARNING|ERROR|INFO):[\w.]+:"
 )
 # A message that names nothing, below a line that says it with the name.
 NAMES_A_THING = re.compile(r"[\d'\"`/\\]")
@@ -434,7 +436,8 @@ def _unwrapped(text: Text, line: Line, width: int) -> tuple[str, Line]:
     said, last = line.text.rstrip(), line
     for more in text.from_same(line, _MOST_OF_MESSAGE):
         before, word = last.text.rstrip(), next(iter(more.text.split()), "")
-        if not word or more.text[0].isspace() or len(before) + 1 + len(word) <= width:
+        fits = len(before) + 1 + len(word) <= width
+        if not word or more.text[0].isspace() or fits or _NEW.match(more.text):
             break
         is_cut = len(before) >= width and not last.text.endswith(" ")  # within a long word
         said, last = f"{said}{'' if is_cut else ' '}{more.text.rstrip()}", more
@@ -448,7 +451,9 @@ def _finish(
     said, end, loose = [(error[3] or "").strip()], line, []
     is_over, blanks, is_added = False, 0, False
     # Python prints a colon only if there is a message: it is below then.
-    is_below = error[3] is not None and not error[3].strip()
+    # A message that torch relays ends at a blank line.
+    is_relayed = head.text.strip().startswith("Original")
+    is_below = error[3] is not None and (is_relayed or not error[3].strip())
     for number, more in enumerate(text.from_same(line, most * _MOST_ADDED)):
         body = more.text
         is_added = is_added or _ADDED.match(body) is not None
@@ -459,7 +464,7 @@ def _finish(
         if not body.strip() or PROGRESS_BAR.fullmatch(body):
             blanks += 1
             continue
-        is_inside = body.startswith((" ", "\t", "Set TORCH_LOGS", "You can suppress this"))
+        is_inside = body.startswith((" ", "\t", *(_OF_DYNAMO if said[0] else ())))
         # A line at the margin or below a blank one ends it, unless the one before announces more.
         if not is_inside and not _ANNOUNCES.search(said[-1]):
             is_listed = len(said) > 1 and shape_of(body.strip()) == shape_of(said[-1])
@@ -526,11 +531,14 @@ def _add_context(text: Text, found: Traceback, lead: str) -> None:
     outer = found.frames[0] if found.frames else ("", 0, "")
     if outer[0].endswith("multiprocessing/resource_sharer.py") and outer[2] == "_serve":
         found.details["is_ignored"] = True  # that thread prints it and goes on
+    if outer[0].endswith("multiprocessing/queues.py") and outer[2] == "_feed":
+        found.details["thread"] = "that feeds a queue"
     if outer[0] == "<string>" and any(file.endswith(_STARTS) for file, *_ in found.frames[1:3]):
         found.details["process"] = "of multiprocessing"
     for line in text.before(found.head, 2):
         said = PROGRESS_BAR.sub("", line.text).strip()
         is_bare = said not in _LINKS and not NAMES_A_THING.search(found.message)
+        is_bare &= line.rank in (None, found.head.rank)
         if is_bare and _share_words(said, found.message):
             found.details["announced"] = said
         if said.startswith(_IGNORED):

@@ -66,6 +66,7 @@ def is_source_code(text: str, at: int) -> bool:
 
 _FEW_LINES = 5  # after a restart: the log was cut, and its last attempt tells nothing
 RESTARTS = "will restart worker group"  # torchrun's agent
+UNMET = "torch.distributed.elastic.rendezvous.api.Rendezvous"  # its own errors
 _READ_CHARACTERS = 1 << 18  # of the end of a text; what stands further up is past by its distance
 _LONGEST = 800
 _WORD = re.compile(
@@ -93,7 +94,9 @@ _EPOCH = re.compile(r"(?<!--)\bepochs?['\"]?\]?\W{1,4}(\d{1,9}(?:\.\d{1,9})?)", 
 _PLAIN = re.compile(r"^\W{0,3}(?:(?!(?i:size)\W)[A-Za-z]{1,12}\W{1,3}){0,3}(\d{1,12})(?![\d.:/-])")
 _OF_MANY = re.compile(r"\b(\d{1,12}) ?/ ?\d{1,12}\b")
 _LOSS = re.compile(
-    r"(?<!best.)loss\w*['\"]?\s*(?:[:=(]|is )?\s*(?:tensor\()?(-?[\d.]+|[+-]?nan|[+-]?inf)\b", re.I
+    r"(?<!best.)loss[\w/]*['\"\]]?\s*(?:[:=(]|is )?\s*(?:tensor\()?"
+    r"(-?\.?\d[\d.]*|[+-]?nan|[+-]?inf)\b",
+    re.I,
 )
 # A loss of 0 with a gradient norm, or figures, that are no numbers: the loss was none either.
 _NO_LOSS = re.compile(
@@ -173,7 +176,10 @@ class Marks:
                 self._of.setdefault(mark.rank, []).append(mark)
         # torchrun's agent starts its ranks again without a word: only their counting tells.
         agents = (line.from_end for line in text.hits("failed (exitcode: "))
-        told = (line.from_end for line in text.hits(RESTARTS) if line.from_end > _FEW_LINES)
+        restarts = (line.from_end for line in text.hits(RESTARTS) if line.from_end > _FEW_LINES)
+        # An agent that does not meet the others any more starts nothing.
+        unmet = [line.from_end for line in text.hits(UNMET)]
+        told = [at for at in restarts if self.counts_on(at) or not any(at > end for end in unmet)]
         self.last_start = min([*filter(self.counts_on, agents), *told], default=math.inf)
 
     def goes_on(self, rank: int | None, from_end: int, least: float) -> bool:

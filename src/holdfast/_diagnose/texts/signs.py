@@ -69,11 +69,13 @@ _SAYS_NOTHING = re.compile(
     r"|.*(?:OUT_OF_RANGE|Out of range): End of sequence"
 )
 _RESULT = re.compile(  # the last line: figures of a test, or what was saved
-    r"(?i)(?:.{0,60}[\]:|>-] )?\W{0,4}(?:(?:test|final|best|eval\w*|validation)\b.{0,60}[:=] ?[\d.]"
-    r"|(?:[\w:./-]+ ){1,5}(?:saved|written|exported|uploaded)\b|(?:saved|wrote|exported) "
+    r"(?i)(?:.{0,60}[\]:|>-] )?\W{0,4}(?:(?:test|final|best|eval\w*|validation|accuracy)\b"
+    r".{0,60}[:=] ?[\d.]|(?:[\w:./-]+ ){1,5}(?:saved|written|exported|uploaded)\b"
+    r"|(?:saved|wrote|exported) "
     r"|(?:(?:all|the|experiment|run|job|fit|script|everything) ){0,2}(?:(?:is|was|has) )?"
     r"(?:done|finished|completed?)\b|total (?:training )?time\b|reached (?:the )?max)"
 )
+_DONE = re.compile(r"(?i)\W{0,4}(?:all )?done(?:[.!]+$|\b.*\bsaved\b)")
 _OF_ALL_STEPS = re.compile(
     r"(?im)(?:\b(epoch|step|iter)\w{0,6}\W{0,3}|^\W{0,3}|\| *)(\d{1,9})/(\d{1,9})\b(?!/)"
 )
@@ -173,6 +175,8 @@ def _last_words(text: Text, marks: Marks) -> list[Sign]:
     counts = {str(found[1]).lower(): found for found in _OF_ALL_STEPS.finditer(whole, start)}
     if not ends and all(int(found[2]) == int(found[3]) for found in counts.values()):
         ends = [text.line_at(found.start(2)) for found in counts.values()]
+    if not ends and marks.losses and _DONE.match(last.text):
+        ends = [text.line_at(marks.losses[-1].start)]
     ends = sorted(ends, key=lambda line: line.start)[-1:]
     return [make_sign("holdfast_finished", last, {"before": line.text.strip()}) for line in ends]
 
@@ -270,8 +274,8 @@ def _with_summaries(signs: list[Sign]) -> list[Sign]:
     if not summaries:
         return signs
     spoken = {sign.rank for sign in signs if sign.rank is not None and sign not in summaries}
-    if len(summaries) == 1 and len(spoken) == 1 and "pid" in summaries[0].details:
-        signs = _with_global_rank(signs, summaries[0], *spoken)
+    if len(summaries) == 1 and "pid" in summaries[0].details:
+        signs = _with_global_rank(signs, summaries[0], spoken)
         summaries = [sign for sign in signs if sign.kind == "torchrun_summary"]
     parts = [sign.details.get("lines", [sign.line, sign.line]) for sign in summaries]
     codes = summaries[-1].details["exitcodes"]
@@ -312,14 +316,18 @@ def _ended_at(text: Text, signs: list[Sign]) -> dict[int | None, int]:
     return {rank: head for rank, head in heads.items() if rank in is_silent}
 
 
-def _with_global_rank(signs: list[Sign], agent: Sign, rank: int) -> list[Sign]:
+def _with_global_rank(signs: list[Sign], agent: Sign, spoken: set[int]) -> list[Sign]:
     """torchrun's agent names the rank on its node; a line of the rank itself names it in all."""
     local = agent.rank or 0
     code = agent.details["exitcodes"].get(local)
     of_nodes = (8, 4) if local < 4 else (8,)  # processes of a node
-    if rank <= local or code not in (1, -6) or all((rank - local) % n for n in of_nodes):
+    if local in spoken or code not in (1, -6):
         return signs
-    named = replace(agent, rank=rank, details={**agent.details, "exitcodes": {rank: code}})
+    same = ([r for r in spoken if r > local and (r - local) % n == 0] for n in of_nodes)
+    if (ranks := next(filter(None, same), [])) == [] or len(ranks) > 1:
+        return signs
+    details = {**agent.details, "exitcodes": {ranks[0]: code}}
+    named = replace(agent, rank=ranks[0], details=details)
     return [named if sign is agent else sign for sign in signs]
 
 
