@@ -13,7 +13,7 @@ from holdfast._diagnose.evidence.gather import gather_run
 from holdfast._diagnose.verdict import Cause, Sure
 from holdfast._store.folder.layout import RunLayout
 from tests.crash.small_disk import mount_small_disk
-from tests.support import environment, wait_for_keeper_gone
+from tests.support import environment, journal_events, wait_for_keeper_gone
 
 CRASHES = {
     "SIGSEGV": ("import ctypes; ctypes.string_at(0)", "Segmentation fault"),
@@ -277,6 +277,8 @@ def test_the_exception_of_a_thread_is_recorded_and_shown_as_before(folder, scrip
     assert "Exception in thread producer:\nTraceback" in trainer.output
     (noted,) = error_of(folder)["threads"]
     assert (noted["thread"], noted["type"]) == ("producer", "ValueError")
+    (event,) = journal_events(folder, "thread-died")
+    assert (event["thread"], event["type"]) == ("producer", "ValueError")
     wait_for_keeper_gone(folder)
     verdict = judge(gather_run(folder))
     assert "ValueError: could not convert string to float: '0,5'" in verdict.sentence

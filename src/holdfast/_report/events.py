@@ -46,6 +46,7 @@ _MARKS: dict[str, tuple[str, Level, str, *tuple[str, ...]]] = {
     "death": ("death", "bad", "The trainer {how}", _DURABLE),
     "death left": ("death", "warn", "The trainer {how}", _DURABLE),
     "death None": ("death", "bad", "The trainer died", _DURABLE),
+    "thread-died": ("death", "warn", "A thread of the script died", "{type}: {message}"),
     "rank-died": ("death", "bad", "Rank {rank}[ on {host}] died", "{how}"),
     "killed-by-keeper": ("death", "bad", "Ended by its keeper: it did not leave"),
     "survives-kill": ("death", "bad", "Killed, and still there", "pid {pid}"),

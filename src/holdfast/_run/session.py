@@ -199,6 +199,7 @@ class Session:
         self.boundary.begin(cadence, self.guard.noted)
         self.is_open = True
         note_open(spec.folder, self)
+        leaving.thread_journals[spec.folder] = attempt.journal
         # A warning waits until all ranks are here: it would end this one, and leave the others.
         self.guard.defer(False, holds_warnings=True)
         self.stops.watch(self.guard)
@@ -259,6 +260,7 @@ class Session:
             self.guard.remove()
             self.is_open = False
             note_closed(self.spec.folder)
+            leaving.thread_journals.pop(self.spec.folder, None)
         self.late.finish()
 
     # -- while it is open -------------------------------------------------------------
@@ -459,6 +461,7 @@ class Session:
         self.late.finish()
         self.is_open = False
         note_closed(self.spec.folder)
+        leaving.thread_journals.pop(self.spec.folder, None)
 
     def _record_exit(
         self,

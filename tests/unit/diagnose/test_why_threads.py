@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast._diagnose.deaths.judge import judge_strictly
+from holdfast._diagnose.hangs.explain import HangFinding, name_dead_thread
 from holdfast._diagnose.verdict import Cause, Sure
 from tests.unit.why_evidence import NOW, raised
 
@@ -83,3 +84,15 @@ def test_a_child_that_left_with_an_error_is_told_with_an_empty_queue():
     verdict = judge_strictly(raised("Empty", "", frames=[MAIN, GET], workers=workers))
     assert (verdict.cause, verdict.sure) == (Cause.PYTHON_EXCEPTION, Sure.LIKELY), verdict
     assert "a child process of it had failed before (pid 99: status 1)" in verdict.sentence
+
+
+def test_a_wait_for_a_thread_that_is_in_the_journal_names_what_ended_it():
+    found = HangFinding(Cause.HANG_LOCK, "It waits for room in a queue.", Sure.CERTAIN)
+    event = {**THREAD, "event": "thread-died"}
+    name_dead_thread(found, [], [{"event": "start"}, event])
+    assert found.sure is Sure.LIKELY
+    assert "ValueError: could not convert" in found.sentence
+    assert found.advice[0].startswith("Look at /w/train.py:11 in decode")
+    computing = HangFinding(Cause.HANG_COMPUTING, "It computes.", Sure.LIKELY)
+    name_dead_thread(computing, [], [event])
+    assert "ValueError" not in computing.sentence

@@ -303,7 +303,7 @@ def _of_hang(case: Case, hang: Record, sure: Sure, how: str) -> HangFinding:
         # Its source line may have changed or be gone since.
         found.cause, found.sentence = told.cause, told.sentence
     found.sure = found.sure if found.sure is not Sure.CERTAIN else sure
-    name_dead_thread(found, case.evidence.signs)
+    name_dead_thread(found, case.evidence.signs, case.evidence.journal)
     found.evidence.append(how)
     files = sorted(path for path in case.evidence.files if path.name.startswith("hang"))
     stacks = str(files[-1]) if files else "hang.txt in the run folder"

@@ -22,7 +22,7 @@ from holdfast._diagnose.hangs.stacks import (
     name_ranks,
     rank_of,
 )
-from holdfast._diagnose.texts.exceptions import fault_of_signs
+from holdfast._diagnose.texts.exceptions import fault_of_error, fault_of_signs
 from holdfast._diagnose.texts.log_file import read_log
 from holdfast._diagnose.texts.sign import Sign
 from holdfast._diagnose.verdict import Cause, Sure
@@ -81,9 +81,14 @@ def explain(record: Record, output: Path | None = None) -> HangFinding:
         )
 
 
-def name_dead_thread(found: HangFinding, signs: Iterable[Sign]) -> None:
+def name_dead_thread(
+    found: HangFinding, signs: Iterable[Sign], journal: Iterable[Record] = ()
+) -> None:
     """A wait for another thread may be in vain because that thread has raised."""
     died = fault_of_signs(sign for sign in signs if sign.details.get("thread"))
+    for event in journal:
+        if event.get("event") == "thread-died":
+            died = fault_of_error(event) or died
     if died is None or not died.place or found.cause is not Cause.HANG_LOCK:
         return
     found.sure = Sure.LIKELY  # that this thread was to end the wait is not told

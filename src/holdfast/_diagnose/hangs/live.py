@@ -119,7 +119,7 @@ def _find(evidence: Evidence) -> HangFinding:
     beat, looks = evidence.beat, _text.records(evidence.look.get("looks"))
     found = explain_strictly(evidence.look) if looks else None
     if found is not None:
-        name_dead_thread(found, evidence.signs)
+        name_dead_thread(found, evidence.signs, evidence.journal)
     if found is not None and found.cause in _HELD:
         return _of(evidence, found)
     if found is not None and found.cause is Cause.HANG_LOADER:

@@ -731,11 +731,14 @@ def _pid_of(process: Any) -> int:
 # -- The exceptions that end threads: the main thread often sees only their consequence ------------
 # A producer that dies leaves a queue empty, and the main thread then raises `queue.Empty`. Python
 # only prints the exception of the thread. A record holds text, and no reference to the exception:
-# its frames may hold tensors.
+# its frames may hold tensors. It is in the journal of the open run too: a hang leaves no other.
 
 
 _MOST_THREADS = 8  # the newest ones
+_MOST_CHARACTERS = 1000
 _recorded: list[dict[str, Any]] = []
+#: Where the open runs note it, by their folders.
+thread_journals: dict[Path, Callable[..., None]] = {}
 
 
 def watch_threads() -> None:
@@ -759,4 +762,8 @@ def _observe(former: Callable[[Any], Any], args: threading.ExceptHookArgs) -> No
             if not _recorded or told != {**_recorded[-1], "time": None}:
                 _recorded.append({**told, "time": time.time()})
                 del _recorded[:-_MOST_THREADS]
+                short = {**told, "message": told["message"][:_MOST_CHARACTERS]}
+                facts = {name: short[name] for name in ("thread", "type", "message", "frames")}
+                for journal in list(thread_journals.values()):
+                    journal("thread-died", **facts)
     former(args)
