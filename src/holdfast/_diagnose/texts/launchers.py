@@ -72,6 +72,8 @@ _EXITS = {
     "] Signal: ": r"\] Signal: .*\((?P<signal>\d{1,2})\)$",
     "signal (": r"(?:^|\] )signal \((?P<signal>\d{1,2})(?:\.\d)?\): [A-Z]",  # Julia's
     "died through signal ": r"died through signal \w+ \((?P<signal>\d{1,2})\)",  # Grid Engine's
+    "Command execution on worker ": r"on worker (?P<rank>\d{1,6}) failed with exit status "
+    r"(?P<code>\d{1,3})",  # gcloud's, of a TPU
     "(first noticed rank ": r"noticed rank (?P<rank>\d{1,6})\) terminated with signal "
     r"(?P<signal>\d{1,2})",  # jsrun's
     "KILLED BY SIGNAL: ": r"KILLED BY SIGNAL: (?P<signal>\d{1,2})\b",  # Intel MPI's

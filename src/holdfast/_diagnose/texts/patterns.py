@@ -65,9 +65,10 @@ _END_WORDS = (
 )
 # What a service says of a job that took too long; of a request to a server it is no end.
 _TOO_LONG = (
-    r"(?i)^(?!.*\b(?:request|http\w*|connection|query|download|\d+ ?%))(?=.*\b(?:job|run|build|task"
-    r"|pod|workflow|pipeline|attempt|command)\b).*«{}».{{0,40}}"
-    r"\b(?:(?:execution|wall|run)[ _-]?time|duration|time ?(?:limit|out)|minutes|hours)\b"
+    r"(?i)^(?!.*\b(?:request|http\w*|connection|query|download|\d+ ?%|(?:must|should|may|can|will"
+    r"|not|if|when)\b))(?=.*\b(?:job|run|build|task|pod|workflow|pipeline|attempt|command)\b)"
+    r".*«{}».{{0,40}}\b(?:(?:execution|wall|run)[ _-]?time|duration|time ?(?:limit|out)"
+    r"|minutes|hours)\b"
 )
 # A trainer that stops itself, in any words.
 _STOPS_FOR_NAN = (

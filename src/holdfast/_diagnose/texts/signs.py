@@ -40,6 +40,7 @@ __all__ = ["IN_VAIN", "Sign", "culprits_of", "read_signs", "was_caught"]
 
 _MOST_RANKS = 65536
 SYSTEM_ERROR = "unhandled system error"  # NCCL's, which may be of a peer or of this machine
+_LAST_OF_NCCL = re.compile(r" Last NCCL warning\(error\) log entry \(may be unrelated\) '([^']+)'")
 _RANKS = re.compile(r"\[rank(\d{1,5})\]:|\[default(\d{1,5})\]:|\bRank (\d{1,5})\]")
 _WORLD = re.compile(
     r"\b(?i:world)[_ ](?i:size)\W{1,3}(\d{1,5})\b"
@@ -151,7 +152,10 @@ def _with_warnings(signs: list[Sign]) -> list[Sign]:
     found = []
     for sign in signs:
         said = str(sign.details.get("message"))
-        if SYSTEM_ERROR in said and "Last error:" not in said:
+        if last := _LAST_OF_NCCL.search(said):  # of JAX
+            more = {"message": f"{said[: last.start()]}\nLast error:\n{last[1]}"}
+            sign = replace(sign, details={**sign.details, **more})
+        elif SYSTEM_ERROR in said and "Last error:" not in said:
             above = [each for each in warned if 0 < sign.line - each.line < _PAST_LINES]
             # The loss of a peer mostly comes after what its rank warned of.
             above.sort(key=lambda each: (each.kind == "peer_lost", each.line))
