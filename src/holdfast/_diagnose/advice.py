@@ -415,6 +415,10 @@ _HINTS = {
     '"$(conda info --base)/etc/profile.d/conda.sh"',
     r"libGL\.so|libgthread|libSM\.so|libX\w+": "Install opencv-python-headless in place of "
     "opencv-python, or the library: apt install libgl1 libglib2.0-0",
+    r"Descriptors can\S+ be created": "protobuf is newer than the code that protoc has made: pip "
+    "install 'protobuf<3.21', or a newer version of the package that brings that code.",
+    r"Error building extension|objects for extension": "Its compiler tells why above it: it needs "
+    "nvcc and the headers of the CUDA that torch was built for (CUDA_HOME=…; nvcc --version).",
     r"Python\.h: No such file": "Install the headers of that Python: apt install python3-dev, or a "
     "Python of conda or uv, which has them.",
     r"No locks available|Errno 37\]": "That file system (mostly NFS) gives no locks: put what is "

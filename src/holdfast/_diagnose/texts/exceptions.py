@@ -418,6 +418,7 @@ def fault_of_signs(signs: Iterable[Sign]) -> Fault | None:
             stops = [s for s in signs if s.kind == "terminated_line" and s.rank == sign.rank]
             after = [first - s.line for s in stops if s.details.get("signal") == 2]
             is_asked = any(0 < lines < _ANSWER_LINES for lines in after)
+            is_asked &= fault.type != "BdbQuit"  # pdb had answered the Ctrl-C
             return _interrupted(fault) if is_asked else cause_before(fault, found)
         last = last or fault  # another rank may have printed the cause into the same log
     return last

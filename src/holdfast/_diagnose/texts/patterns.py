@@ -337,6 +337,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
         *("mismatches the version that was used to compile", "Ninja is required to load"),
         *("No XPU devices are available", "device kernel image is invalid"),
         *("Inconsistency detected by ld.so", "JAVA_HOME is not set", "[JAVA_GATEWAY_EXITED]"),
+        *("Error building extension '", "Error compiling objects for extension"),
+        r"Descriptors can(?:no|')t «be created directly»",
         *("MKL FATAL ERROR: Cannot load", "no Qt platform plugin could be init"),
         *(r"[Ff]«atal error in »(?:internal_)?P?MPI_Init", "Unable to locate a modulefile for"),
         *("CreateContainerConfigError", "Insufficient nvidia.com/gpu", "invalid device ordinal"),

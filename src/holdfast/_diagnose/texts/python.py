@@ -41,8 +41,8 @@ _ANNOUNCES = re.compile(r":$|^Node: |^File \"|^<stack traces unavail|^Exception 
 _GOES_ON = re.compile(
     r"nccl\w+: |Last error|CUDA kernel errors|For debugging|Compile with|Node:|Detected at"
     r"|Hint|Collectives differ|\(\d+\) |Exception raised from|Parameter (?:at|indices|which)"
-    r"|making sure all|Please |[Bb]ut |In addition|If you|BufferAssignment|\[\[|Device-side assert"
-    r"|- |Peak buffers|Search for `|[}\]]+['\"]?$|['\"]$"
+    r"|making sure all|Please |[Bb]ut |In addition|If (?:you|this)\b|More info|\[\["
+    r"|BufferAssignment|Device-side assert|- |Peak buffers|Search for `|[}\]]+['\"]?$|['\"]$"
 )
 # What TensorFlow and Keras add to a message: where the operation was made, and of what.
 _ADDED = re.compile(
