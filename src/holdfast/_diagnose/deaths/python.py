@@ -87,6 +87,7 @@ _NOT_ACTIVATED = re.compile(
     r"|^.*(?:Could not find conda environment|EnvironmentNameNotFound|Run 'conda init'"
     r"|Unable to locate a modulefile|module\(s\) are unknown).*"
 )
+_HAD_MET = "failed to send a keep-alive heartbeat to the rendezvous"  # torchrun's agent
 _NO_INTERFACE = re.compile(r"\biface (\S+) not found")  # NCCL's
 _PORT_TAKEN = re.compile("(?i)address already in use|EADDRINUSE")
 _IN_USE = re.compile("already in use by process|busy or unavailable")
@@ -131,7 +132,8 @@ def judge_python(case: Case) -> Finding | None:
     if fault is not None and is_network and fault.record.get("is_late"):
         return _plain(case, fault, evidence)  # it has run on this machine
     if trouble.kind in _BY_KIND:
-        has_met = trouble.kind == "rendezvous" and trouble.record.get("is_late")
+        is_late = trouble.record.get("is_late") or _HAD_MET in case.evidence.output
+        has_met = trouble.kind == "rendezvous" and is_late
         cause, opening, name = _BY_KIND["left" if has_met else trouble.kind]
         by_a_line = trouble.kind in ("environment", "rendezvous")
         is_inferred = by_a_line and fault is not None and fault.kind != trouble.kind

@@ -396,6 +396,7 @@ def _read(text: Text, head: Line) -> Traceback | None:
 
 def _without_lead(lead: str, in_group: bool) -> Callable[[str], str]:
     """A function that removes the prefix of the first line from each line."""
+    lead = lead.partition("Original")[0] if lead.strip() == "Original" else lead  # torch's word
     if in_group:
         return lambda line: _BAR.sub("", line, count=1)
     if not lead or lead.isspace():
