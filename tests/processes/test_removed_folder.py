@@ -85,7 +85,8 @@ def test_one_that_still_trains_is_told_and_writes_nothing_into_the_folder_of_the
     files = [RunLayout(folder).exit(1), RunLayout(folder).heartbeat(1)]
     before = [path.read_bytes() for path in files]
     gate.touch()
-    assert first.wait() == 1
+    assert first.wait() == 74
+    assert "The run folder was removed or moved. Start the same command again" in first.output
     assert f"{folder} was removed, and is the folder of another run now" in first.output
     wait_for_keeper_gone(folder)
     assert checkpoint_steps(folder) == [10]

@@ -362,7 +362,9 @@ class Session:
             reason = outcome.reason if outcome is not None else "closed"
             outcome = Stopped(_errors.NOT_DURABLE, reason, step)
             if self.keeper.has_keeper and self.saver.newest is not None:
-                is_removed = not self.attempt.layout.identity.exists()
+                layout = self.attempt.layout
+                is_other = is_replaced(layout, self.attempt.run_id)
+                is_removed = is_other or not layout.identity.exists()
                 leaving.say_in_memory(outcome, self.saver.newest.step, is_removed=is_removed)
         durable_step = self.keeper.durable_step
         how = f"finished: {ruling.over}" if outcome is None and ruling.over else reason_of(outcome)
