@@ -45,6 +45,7 @@ _SLOW_SECONDS = 0.05  # a smaller difference is not worth a word
 _LONG_SECONDS = 2.0  # of one step: a busy machine makes single steps longer
 _STANDS_TIMES = 10.0
 _STANDS_SECONDS = 5.0
+_UNMEASURED_SECONDS = 60.0  # of a step, of which no other was measured
 _UNKNOWN_SECONDS = 20.0
 _AT_WORK = {Activity.MOVING, Activity.BUSY}
 _SAME_SECONDS = 1.0  # by which two clocks of one boundary may differ
@@ -275,6 +276,9 @@ def _running(
         if pace.best and pace.now > _SLOW_TIMES * pace.best:
             as_ever = f"; in its fastest time it was {_text.duration(pace.best)}"
         said += f", with {_text.duration(pace.now)} a step{as_ever}"
+    elif pace.age and pace.age > _UNMEASURED_SECONDS and not pace.rests:
+        said += f"; this step has taken {_text.duration(pace.age)}, and its usual time is not known"
+        sure = Sure.LIKELY
     elif evidence.kind != "run" and looks and activity_of(looks[0]) not in _AT_WORK:
         # Its steps are not counted, so this may last.
         said += f"; just now it {what_holds(looks[0]).words}"
