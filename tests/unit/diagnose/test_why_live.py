@@ -381,6 +381,7 @@ def test_ranks_wait_for_one_that_loops_over_two_lines():
 @pytest.mark.parametrize(("age", "sure"), [(2.0, Sure.CERTAIN), (290.0, Sure.LIKELY)])
 def test_a_long_step_without_a_measure_is_not_called_sound_for_certain(age, sure):
     pace = {"usual": None, "now": None}
-    verdict = judge_strictly(live({**WORKING, "boundary_age": age}, pace=pace))
+    seen = {**WORKING, "boundary_age": age, "usual_step_seconds": None}
+    verdict = judge_strictly(live(seen, pace=pace))
     assert (verdict.cause, verdict.sure) == (Cause.RUNNING, sure)
     assert ("this step has taken" in verdict.sentence) == (age > 60)
