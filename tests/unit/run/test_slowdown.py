@@ -187,3 +187,31 @@ def test_a_state_that_was_told_right_is_saved_as_often_as_before():
     simulation.run(60)
     gaps = [b - a for a, b in zip(simulation.snapshots, simulation.snapshots[1:], strict=False)]
     assert max(gaps) < 0.42  # 3 ms at 1%, at the next boundary
+
+
+class Resumed(Simulation):
+    """An attempt that has taken an arena over: other work disturbs a few of its first steps."""
+
+    def __init__(self, costs: Costs, *, seed: int) -> None:
+        super().__init__(costs, seed=seed)
+        chance = random.Random(seed)
+        # When, and for how long.
+        self._delays = [(chance.uniform(0.2, 1.8), chance.uniform(0.05, 0.3)) for _ in range(4)]
+
+    def _train(self) -> None:
+        began = self.now
+        super()._train()
+        for at, seconds in self._delays:
+            if began - _BEGAN < at <= self.now - _BEGAN:
+                self.now += seconds
+                self.ideal += seconds
+                self._times[self.step] = self.now
+
+
+def test_what_disturbs_the_first_steps_does_not_make_snapshots_rare():
+    costs = Costs(step=0.03, jitter=0.01, stall=0.004, untold=0.001, beside=0.1)
+    for seed in range(100):
+        training = Resumed(costs, seed=seed)
+        training.run(10)
+        gaps = [after - before for before, after in itertools.pairwise(training.snapshots)]
+        assert max(gaps) < 1.1, (seed, gaps)

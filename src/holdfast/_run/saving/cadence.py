@@ -193,13 +193,13 @@ class AutoInterval:
 _MOST_QUIET_STEPS = 64  # after a window; more of them take time, and say little
 _ENOUGH_QUIET_STEPS = 8  # to know what the building of the slots has cost
 _MEASURED = 32
-_ENOUGH = 4
+_ENOUGH = 8
 _TRIMMED = 8  # this fraction at each end is left out: other things make a step long, too,
-_LEAST_TRIMMED = 1  # at the beginning of an attempt most of all
+_FEW, _TRIMMED_OF_FEW = 16, 4  # in the first seconds of an attempt most of all
 
 
 def _without_extremes(values: Collection[float]) -> list[float]:
-    trimmed = max(_LEAST_TRIMMED, len(values) // _TRIMMED)
+    trimmed = len(values) // (_TRIMMED_OF_FEW if len(values) < _FEW else _TRIMMED)
     return sorted(values)[trimmed : len(values) - trimmed]
 
 
