@@ -166,15 +166,16 @@ def test_a_checkpoint_that_is_damaged_here_is_not_copied_as_if_it_were_good(fold
 
 
 def test_the_mirror_of_another_run_is_left_alone_and_training_goes_on(
-    folder, mirror, tmp_path, train
+    folder, mirror, tmp_path, gate, train
 ):
     make_checkpoint(tmp_path / "other", 10, [_state(1)])
     push(tmp_path / "other", mirror)
     before = sorted(path.name for path in mirror.rglob("*"))
     make_checkpoint(folder, 10, [{"weights": np.zeros(SIZE)}])
-    trainer = train(folder, mirror, "--total", 30, "--sleep", 0.03)
+    trainer = train(folder, mirror, "--total", 30, "--hold-at", 20)
+    trainer.wait_for("this is the mirror of another run")  # its uploader has started by then
+    gate.touch()
     assert trainer.wait() == 0, trainer.output
-    assert "this is the mirror of another run" in trainer.output
     assert sorted(path.name for path in mirror.rglob("*")) == before
 
 

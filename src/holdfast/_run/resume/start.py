@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast import _errors
 from holdfast._adapters.registry import adapter_of, send_to_device
 from holdfast._environment import variables
+from holdfast._environment.processes.proc import FairDeadline
 from holdfast._errors import CheckpointError, DamagedCheckpoint, UnreadableCheckpoint
 from holdfast._run.data.course import Position
 from holdfast._state.capture import capture, without_collector
@@ -538,11 +539,14 @@ def _wait_for_keepers(paths: set[Path]) -> set[int]:
     """Let the keepers of dead trainers finish; returns the trainers that live."""
     from holdfast._store.memory.backing import users_of
 
-    deadline = time.monotonic() + _KEEPER_SECONDS
+    def find_users() -> set[int]:
+        return {pid for path, pids in users_of().items() if path in paths for pid in pids}
+
+    deadline = FairDeadline(_KEEPER_SECONDS, find_users)
     while True:
-        users = {pid for path, pids in users_of().items() if path in paths for pid in pids}
+        users = find_users()
         trainers = {pid for pid in users if not _is_keeper(pid)}
-        if trainers or not users or time.monotonic() > deadline:
+        if trainers or not users or deadline.is_over():
             return trainers
         time.sleep(_LOOK_SECONDS)
 
