@@ -232,7 +232,7 @@ class ProofError(HoldfastError):
 
 
 class Stopped(BaseException):
-    """The run was asked to stop before its end; its state is durable unless NOT_DURABLE.
+    """The run was asked to stop before its end, or its last state is not durable (NOT_DURABLE).
 
     Not an Exception, so that code after the loop, which believes that training is
     complete, does not run, while `finally` blocks do. In a script it is a SystemExit

@@ -182,7 +182,7 @@ TABLE: dict[str, tuple[Evidence, Cause, Sure]] = {
             beat={"time": NOW, "step": 3},
             run=RunFacts(is_here=True, is_disk_full=True),
         ),
-        Cause.DISK_FULL,
+        Cause.NOT_DURABLE,
         Sure.BY_EXCLUSION,
     ),
     "trainer and keeper killed together, with memory full": (

@@ -40,10 +40,3 @@ def test_what_fails_stops_nothing_else(said):
     late.begin()
     late.finish()
     assert said == ["second"]
-
-
-def test_a_run_that_never_opened_has_none(said):
-    late = LateLines()
-    late.finders.append(lambda: "never")
-    late.finish()
-    assert said == []

@@ -383,7 +383,7 @@ def judge_lost(case: Case) -> Finding | None:
         return Finding(Cause.UNKNOWN, sentence, Sure.UNKNOWN, told, lines)
     if full := _tell_full_folder(evidence):
         told += full
-        return Finding(Cause.DISK_FULL, _FULL, Sure.BY_EXCLUSION, told, [advice.MAKE_ROOM])
+        return Finding(Cause.NOT_DURABLE, _FULL, Sure.BY_EXCLUSION, told, [advice.MAKE_ROOM])
     told.append("trainer and keeper ended at the same time, so neither recorded the end")
     use = read_use(sample)
     if use.is_near_limit or use.is_machine_full:
